@@ -1,0 +1,103 @@
+"""Degrees of parallelism, their order on the network, and the closed choices of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from perfmodel.errors import InputError
+
+#: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with
+#: torchtitan's two data axes.
+DEFAULT_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+
+
+class ZeroStage(IntEnum):
+    """What is sharded over the data axes: 1 optimizer state, 2 also gradients, 3 also parameters (FSDP)."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    PARAMETERS = 3
+
+
+class Recompute(StrEnum):
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class PipelineSchedule(StrEnum):
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+class AttentionKernel(StrEnum):
+    """flash: one fused operator that keeps q, k, v, the output and the log-sum-exp.
+    unfused: scores, softmax, dropout and context as operators of their own, on the full square."""
+
+    FLASH = "flash"
+    UNFUSED = "unfused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Degrees of the five mesh axes. Their product is the number of chips."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in DEFAULT_ORDER:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name}={value!r}: must be a whole number of at least 1; use 1 to leave the axis out")
+
+    @property
+    def num_chips(self) -> int:
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different sequences: dp_replicate * dp_shard."""
+        return self.dp_replicate * self.dp_shard
+
+    def degree(self, axis: str) -> int:
+        if axis not in DEFAULT_ORDER:
+            raise InputError(f"axis={axis!r}: not a mesh axis; use one of {', '.join(DEFAULT_ORDER)}")
+        return int(getattr(self, axis))
+
+    def stride(self, axis: str, order: tuple[str, ...]) -> int:
+        """Ranks between neighbours on `axis` when the axes are laid out in `order`, innermost first."""
+        stride = 1
+        for name in order:
+            if name == axis:
+                return stride
+            stride *= self.degree(name)
+        raise InputError(f"axis={axis!r}: not in order={'-'.join(order)}; name all of {', '.join(DEFAULT_ORDER)}")
+
+
+def check_order(order: tuple[str, ...]) -> tuple[str, ...]:
+    if sorted(order) != sorted(DEFAULT_ORDER):
+        raise InputError(f"order={'-'.join(order)}: must name each of {', '.join(DEFAULT_ORDER)} once, innermost first")
+    return order
+
+
+def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each virtual stage, as even as they go.
+
+    What is left over goes to the inner stages first: the first one also holds the embedding, the last one the head.
+    """
+    if num_stages > num_layers:
+        raise InputError(
+            f"pp*virtual_stages={num_stages}: must not exceed num_hidden_layers={num_layers}; use at most {num_layers} stages in all"
+        )
+    base, extra = divmod(num_layers, num_stages)
+    layers = [base] * num_stages
+    for stage in [*range(1, num_stages - 1), 0, num_stages - 1][:extra]:
+        layers[stage] += 1
+    return tuple(layers)

@@ -1,0 +1,230 @@
+"""The plan: the whole executable decision of how a job runs on a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TypeVar
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.layout import (
+    DEFAULT_ORDER,
+    AttentionKernel,
+    ParallelLayout,
+    PipelineSchedule,
+    Recompute,
+    ZeroStage,
+    check_order,
+    even_stage_layers,
+)
+from perfmodel.workload.job import TrainingJob
+
+#: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
+DEFAULT_RECOMPUTE_OPERATORS = ("attention_core",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One row of the space of plans, complete: nothing about it is decided later.
+
+    stage_layers[k] is the number of layers of virtual stage k, in model order; it lives on pipeline rank k % pp.
+    """
+
+    job: TrainingJob
+    cluster: str
+    num_chips: int
+    layout: ParallelLayout
+    order: tuple[str, ...]
+    sequence_parallel: bool
+    zero: ZeroStage
+    micro_batch: int
+    recompute: Recompute
+    recompute_operators: tuple[str, ...]
+    schedule: PipelineSchedule
+    virtual_stages: int
+    stage_layers: tuple[int, ...]
+    attention: AttentionKernel
+    profile: str
+    rule_set: str
+    calibration: str = ""
+
+    def __post_init__(self) -> None:
+        check_plan(self)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.job.global_batch // (self.layout.data_parallel * self.micro_batch)
+
+    def hash(self) -> str:
+        """Twelve hex digits that identify the plan, the same on every machine."""
+        from perfmodel.parallel.plan_file import plan_to_dict
+
+        text = json.dumps(plan_to_dict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _choices(number: int) -> str:
+    values = [str(d) for d in divisors(number)]
+    if len(values) > 12:
+        values = [*values[:8], "...", values[-1]]
+    return ", ".join(values[:-1]) + (" or " if len(values) > 1 else "") + values[-1]
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise InputError with field, value, rule and remedy for the first rule that the plan breaks."""
+    layout, job, model = plan.layout, plan.job, plan.job.model
+    check_order(plan.order)
+    if layout.num_chips != plan.num_chips:
+        raise InputError(
+            f"pp*dp_replicate*dp_shard*cp*tp={layout.num_chips}: must equal chips={plan.num_chips}; change a degree or --chips"
+        )
+    for field in ("micro_batch", "virtual_stages"):
+        if getattr(plan, field) < 1:
+            raise InputError(f"{field}={getattr(plan, field)}: must be at least 1; use 1")
+    if model.num_attention_heads % layout.tp:
+        raise InputError(
+            f"tp={layout.tp}: must divide num_attention_heads={model.num_attention_heads}; use {_choices(model.num_attention_heads)}"
+        )
+    if max(layout.tp, model.num_key_value_heads) % min(layout.tp, model.num_key_value_heads):
+        raise InputError(
+            f"tp={layout.tp}: must divide num_key_value_heads={model.num_key_value_heads} or be a multiple of it; "
+            f"use {_choices(model.num_key_value_heads)}"
+        )
+    if model.intermediate_size % layout.tp:
+        raise InputError(f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use {_choices(model.intermediate_size)}")
+    sequence_ways = layout.cp * (layout.tp if plan.sequence_parallel else 1)
+    if job.seq_len % sequence_ways:
+        raise InputError(f"cp*tp={sequence_ways}: must divide seq_len={job.seq_len} (tp counts under sequence parallelism); use smaller degrees")
+    if plan.sequence_parallel and layout.tp == 1:
+        raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
+    per_step = layout.data_parallel * plan.micro_batch
+    if job.global_batch % per_step:
+        raise InputError(
+            f"dp_replicate*dp_shard*micro_batch={per_step}: must divide global_batch={job.global_batch}; "
+            f"use a global batch that is a multiple of {per_step}, or smaller degrees"
+        )
+    stages = layout.pp * plan.virtual_stages
+    if len(plan.stage_layers) != stages:
+        raise InputError(f"stage_layers has {len(plan.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages")
+    if sum(plan.stage_layers) != model.num_hidden_layers or min(plan.stage_layers) < 0:
+        raise InputError(
+            f"stage_layers={list(plan.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
+            "leave it out for even stages"
+        )
+    if plan.virtual_stages > 1 and plan.schedule is not PipelineSchedule.INTERLEAVED:
+        raise InputError(f"virtual_stages={plan.virtual_stages}: needs schedule=interleaved, not {plan.schedule}; add --schedule interleaved")
+    if plan.schedule is PipelineSchedule.INTERLEAVED:
+        if plan.virtual_stages < 2 or layout.pp < 2:
+            raise InputError(
+                f"schedule=interleaved: needs pp and virtual_stages of at least 2, not pp={layout.pp} and "
+                f"virtual_stages={plan.virtual_stages}; use 1f1b"
+            )
+        if plan.num_microbatches % layout.pp:
+            raise InputError(
+                f"schedule=interleaved: the number of microbatches {plan.num_microbatches} must be a multiple of pp={layout.pp}; "
+                "change micro_batch or use 1f1b"
+            )
+    if plan.zero is not ZeroStage.NONE and layout.dp_shard * layout.cp == 1:
+        raise InputError(f"zero={int(plan.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
+    if plan.zero is ZeroStage.NONE and layout.dp_shard > 1:
+        raise InputError(f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3")
+    if job.seq_len > model.max_position_embeddings and model.position == "learned":
+        raise InputError(
+            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.max_position_embeddings} tokens only; use a shorter sequence"
+        )
+
+
+def make_plan(
+    job: TrainingJob,
+    *,
+    cluster: str,
+    num_chips: int,
+    pp: int = 1,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int = 1,
+    tp: int = 1,
+    zero: int | None = None,
+    order: tuple[str, ...] = DEFAULT_ORDER,
+    sequence_parallel: bool | None = None,
+    micro_batch: int = 1,
+    recompute: str = "none",
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    schedule: str | None = None,
+    virtual_stages: int = 1,
+    stage_layers: tuple[int, ...] | None = None,
+    attention: str = "flash",
+    profile: str = "megatron",
+    calibration: str = "",
+) -> Plan:
+    """A complete plan from what is given; the rest takes the documented defaults.
+
+    What is left out is 1; chips that no degree names go to dp_replicate, or to dp_shard when a ZeRO stage is asked for.
+    dp_shard without a ZeRO stage means stage 3 (FSDP). Sequence parallelism is on where tp > 1 unless it is said.
+    """
+    for name, value in {"pp": pp, "cp": cp, "tp": tp, "dp_replicate": dp_replicate, "dp_shard": dp_shard}.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name}={value}: must be a whole number of at least 1; use 1 to leave the axis out")
+    if num_chips < 1:
+        raise InputError(f"chips={num_chips}: must be at least 1; say how many chips the job runs on")
+    given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
+    if num_chips % given:
+        raise InputError(f"pp*dp_replicate*dp_shard*cp*tp={given}: must divide chips={num_chips}; use degrees that do")
+    rest = num_chips // given
+    if dp_shard is None and (zero or 0) > 0 and dp_replicate is None:
+        dp_shard, dp_replicate = rest, 1
+    elif dp_replicate is None:
+        dp_replicate, dp_shard = rest, dp_shard or 1
+    elif dp_shard is None:
+        # dp_replicate is given: what is left can only be sharded
+        dp_shard = rest
+    if zero is None:
+        zero = 3 if dp_shard > 1 else 0
+    if zero not in (0, 1, 2, 3):
+        raise InputError(f"zero={zero}: must be 0, 1, 2 or 3; use 3 for FSDP")
+    if zero == 0:
+        # sharding nothing over dp_shard is plain data parallelism: one plan, one row
+        dp_replicate, dp_shard = dp_replicate * dp_shard, 1
+    elif dp_shard * cp == 1:
+        zero = 0
+    layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
+    if sequence_parallel is None:
+        sequence_parallel = tp > 1
+    if schedule is None:
+        schedule = "interleaved" if virtual_stages > 1 else "1f1b"
+    if stage_layers is None:
+        stage_layers = even_stage_layers(job.model.num_hidden_layers, pp * virtual_stages)
+    return Plan(
+        job=job,
+        cluster=cluster,
+        num_chips=num_chips,
+        layout=layout,
+        order=check_order(tuple(order)),
+        sequence_parallel=sequence_parallel,
+        zero=ZeroStage(zero),
+        micro_batch=micro_batch,
+        recompute=_choice(Recompute, recompute, "recompute"),
+        recompute_operators=tuple(recompute_operators),
+        schedule=_choice(PipelineSchedule, schedule, "schedule"),
+        virtual_stages=virtual_stages,
+        stage_layers=tuple(stage_layers),
+        attention=_choice(AttentionKernel, attention, "attention"),
+        profile=profile,
+        rule_set="megatron-sp" if sequence_parallel else "megatron",
+        calibration=calibration,
+    )
+
+
+_Choice = TypeVar("_Choice", Recompute, PipelineSchedule, AttentionKernel)
+
+
+def _choice(kind: type[_Choice], value: str, field: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise InputError(f"{field}={value}: not known; use {', '.join(kind)}") from None

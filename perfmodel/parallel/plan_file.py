@@ -1,0 +1,211 @@
+"""Strategy files: a plan as YAML, complete, readable, versioned, and read back exactly.
+
+A file may name a shipped model (`model: llama-3-8b`); what we write spells the whole configuration out, so that a saved
+plan does not change when a shipped configuration does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
+from perfmodel.resources import resource_dir, write_atomically
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+
+SCHEMA_VERSION = 1
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, in the order in which a person reads it."""
+    job, layout = plan.job, plan.layout
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "plan",
+        "job": {
+            "model": {field.name: getattr(job.model, field.name) for field in fields(job.model)},
+            "global_batch": job.global_batch,
+            "seq_len": job.seq_len,
+            "precision": str(job.precision),
+            "optimizer": str(job.optimizer),
+        },
+        "cluster": plan.cluster,
+        "num_chips": plan.num_chips,
+        "layout": {axis: layout.degree(axis) for axis in reversed(DEFAULT_ORDER)},
+        "order": list(plan.order),
+        "rule_set": plan.rule_set,
+        "sequence_parallel": plan.sequence_parallel,
+        "zero": int(plan.zero),
+        "micro_batch": plan.micro_batch,
+        "recompute": str(plan.recompute),
+        "recompute_operators": list(plan.recompute_operators),
+        "schedule": str(plan.schedule),
+        "virtual_stages": plan.virtual_stages,
+        "stage_layers": list(plan.stage_layers),
+        "attention": str(plan.attention),
+        "profile": plan.profile,
+        "calibration": plan.calibration,
+    }
+
+
+_PLAN_KEYS = {
+    "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "order", "rule_set", "sequence_parallel",
+    "zero", "micro_batch", "recompute", "recompute_operators", "schedule", "virtual_stages", "stage_layers", "attention", "profile",
+    "calibration",
+}  # fmt: skip
+_JOB_KEYS = {"model", "global_batch", "seq_len", "precision", "optimizer"}
+
+
+def _only_known(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            raise InputError(f"{where}: unknown field {key!r}{suggest(str(key), sorted(known))}; remove it or correct it")
+
+
+def _whole(data: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    value = data.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{where}: {key}={value!r}: must be a whole number; write it without quotes")
+    return value
+
+
+def _text(data: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
+    value = data.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise InputError(f"{where}: {key}={value!r}: must be a text; give one")
+    return str(value)
+
+
+def _mapping(data: Any, key: str, where: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: {key}={value!r}: must be a mapping of fields; see strategies/ for examples")
+    return value
+
+
+def _strings(data: Mapping[str, Any], key: str, default: tuple[str, ...], where: str) -> tuple[str, ...]:
+    value = data.get(key, list(default))
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise InputError(f"{where}: {key}={value!r}: must be a list of names; write it as [a, b]")
+    return tuple(value)
+
+
+def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
+    """The plan of a file's contents. Raises InputError naming the field."""
+    if not isinstance(data, Mapping):
+        raise InputError(f"{where}: must be a mapping of fields, not {type(data).__name__}; see strategies/ for examples")
+    version = data.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise InputError(
+            f"{where}: schema_version={version!r}: this perfmodel reads version {SCHEMA_VERSION}; "
+            "search again and save, or use the perfmodel that wrote the file"
+        )
+    _only_known(data, _PLAN_KEYS, where)
+    job_data = _mapping(data, "job", where)
+    _only_known(job_data, _JOB_KEYS, f"{where}: job")
+    layout = _mapping(data, "layout", where)
+    _only_known(layout, set(DEFAULT_ORDER), f"{where}: layout")
+    try:
+        precision = Precision(_text(job_data, "precision", where, "bf16-mixed"))
+        optimizer = Optimizer(_text(job_data, "optimizer", where, "adamw"))
+    except ValueError as error:
+        raise InputError(f"{where}: job: {error}; use {', '.join(Precision)} and {', '.join(Optimizer)}") from None
+    job = TrainingJob(
+        model=_model(job_data.get("model"), where),
+        global_batch=_whole(job_data, "global_batch", f"{where}: job"),
+        seq_len=_whole(job_data, "seq_len", f"{where}: job"),
+        precision=precision,
+        optimizer=optimizer,
+    )
+    sequence_parallel = data.get("sequence_parallel", False)
+    if not isinstance(sequence_parallel, bool):
+        raise InputError(f"{where}: sequence_parallel={sequence_parallel!r}: must be true or false; write one of them")
+    stage_layers = data.get("stage_layers")
+    if stage_layers is not None and not (
+        isinstance(stage_layers, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in stage_layers)
+    ):
+        raise InputError(f"{where}: stage_layers={stage_layers!r}: must be a list of whole numbers; leave it out for even stages")
+    plan = make_plan(
+        job,
+        cluster=_text(data, "cluster", where),
+        num_chips=_whole(data, "num_chips", where),
+        pp=_whole(layout, "pp", where, 1),
+        dp_replicate=_whole(layout, "dp_replicate", where, 1),
+        dp_shard=_whole(layout, "dp_shard", where, 1),
+        cp=_whole(layout, "cp", where, 1),
+        tp=_whole(layout, "tp", where, 1),
+        zero=_whole(data, "zero", where, 0),
+        order=_strings(data, "order", DEFAULT_ORDER, where),
+        sequence_parallel=sequence_parallel,
+        micro_batch=_whole(data, "micro_batch", where, 1),
+        recompute=_text(data, "recompute", where, "none"),
+        recompute_operators=_strings(data, "recompute_operators", DEFAULT_RECOMPUTE_OPERATORS, where),
+        schedule=_text(data, "schedule", where, "1f1b"),
+        virtual_stages=_whole(data, "virtual_stages", where, 1),
+        stage_layers=None if stage_layers is None else tuple(stage_layers),
+        attention=_text(data, "attention", where, "flash"),
+        profile=_text(data, "profile", where, "megatron"),
+        calibration=_text(data, "calibration", where, ""),
+    )
+    rule_set = data.get("rule_set", plan.rule_set)
+    if rule_set != plan.rule_set:
+        raise InputError(f"{where}: rule_set={rule_set}: sequence_parallel={sequence_parallel} uses {plan.rule_set}; correct one of the two")
+    return plan
+
+
+def _model(value: Any, where: str) -> TransformerConfig:
+    if isinstance(value, str):
+        from perfmodel.workload.models import load_model
+
+        return load_model(value)
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: job.model={value!r}: must be a model's name or its fields; see `perfmodel models`")
+    known = {field.name: field for field in fields(TransformerConfig)}
+    _only_known(value, set(known), f"{where}: job.model")
+    for name in value:
+        if not isinstance(value[name], (str, int, float, bool)):
+            raise InputError(f"{where}: job.model.{name}={value[name]!r}: must be a single value; correct it")
+    try:
+        return TransformerConfig(**value)
+    except TypeError as error:
+        raise InputError(f"{where}: job.model: {error}; give every field of the model or its name") from None
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a strategy file; a bare name is looked up among the shipped ones."""
+    import yaml
+
+    path = Path(path)
+    if not path.exists() and path.suffix == "" and path.parent == Path():
+        shipped = resource_dir("strategies") / "plans" / f"{path.name}.yaml"
+        if shipped.exists():
+            path = shipped
+    if not path.exists():
+        raise InputError(f"plan={path}: no such file; give a strategy file or one of {', '.join(list_plans())}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"plan={path}: cannot be read ({error}); give a strategy file") from None
+    except (yaml.YAMLError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(f"plan={path}: is not YAML ({first}); give a strategy file") from None
+    return plan_from_dict(data, where=str(path))
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Write a strategy file: to a temporary name, then renamed."""
+    import yaml
+
+    text = yaml.dump(plan_to_dict(plan), sort_keys=False, default_flow_style=None, width=120)
+    write_atomically(Path(path), text)
+
+
+def list_plans() -> list[str]:
+    """Names of the shipped expert plans."""
+    return sorted(path.stem for path in (resource_dir("strategies") / "plans").glob("*.yaml"))

@@ -1,0 +1,127 @@
+"""Execution profiles: what a framework does with a plan, as data that the cost model reads (DESIGN.md section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.resources import resource_dir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionProfile:
+    """A framework's habits. Nothing in the cost model asks for the name.
+
+    dropout                              dropout operators run (in training, with the model's probability)
+    saved_input_layout                   where the redistributed input of a matmul is saved: consumer (gathered) or producer (shard; gathered again)
+    fused_cross_entropy                  softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
+    fused_norm, fused_elementwise        one pass over memory instead of one per elementary operator
+    elementwise_traffic                  memory traffic of streaming operators over the minimum
+    accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
+    fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
+    zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or full copies and publishes once (DeepSpeed)
+    reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
+    bucket_bytes                         gradients are reduced in buckets of this size; 0: one collective per unit
+    parameter_unit                       what one parameter gather or publish takes along: layer or tensor
+    overlaps_gradients, exposed_gradient_fraction   reduction runs under the last backward; the share of what could hide that does not
+    prefetches_parameters                the next unit's gather runs under this unit's compute
+    tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
+    pp_overlap                           pipeline sends hide in the steady state
+    scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
+    recompute_stops_early                recomputation does not re-run the last collectives of a layer (torch) or does (Megatron)
+    host_layer_time, host_layer_time_per_tp   least forward + backward time of a layer and microbatch that the host allows
+    host_recompute_factor                that floor times this under full recomputation
+    step_time_constant                   once a step: data loading, logging, optimizer launch, Python
+    compute_slowdown_under_communication share by which compute slows while communication overlaps it
+    optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
+    uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
+    """
+
+    name: str
+    dropout: bool
+    saved_input_layout: str
+    fused_cross_entropy: bool
+    logit_bytes: float
+    elementwise_traffic: float
+    accumulate_dtype: str
+    reduce_dtype: str
+    fuses_gradient_accumulation: bool
+    zero2_stores_shards: bool
+    reduces_each_microbatch: bool
+    bucket_bytes: float
+    parameter_unit: str
+    overlaps_gradients: bool
+    exposed_gradient_fraction: float
+    prefetches_parameters: bool
+    tp_overlap_fraction: float
+    pp_overlap: bool
+    scatters_pipeline_sends: bool
+    recompute_stops_early: bool
+    host_layer_time: float
+    host_layer_time_per_tp: float
+    host_recompute_factor: float
+    step_time_constant: float
+    compute_slowdown_under_communication: float
+    optimizer_bytes_factor: float
+    uneven_stage_weight: float
+    default_attention: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.saved_input_layout not in ("consumer", "producer"):
+            raise InputError(f"saved_input_layout={self.saved_input_layout}: must be consumer or producer; correct the profile {self.name}")
+        if self.parameter_unit not in ("layer", "tensor"):
+            raise InputError(f"parameter_unit={self.parameter_unit}: must be layer or tensor; correct the profile {self.name}")
+        for name in ("accumulate_dtype", "reduce_dtype"):
+            if getattr(self, name) not in ("fp32", "compute"):
+                raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")
+
+
+def list_profiles() -> list[str]:
+    return sorted(path.stem for path in (resource_dir("strategies") / "profiles").glob("*.yaml"))
+
+
+def load_profile(name: str | Path) -> ExecutionProfile:
+    """The profile of that name, or in that file."""
+    import yaml
+
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
+    if not path.exists():
+        raise InputError(f"profile={name}: not known{suggest(str(name), list_profiles())}; use one of {', '.join(list_profiles())}")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
+        raise InputError(f"profile={path}: cannot be read ({str(error).splitlines()[0]}); see strategies/profiles for examples") from None
+    return profile_from_dict(data, where=str(path))
+
+
+def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
+    from perfmodel.units import parse_quantity
+
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
+    known = {field.name: str(field.type) for field in fields(ExecutionProfile)}
+    for key in data:
+        if key not in known:
+            raise InputError(f"{where}: unknown field {key!r}{suggest(str(key), list(known))}; remove it or correct it")
+    values: dict[str, Any] = {}
+    for key, kind in known.items():
+        if key not in data:
+            raise InputError(f"{where}: {key} is missing; give it (see strategies/profiles/megatron.yaml)")
+        value = data[key]
+        if kind == "bool" and not isinstance(value, bool):
+            raise InputError(f"{where}: {key}={value!r}: must be true or false; write one of them")
+        if kind == "float":
+            if isinstance(value, str):
+                value = parse_quantity(value, "bytes" if key.endswith("bytes") else "time")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+                raise InputError(f"{where}: {key}={value!r}: must be a number that is not negative; correct it")
+            value = float(value)
+        if kind == "str" and not isinstance(value, str):
+            raise InputError(f"{where}: {key}={value!r}: must be a text; correct it")
+        values[key] = value
+    return ExecutionProfile(**values)
