@@ -1,0 +1,65 @@
+# Every target sets up .venv by itself: `make demo` and `make test` work in a fresh clone.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.ready
+
+# One thread per process: the tests start several processes on few cores.
+export OMP_NUM_THREADS = 1
+export MKL_NUM_THREADS = 1
+export OPENBLAS_NUM_THREADS = 1
+
+.PHONY: help setup demo test lint format bench wheel-check clean
+
+help:
+	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
+	@echo "make test         every test, those with several processes included"
+	@echo "make lint         ruff (rules and format) and mypy"
+	@echo "make format       let ruff rewrite the files"
+	@echo "make bench        the speed of perfmodel itself (tests/benchmarks)"
+	@echo "make wheel-check  build the wheel, install it alone and use it without torch"
+	@echo "make clean        remove caches and build results (.venv stays)"
+
+setup: $(READY)
+
+# torch is pinned before anything else asks for it, so that no other build of it is fetched; hatchling comes from the same pins as
+# everything else because the package is then built without an isolated (unpinned) environment.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt torch==2.13.0 hatchling
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[torch,dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/perfmodel demo
+
+# Tests that start several processes of their own run alone, one after the other (pytest's exit code 5 is "no test selected").
+test: $(READY)
+	$(BIN)/python -m pytest -q -m 'not dist' -n $(WORKERS)
+	$(BIN)/python -m pytest -q -m dist || { code=$$?; [ $$code -eq 5 ] || exit $$code; }
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m pytest -q -p no:xdist tests/benchmarks
+
+wheel-check: $(READY)
+	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
