@@ -1,0 +1,91 @@
+"""One accelerator as its data sheet describes it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.dtypes import Dtype
+from perfmodel.errors import InputError, bad_field
+from perfmodel.hardware.network import NetworkTier, check_tiers
+
+PROVENANCES = ("read", "recalled", "mixed", "measured")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class MemoryTier:
+    """One memory of a chip.
+
+    capacity   as the driver reports it, all devices of the chip together   [byte]
+    bandwidth  reads or writes                                              [byte/s]
+    """
+
+    name: str
+    capacity: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "bandwidth"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise bad_field(f"memory.{name}", value, "must be positive", "give what the data sheet says")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Chip:
+    """One accelerator (a package that is sold as one; it may show up as several devices).
+
+    peak_flop_rate    dense rate of each dtype that it multiplies in hardware, whole chip   [FLOP/s]
+    on_chip_bytes     last-level cache or scratchpad; 0 = not published                     [byte]
+    compute_units     SMs, CUs, TensorCores, ... (`unit_kind`)
+    devices_per_chip  devices that torch or JAX sees (MI250X: 2)
+    tdp_watts         0 = not published                                                     [W]
+    price_per_hour    indicative, from the dated price table; 0 = unknown                   [USD/h]
+    provenance        group of numbers -> read | recalled | mixed | measured
+    chips_per_node    and `default_tiers`: the usual surroundings of this chip, for `cluster_of`
+    """
+
+    name: str
+    vendor: str
+    launch_year: int
+    peak_flop_rate: Mapping[Dtype, float]
+    memory: MemoryTier
+    on_chip_bytes: float
+    compute_units: int
+    unit_kind: str
+    devices_per_chip: int = 1
+    tdp_watts: float = 0.0
+    price_per_hour: float = 0.0
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    notes: str = ""
+    title: str = ""
+    chips_per_node: int = 1
+    default_tiers: tuple[NetworkTier, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.peak_flop_rate:
+            raise InputError("peak_flop_rate: empty; give the dense rate of at least one dtype")
+        for dtype, rate in self.peak_flop_rate.items():
+            if not (math.isfinite(rate) and rate > 0):
+                raise bad_field(f"peak_flop_rate.{dtype}", rate, "must be positive", "leave out a dtype that the chip does not multiply")
+        for name in ("compute_units", "devices_per_chip", "chips_per_node"):
+            if getattr(self, name) < 1:
+                raise bad_field(name, getattr(self, name), "must be at least 1")
+        for name in ("on_chip_bytes", "tdp_watts", "price_per_hour"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise bad_field(name, getattr(self, name), "must not be negative", "leave it out where it is unknown")
+        if not 1990 <= self.launch_year <= 2100:
+            raise bad_field("launch_year", self.launch_year, "must be a year between 1990 and 2100")
+        for group, provenance in self.provenance.items():
+            if provenance not in PROVENANCES:
+                raise bad_field(f"provenance.{group}", provenance, "unknown provenance", f"use one of {', '.join(PROVENANCES)}")
+        if self.default_tiers:
+            check_tiers(self.default_tiers, chips_per_node=self.chips_per_node)
+
+    def flop_rate(self, dtype: Dtype | str) -> float:
+        """Dense peak of one dtype [FLOP/s]. A dtype that the chip does not multiply is an error, never another dtype's rate."""
+        rate = self.peak_flop_rate.get(dtype)  # type: ignore[call-overload]  # a StrEnum key also answers to its plain string
+        if rate is None:
+            known = ", ".join(self.peak_flop_rate)
+            raise bad_field("dtype", dtype, f"chip {self.name} has no {dtype} units", f"it has {known}")
+        return float(rate)
