@@ -11,9 +11,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 
 # One thread per process: the tests start several processes on few cores.
-export OMP_NUM_THREADS = 1
-export MKL_NUM_THREADS = 1
-export OPENBLAS_NUM_THREADS = 1
+test bench: export OMP_NUM_THREADS = 1
+test bench: export MKL_NUM_THREADS = 1
+test bench: export OPENBLAS_NUM_THREADS = 1
 
 .PHONY: help setup demo test lint format bench wheel-check clean
 

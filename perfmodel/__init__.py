@@ -1,0 +1,33 @@
+"""Step time and memory of distributed training, for every parallel plan: predict, search, run, compare.
+
+The names below are loaded when they are first used: `import perfmodel` itself loads nothing but this file.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+#: Where each public name lives, by floor.
+_HOME: dict[str, tuple[str, ...]] = {
+    "perfmodel.errors": ("InputError", "PerfModelError", "RunError"),
+    "perfmodel.dtypes": ("Dtype",),
+    "perfmodel.parallel.layout": ("AttentionKernel", "ParallelLayout", "PipelineSchedule", "Recompute", "ZeroStage"),
+    "perfmodel.parallel.plan": ("Plan", "make_plan"),
+    "perfmodel.parallel.plan_file": ("read_plan", "write_plan"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> object:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
+    value: object = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,175 @@
+"""`perfmodel chips | clusters | models`: what is known, with its sources. One name, or a file, shows everything about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.commands.output import print_facts, print_json, print_table, to_plain
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.chip import Chip
+    from perfmodel.hardware.cluster import Cluster
+    from perfmodel.workload.config import TransformerConfig
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
+
+
+def chips(
+    name: Annotated[str, typer.Argument(help="A chip, or the path of a chip file; all chips if left out.", show_default=False)] = "",
+    json: Json = False,
+) -> None:
+    """Known chips: dense FLOP rates, memory, and where each number came from."""
+    from perfmodel.hardware.reader import list_chips, load_chip
+
+    known = [load_chip(each) for each in ([name] if name else list_chips())]
+    if json:
+        print_json({"chips": known})
+    elif name:
+        print_facts(known[0].name, _chip_facts(known[0]))
+    else:
+        print_table(
+            ("chip", "year", "bf16 or best", "memory", "bandwidth", "read or recalled", "source"),
+            [_chip_row(chip) for chip in known],
+            title=f"{len(known)} chips; FLOP rates are dense",
+            right=("year", "bf16 or best", "memory", "bandwidth"),
+        )
+
+
+def _chip_row(chip: Chip) -> tuple[str, ...]:
+    from perfmodel.units import format_bandwidth, format_bytes, format_flop_rate
+
+    dtype = next((dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chip.peak_flop_rate), next(iter(chip.peak_flop_rate)))
+    return (
+        chip.name,
+        str(chip.launch_year),
+        f"{format_flop_rate(chip.peak_flop_rate[dtype])} {dtype}",  # type: ignore[index]
+        format_bytes(chip.memory.capacity),
+        format_bandwidth(chip.memory.bandwidth),
+        _least_certain(chip.provenance),
+        chip.source,
+    )
+
+
+def _least_certain(provenance: Mapping[str, str]) -> str:
+    """One word for a chip's row: "read" only if every group of its numbers was read."""
+    words = sorted(set(provenance.values()))
+    return words[0] if len(words) == 1 else "mixed"
+
+
+def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
+    from perfmodel.units import format_bandwidth, format_bytes, format_flop_rate, format_power
+
+    facts = [("vendor", chip.vendor), ("launched", str(chip.launch_year))]
+    facts += [(f"peak {dtype}", f"{format_flop_rate(rate)} dense") for dtype, rate in chip.peak_flop_rate.items()]
+    facts += [
+        ("memory", f"{format_bytes(chip.memory.capacity)} {chip.memory.name}, {format_bandwidth(chip.memory.bandwidth)}"),
+        ("on chip", format_bytes(chip.on_chip_bytes) if chip.on_chip_bytes else "unknown"),
+        ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
+        ("devices per chip", str(chip.devices_per_chip)),
+        ("power", format_power(chip.tdp_watts) if chip.tdp_watts else "unknown"),
+        ("price", f"{chip.price_per_hour:g} per hour" if chip.price_per_hour else "unknown"),
+    ]
+    facts += [(f"provenance of {group}", word) for group, word in chip.provenance.items()]
+    facts += [("source", chip.source), ("notes", chip.notes)]
+    return [(name, value) for name, value in facts if value]
+
+
+def clusters(
+    name: Annotated[
+        str, typer.Argument(help="A cluster, or the path of a cluster file; all clusters if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Known clusters: chip, node and network tiers, with their sources."""
+    from perfmodel.hardware.reader import list_clusters, load_cluster
+
+    known = [load_cluster(each) for each in ([name] if name else list_clusters())]
+    if json:
+        print_json({"clusters": known})
+    elif name:
+        print_facts(known[0].name, _cluster_facts(known[0]))
+    else:
+        print_table(
+            ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
+            [_cluster_row(cluster) for cluster in known],
+            title=f"{len(known)} clusters; link bandwidth is one direction of one chip",
+            right=("chips", "per node"),
+        )
+
+
+def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
+    from perfmodel.units import format_bandwidth
+
+    tiers = ", ".join(f"{tier.name} {tier.size} x {format_bandwidth(tier.link.bandwidth)}" for tier in cluster.tiers)
+    return (cluster.name, cluster.chip.name, str(cluster.num_chips), str(cluster.chips_per_node), tiers, cluster.source)
+
+
+def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
+    from perfmodel.units import format_bandwidth, format_time
+
+    facts = [
+        ("chip", cluster.chip.name),
+        ("chips", str(cluster.num_chips)),
+        ("chips per node", str(cluster.chips_per_node)),
+    ]
+    for tier in cluster.tiers:
+        link = tier.link
+        parts = [
+            f"{tier.topology} of {tier.size}",
+            f"{format_bandwidth(link.bandwidth)} to all peers",
+            f"{format_bandwidth(link.pair_bandwidth)} to one",
+            f"latency {format_time(link.latency)}",
+        ]
+        if tier.torus_shape:
+            parts.append("torus " + " x ".join(str(size) for size in tier.torus_shape))
+        if tier.oversubscription != 1:
+            parts.append(f"oversubscribed {tier.oversubscription:g} to 1")
+        if not tier.peer_to_peer:
+            parts.append("no peer-to-peer")
+        facts += [(f"tier {tier.name}", ", ".join(parts)), ("  source", tier.source)]
+    facts += [("source", cluster.source), ("notes", cluster.notes)]
+    return [(name, value) for name, value in facts if value]
+
+
+def models(
+    name: Annotated[str, typer.Argument(help="A model, or the path of a config.json; all models if left out.", show_default=False)] = "",
+    json: Json = False,
+) -> None:
+    """Known models: shape and exact parameter count, with their sources."""
+    from perfmodel.workload.models import list_models, load_model
+
+    known = [load_model(each) for each in ([name] if name else list_models())]
+    if json:
+        print_json({"models": [_model_object(model) for model in known]})
+    elif name:
+        print_facts(known[0].name, [(key, str(value)) for key, value in _model_object(known[0]).items() if key != "name"])
+    else:
+        print_table(
+            ("model", "parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
+            [_model_row(model) for model in known],
+            title=f"{len(known)} models",
+            right=("parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
+        )
+
+
+def _model_row(model: TransformerConfig) -> tuple[str, ...]:
+    from perfmodel.units import format_count
+
+    sizes = (
+        model.num_hidden_layers,
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.intermediate_size,
+        model.vocab_size,
+        model.max_position_embeddings,
+    )
+    return (model.name, format_count(model.num_parameters), *(str(size) for size in sizes), model.source)
+
+
+def _model_object(model: TransformerConfig) -> dict[str, Any]:
+    fields: dict[str, Any] = to_plain(model)
+    return {"name": model.name, "num_parameters": model.num_parameters, **fields}

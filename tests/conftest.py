@@ -1,0 +1,22 @@
+"""Seeds are explicit: hypothesis derives its examples from the test itself. Tests marked `gpu` are skipped where there is none."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("perfmodel", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("perfmodel")
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidia0").exists()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if _has_gpu():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device here")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)

@@ -1,0 +1,176 @@
+"""Imports go down, never up or across; each floor has its own third-party packages; the light doors stay light."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import perfmodel
+
+PACKAGE = Path(perfmodel.__file__).parent
+
+#: ARCHITECTURE.md, "Floors". A package or module that is missing here fails the test: decide on its floor first.
+FLOOR = {
+    "units": 0, "dtypes": 0, "errors": 0, "arrays": 0, "resources": 0, "files": 0,
+    "hardware": 1, "workload": 1,
+    "parallel": 2, "results": 2,
+    "cost": 3,
+    "search": 4, "planner": 4,
+    "report": 5, "export": 5, "calibrate": 5, "execute": 5,
+    "api": 6, "cli": 6, "commands": 6, "__main__": 6, "__init__": 6,
+}  # fmt: skip
+
+#: The only imports between two packages of one floor. Floors 0 and 6 are one unit each; a Prediction holds the Plan that it is about.
+SIDEWAYS = {("planner", "search"), ("results", "parallel")}
+
+THIRD_PARTY_OF_FLOOR = {
+    0: {"numpy"},
+    1: {"numpy"},
+    2: {"numpy"},
+    3: {"numpy"},
+    4: {"numpy", "scipy"},
+    5: {"numpy"},
+    6: {"numpy", "typer", "rich"},
+}
+THIRD_PARTY_OF_PACKAGE = {"report": {"pandas", "matplotlib"}, "calibrate": {"scipy"}, "execute": {"torch"}}
+
+#: Packages of the file edge: below the costs, inside a function anywhere, at the head of a module only where files are read or written.
+FILE_EDGE = {"pydantic", "pydantic_core", "yaml"}
+EDGE_FLOORS = {0, 1, 2}
+EDGE_WORDS = {"reader", "writer", "schema", "schemas", "file", "files", "huggingface"}
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if "_data" not in path.relative_to(PACKAGE).parts)
+
+
+def unit_of(path: Path) -> str:
+    """The package or module directly below perfmodel/ that a file belongs to."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(tree: ast.Module, package: str) -> Iterator[tuple[str, int, bool]]:
+    """Every import as (absolute dotted name, line, whether it runs when the module is loaded)."""
+    inside_function = {
+        child for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        on_load = node not in inside_function
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno, on_load
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            if base == "perfmodel":
+                for alias in node.names:
+                    yield f"perfmodel.{alias.name}", node.lineno, on_load
+            else:
+                yield base, node.lineno, on_load
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                yield node.args[0].value, node.lineno, on_load
+
+
+def violations(unit: str, source: str, *, package: str = "perfmodel", stem: str = "module") -> list[str]:
+    floor = FLOOR[unit]
+    found = []
+    for name, line, on_load in imports(ast.parse(source), package):
+        top, _, rest = name.partition(".")
+        if top == "perfmodel":
+            target = rest.partition(".")[0]
+            if target in ("", unit, "__version__"):
+                continue
+            if target not in FLOOR:
+                found.append(f"line {line}: {name} is on no floor")
+            elif FLOOR[target] > floor:
+                found.append(f"line {line}: floor {floor} ({unit}) imports {name} of floor {FLOOR[target]}")
+            elif FLOOR[target] == floor and floor not in (0, 6) and (unit, target) not in SIDEWAYS:
+                found.append(f"line {line}: {unit} imports {name} of its own floor {floor}")
+        elif top in FILE_EDGE:
+            at_the_edge = floor in EDGE_FLOORS and (not on_load or EDGE_WORDS & set(stem.split("_")))
+            if not at_the_edge:
+                found.append(f"line {line}: {name} belongs to the file edge of floors 0 to 2")
+        elif top not in sys.stdlib_module_names:
+            allowed = THIRD_PARTY_OF_FLOOR[floor] | THIRD_PARTY_OF_PACKAGE.get(unit, set())
+            if top not in allowed:
+                found.append(f"line {line}: {unit} (floor {floor}) imports {name}; it may use {', '.join(sorted(allowed))}")
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_module_keeps_to_its_floor(path):
+    package = ".".join(("perfmodel", *path.relative_to(PACKAGE).parent.parts))
+    assert unit_of(path) in FLOOR, f"{unit_of(path)}: give it a floor in this test and in ARCHITECTURE.md"
+    assert violations(unit_of(path), path.read_text(encoding="utf-8"), package=package, stem=path.stem) == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "source"),
+    [
+        ("cost", "import perfmodel.planner"),
+        ("cost", "from perfmodel import planner"),
+        ("hardware", "from perfmodel.workload.job import TrainingJob"),
+        ("search", "from perfmodel.planner import space"),
+        ("report", "from perfmodel.execute import run"),
+        ("planner", "def f():\n    import torch"),
+        ("cost", "import scipy.optimize"),
+        ("cost", "import yaml"),
+        ("hardware", "import pydantic"),
+        ("calibrate", "import torch"),
+        ("parallel", "from importlib import import_module\nimport_module('perfmodel.cost.step')"),
+        ("parallel", "from ..cost import step"),
+        ("api", "import pandas"),
+    ],
+)
+def test_a_breach_is_found(unit, source):
+    assert violations(unit, source, package=f"perfmodel.{unit}")
+
+
+@pytest.mark.parametrize(
+    ("unit", "stem", "source"),
+    [
+        ("planner", "rank", "from perfmodel.search import eliminate"),
+        ("execute", "worker", "import torch.distributed as dist"),
+        ("hardware", "reader", "import yaml"),
+        ("parallel", "profile", "def load():\n    import yaml"),
+        ("commands", "predict", "from rich.table import Table\nfrom perfmodel.report import plot"),
+    ],
+)
+def test_what_is_allowed_passes(unit, stem, source):
+    assert violations(unit, source, package=f"perfmodel.{unit}", stem=stem) == []
+
+
+def test_every_folder_is_a_package():
+    folders = {path.parent for path in modules()}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+HEAVY = ("torch", "pandas", "scipy", "matplotlib")
+
+
+def loaded_modules(statement: str) -> set[str]:
+    script = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return {name.partition(".")[0] for name in done.stderr.split()}
+
+
+def test_import_perfmodel_loads_nothing_heavy():
+    assert loaded_modules("import perfmodel") & {*HEAVY, "numpy", "pydantic", "yaml", "typer", "rich"} == set()
+
+
+@pytest.mark.parametrize("arguments", ["--help", "predict --help", "chips --json"])
+def test_the_command_line_loads_nothing_heavy(arguments):
+    loaded = loaded_modules(f"from perfmodel.cli import main; sys.argv[1:] = {arguments.split()!r}; main()")
+    assert "typer" in loaded
+    assert loaded & set(HEAVY) == set()
+
+
+def test_help_loads_neither_rich_nor_pydantic():
+    assert loaded_modules("from perfmodel.cli import main; sys.argv[1:] = ['--help']; main()") & {"rich", "pydantic", "numpy"} == set()

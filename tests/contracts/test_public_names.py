@@ -1,0 +1,34 @@
+"""The names that users import stay, and no public function hides a subpackage."""
+
+import importlib.util
+import inspect
+import pkgutil
+
+import pytest
+
+import perfmodel
+
+VERBS = ("predict", "find_plans", "explain_plan", "compare_plans", "run_plan", "calibrate_machine", "validate_cases")
+
+
+@pytest.mark.parametrize("name", perfmodel.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(perfmodel, name) is not None
+    assert name in dir(perfmodel)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("perfmodel.api") is None, reason="the verbs are not built yet")
+@pytest.mark.parametrize("name", VERBS)
+def test_the_verbs_are_exported_functions(name):
+    assert name in perfmodel.__all__
+    assert inspect.isfunction(getattr(perfmodel, name))
+
+
+def test_no_public_name_is_a_subpackage():
+    below = {module.name for module in pkgutil.iter_modules(perfmodel.__path__)}
+    assert below & set(perfmodel.__all__) == set()
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = perfmodel.no_such_name
