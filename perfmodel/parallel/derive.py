@@ -1,0 +1,272 @@
+"""The traffic of a sharded graph, derived from layouts alone: which collectives, over which axes, of how much.
+
+Forward redistributes what a producer leaves to what its consumers need; backward is the same table applied to gradients;
+parameters have their own layouts and lifetimes (R14) and are returned as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.sharding import (
+    Collective,
+    Layout,
+    Sharding,
+    Step,
+    gradient_layout,
+    input_layout,
+    join_gradients,
+    output_layout,
+    redistribute,
+)
+from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, TensorRole
+
+
+class Phase(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    REGATHER = "regather"
+    """A saved shard gathered again for backward (R17)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """A number of elements (or bytes) on one chip as a formula of the mesh and the microbatch.
+
+    base * microbatch^per_sample * ceil(padded_size / |padded_axes|) / |axes|
+    """
+
+    base: float
+    per_sample: bool = False
+    axes: frozenset[str] = frozenset()
+    padded_size: float = 1.0
+    padded_axes: frozenset[str] = frozenset()
+
+    def scaled(self, factor: float) -> Amount:
+        return Amount(
+            base=self.base * factor, per_sample=self.per_sample, axes=self.axes, padded_size=self.padded_size, padded_axes=self.padded_axes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """One collective, once a microbatch (and once a layer in the layer region). `amount`: full buffer in the group, in bytes."""
+
+    kind: Collective
+    axes: frozenset[str]
+    amount: Amount
+    region: str
+    phase: Phase
+    tensor: str
+    operator: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterLayout:
+    """A parameter as its operators hold it, before any ZeRO cut.
+
+    num_rows, num_columns   of the stored matrix; row_axes, column_axes: what cuts them in the operator (tensor parallelism)
+    gradient_axes           axes on which its gradient is partial after a microbatch: the group of the gradient reduction
+    padded_rows             rows are padded where they do not divide (vocabulary)
+    regions                 where it is used; more than one: tied
+    """
+
+    name: str
+    num_rows: int
+    num_columns: int
+    row_axes: frozenset[str]
+    column_axes: frozenset[str]
+    gradient_axes: frozenset[str]
+    padded_rows: bool
+    regions: tuple[str, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return self.num_rows * self.num_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivation:
+    graph: Graph
+    shardings: Mapping[str, Sharding]
+    traffic: tuple[Traffic, ...]
+    parameters: tuple[ParameterLayout, ...]
+    needed: Mapping[tuple[str, int], Layout]
+    """Layout of each operator's input as it computes with it."""
+    left: Mapping[str, Layout]
+    """Layout of each tensor as its producer leaves it."""
+
+
+def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0, axes: frozenset[str] | None = None) -> Amount:
+    """Local elements over `dims` under the sharding; `axes` overrides which axes still cut (stretched dims never divide)."""
+    base, per_sample, cutting = scale, False, set()
+    padded_size, padded_axes = 1.0, frozenset[str]()
+    for name in dims:
+        dim: Dim = operator.dim(name)
+        of_dim = frozenset(sharding.get(name, ()))
+        if axes is not None:
+            of_dim = of_dim & axes
+        per_sample = per_sample or dim.per_sample
+        if dim.stretched:
+            continue
+        if dim.padded:
+            padded_size, padded_axes = float(dim.size), of_dim
+        else:
+            base *= dim.size
+            cutting |= of_dim
+    return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
+
+
+def _step_amount(operator: Operator, operand: Operand, layouts: tuple[Layout, ...], step: Step, itemsize: float) -> Amount:
+    """Bytes of the buffer of one redistribution step: the tensor divided by the axes that still cut it."""
+    base, per_sample, cutting = itemsize, False, set()
+    padded_size, padded_axes = 1.0, frozenset[str]()
+    for position, name in enumerate(operand.dims):
+        dim = operator.dim(name)
+        here = frozenset(axis for layout in layouts for axis in layout.cuts[position]) & step.remaining
+        per_sample = per_sample or dim.per_sample
+        if dim.stretched:
+            continue
+        if dim.padded:
+            padded_size, padded_axes = float(dim.size), here
+        else:
+            base *= dim.size
+            cutting |= here
+    return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
+
+
+def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
+    """All traffic of one microbatch and the layouts of all parameters."""
+    operators = {operator.name: operator for operator in graph.operators}
+    left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
+    needed = {(op.name, i): input_layout(op, shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
+    traffic: list[Traffic] = []
+    consumers: dict[str, list[tuple[Operator, int]]] = {}
+    for op in graph.operators:
+        for i, operand in enumerate(op.inputs):
+            consumers.setdefault(operand.tensor, []).append((op, i))
+    merged = _merged_inputs(graph, left)
+    for producer in graph.operators:
+        tensor = producer.output.tensor
+        readers = consumers.get(tensor, [])
+        itemsize = graph.tensors[tensor].itemsize
+        source = left[tensor]
+        if readers and (readers[0][0].name, tensor) in merged:
+            continue  # added up locally with another partial input, reduced with it (R7)
+        done: list[Layout] = []
+        for target, op in _distinct_targets([(needed[op.name, i], op) for op, i in readers]):
+            start = source if not done else done[0]
+            for step in redistribute(start, target):
+                amount = _step_amount(producer, producer.output, (start, target), step, itemsize)
+                traffic.append(
+                    Traffic(kind=step.kind, axes=step.axes, amount=amount, region=op.region, phase=Phase.FORWARD, tensor=tensor, operator=op.name)
+                )
+            if source.partial:
+                done.append(target)  # a second layout starts from the first, already reduced
+        if graph.tensors[tensor].role is not TensorRole.ACTIVATION or not readers:
+            continue
+        gradients = [gradient_layout(op, shardings[op.name], op.inputs[i]) for op, i in readers]
+        for gradient in join_gradients(gradients):
+            reader = readers[0][0]
+            goal = source.resolved()
+            for step in redistribute(gradient, goal):
+                amount = _step_amount(producer, producer.output, (gradient, goal), step, itemsize)
+                traffic.append(
+                    Traffic(
+                        kind=step.kind, axes=step.axes, amount=amount, region=reader.region, phase=Phase.BACKWARD, tensor=tensor, operator=producer.name
+                    )
+                )
+    for op in graph.operators:
+        traffic.extend(_own_traffic(op, shardings[op.name]))
+    return Derivation(
+        graph=graph,
+        shardings=dict(shardings),
+        traffic=tuple(traffic),
+        parameters=_parameters(graph, operators, shardings, consumers),
+        needed=needed,
+        left=left,
+    )
+
+
+def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layout, Operator]]:
+    """One redistribution for each distinct layout, the most finely cut first."""
+    distinct: dict[Layout, Operator] = {}
+    for layout, op in wanted:
+        distinct.setdefault(layout, op)
+    return sorted(distinct.items(), key=lambda item: -len(item[0].cut_axes))
+
+
+def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, str]]:
+    """(operator, tensor) of partial inputs of an addition that another input of the same layout carries along."""
+    merged: set[tuple[str, str]] = set()
+    for op in graph.operators:
+        if op.kind is not OperatorKind.ADD:
+            continue
+        first: dict[Layout, str] = {}
+        for operand in op.inputs:
+            layout = left.get(operand.tensor)
+            if layout is None or not layout.partial:
+                continue
+            if layout in first and len(graph.consumers(operand.tensor)) == 1:
+                merged.add((op.name, operand.tensor))
+            else:
+                first[layout] = operand.tensor
+    return merged
+
+
+def _own_traffic(op: Operator, sharding: Sharding) -> list[Traffic]:
+    """Operators that reduce over a cut dim by themselves: norms and the loss."""
+    axes = frozenset(axis for dim in op.reduced_dims for axis in sharding.get(dim, ()))
+    if not axes or op.kind not in (OperatorKind.CROSS_ENTROPY, OperatorKind.STREAM):
+        return []
+    rows = tuple(dim for dim in op.output.dims if dim not in op.reduced_dims)
+    fp32 = 4.0
+
+    def one(phase: Phase, factor: float) -> Traffic:
+        amount = amount_of(op, sharding, rows, scale=fp32 * factor)
+        return Traffic(
+            kind=Collective.ALL_REDUCE, axes=axes, amount=amount, region=op.region, phase=phase, tensor=op.output.tensor, operator=op.name
+        )
+
+    if op.kind is OperatorKind.CROSS_ENTROPY:
+        return [one(Phase.FORWARD, 1.0) for _ in range(3)]  # maximum, sum of exponentials, target logit; none backward
+    words = 2.0 if op.kernel_class == "layernorm" else 1.0
+    return [one(Phase.FORWARD, words), one(Phase.BACKWARD, words)]
+
+
+def _parameters(
+    graph: Graph,
+    operators: Mapping[str, Operator],
+    shardings: Mapping[str, Sharding],
+    consumers: Mapping[str, list[tuple[Operator, int]]],
+) -> tuple[ParameterLayout, ...]:
+    found: list[ParameterLayout] = []
+    for name, tensor in graph.tensors.items():
+        if tensor.role is not TensorRole.PARAMETER:
+            continue
+        uses = consumers.get(name, [])
+        layouts = {input_layout(op, shardings[op.name], op.inputs[i]) for op, i in uses}
+        if len(layouts) != 1:
+            raise InputError(f"parameter {name}: its operators need it in {len(layouts)} layouts; give them one rule")
+        gradient_axes: frozenset[str] = frozenset()
+        for op, i in uses:
+            gradient_axes |= gradient_layout(op, shardings[op.name], op.inputs[i]).partial
+        op, i = uses[0]
+        dims, sharding = op.inputs[i].dims, shardings[op.name]
+        rows, columns = dims[: tensor.num_rows], dims[tensor.num_rows :]
+        found.append(
+            ParameterLayout(
+                name=name,
+                num_rows=op.size(rows),
+                num_columns=op.size(columns),
+                row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
+                column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
+                gradient_axes=gradient_axes,
+                padded_rows=any(op.dim(d).padded for d in rows),
+                regions=tuple(dict.fromkeys(op.region for op, _ in uses)),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,89 @@
+"""Plans as columns: degrees of the fine axes and how many members of each lie inside one domain of each network tier.
+
+One formula serves one plan and a million: a single plan is a grid of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.sharding import FINE_AXES
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutGrid:
+    """Columns of one entry a row.
+
+    degree    whole axis -> its size
+    fine      fine axis -> its size (tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
+    inside    for each network tier, innermost first: fine axis -> members inside one domain of the tier
+    hop       for each network tier: 2 where neighbouring pipeline ranks share a domain of the tier, else 1
+    """
+
+    degree: Mapping[str, Column]
+    fine: Mapping[str, Column]
+    inside: tuple[Mapping[str, Column], ...]
+    hop: tuple[Column, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.degree["pp"])
+
+    def size(self, axes: Iterable[str]) -> Column:
+        """Members of the group over these fine axes."""
+        return _product((self.fine[axis] for axis in FINE_AXES if axis in axes), self.num_rows)
+
+    def group_inside(self, axes: Iterable[str]) -> list[Column]:
+        """Members of the group inside one domain of each tier: the product over its axes of the part inside."""
+        return [_product((tier[axis] for axis in FINE_AXES if axis in axes), self.num_rows) for tier in self.inside]
+
+
+def _product(factors: Iterable[Column], num_rows: int) -> Column:
+    result = np.ones(num_rows)
+    for factor in factors:
+        result = result * factor
+    return result
+
+
+def make_grid(
+    degrees: Mapping[str, Sequence[int] | NDArray[np.int64]],
+    orders: Sequence[tuple[str, ...]],
+    *,
+    order_index: Sequence[int] | NDArray[np.int64] | None = None,
+    tier_sizes: Sequence[int],
+    num_key_value_heads: int,
+) -> LayoutGrid:
+    """The grid of layouts: whole-axis degrees, each row laid out in orders[order_index[row]] (innermost first).
+
+    An axis of stride t and size n has min(n, max(1, floor(D / t))) members inside a domain of D chips.
+    """
+    degree = {axis: np.asarray(degrees[axis], dtype=np.float64) for axis in DEFAULT_ORDER}
+    num_rows = len(degree["pp"])
+    index = np.zeros(num_rows, dtype=np.int64) if order_index is None else np.asarray(order_index)
+    stride = {axis: np.ones(num_rows) for axis in DEFAULT_ORDER}
+    for i, order in enumerate(orders):
+        rows = index == i
+        running = np.ones(int(rows.sum()))
+        for axis in order:
+            stride[axis][rows] = running
+            running = running * degree[axis][rows]
+    whole = np.asarray(degree["tp"], dtype=np.int64)
+    tp_kv = np.gcd(whole, num_key_value_heads).astype(np.float64)
+    tp_q = degree["tp"] / tp_kv
+    fine = {"dp_replicate": degree["dp_replicate"], "dp_shard": degree["dp_shard"], "cp": degree["cp"], "tp_kv": tp_kv, "tp_q": tp_q}
+    fine_stride = {axis: stride[axis] for axis in ("dp_replicate", "dp_shard", "cp")}
+    fine_stride["tp_q"] = stride["tp"]
+    fine_stride["tp_kv"] = stride["tp"] * tp_q
+    inside: list[Mapping[str, Column]] = []
+    hop: list[Column] = []
+    for size in tier_sizes:
+        inside.append({axis: np.minimum(fine[axis], np.maximum(1.0, np.floor(size / fine_stride[axis]))) for axis in FINE_AXES})
+        hop.append(np.where(stride["pp"] * degree["pp"] <= size, 2.0, 1.0))
+    return LayoutGrid(degree=degree, fine=fine, inside=tuple(inside), hop=tuple(hop))

@@ -1,0 +1,79 @@
+"""Rule sets: a strategy written once, as a map from the logical names of dims to mesh axes (strategies/rules/*.yaml)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.parallel.sharding import AXIS_PARTS, Sharding, check_sharding
+from perfmodel.resources import resource_dir
+from perfmodel.workload.operator import Graph, Operator
+
+#: Logical names of dims that rule sets may speak of (R16). Experts and convolutions bring theirs with their operators.
+LOGICAL_NAMES = (
+    "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
+    "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSet:
+    name: str
+    rules: Mapping[str, tuple[str, ...]]
+    source: str
+
+    def sharding(self, operator: Operator) -> Sharding:
+        """dims of this operator -> fine axes."""
+        sharding = {dim.name: self.rules[dim.logical] for dim in operator.dims if self.rules.get(dim.logical)}
+        check_sharding(operator, sharding)
+        return sharding
+
+
+def rule_set_from_dict(data: Any, *, where: str = "rule set", known_names: tuple[str, ...] = LOGICAL_NAMES) -> RuleSet:
+    if not isinstance(data, Mapping) or not isinstance(data.get("rules"), Mapping):
+        raise InputError(f"{where}: must be a mapping with name, source and rules; see strategies/rules for examples")
+    for key in data:
+        if key not in ("name", "source", "rules"):
+            raise InputError(f"{where}: unknown field {key!r}; use name, source and rules")
+    rules: dict[str, tuple[str, ...]] = {}
+    for name, axes in data["rules"].items():
+        if name not in known_names:
+            raise InputError(f"{where}: unknown dim {name!r}{suggest(str(name), list(known_names))}; use one of {', '.join(known_names)}")
+        if not isinstance(axes, list):
+            raise InputError(f"{where}: {name}={axes!r}: must be a list of axes, outermost cut first; write [tp]")
+        fine: list[str] = []
+        for axis in axes:
+            if axis not in AXIS_PARTS:
+                raise InputError(f"{where}: {name}: axis {axis!r} is not known; use one of {', '.join(AXIS_PARTS)}")
+            fine.extend(AXIS_PARTS[axis])
+        if len(set(fine)) != len(fine):
+            raise InputError(f"{where}: {name}={axes}: an axis may occur once; remove the repetition")
+        rules[name] = tuple(fine)
+    return RuleSet(name=str(data.get("name", "")), rules=rules, source=str(data.get("source", "")))
+
+
+def list_rule_sets() -> list[str]:
+    return sorted(path.stem for path in (resource_dir("strategies") / "rules").glob("*.yaml"))
+
+
+def load_rule_set(name: str | Path) -> RuleSet:
+    import yaml
+
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = resource_dir("strategies") / "rules" / f"{name}.yaml"
+    if not path.exists():
+        raise InputError(f"rule_set={name}: not known{suggest(str(name), list_rule_sets())}; use one of {', '.join(list_rule_sets())}")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
+        raise InputError(f"rule_set={path}: cannot be read ({str(error).splitlines()[0]}); see strategies/rules for examples") from None
+    return rule_set_from_dict(data, where=str(path))
+
+
+def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
+    """A sharding for every operator of the graph, by its name."""
+    return {operator.name: rules.sharding(operator) for operator in graph.operators}
