@@ -85,7 +85,7 @@ def _loader(yaml: Any) -> Any:
     """The C loader where PyYAML has it (10 times faster), refusing a key that is given twice."""
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class StrictLoader(base):  # type: ignore[misc]  # the base is chosen at run time
+    class StrictLoader(base):  # type: ignore[misc, valid-type]  # the base is chosen at run time
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen = set()
             for key, _ in node.value:

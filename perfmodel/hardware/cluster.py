@@ -83,7 +83,7 @@ def make_cluster(
     if node < 1:
         raise bad_field("chips_per_node", node, "must be at least 1")
     *inner, fabric = chip.default_tiers
-    tiers = []
+    tiers: list[NetworkTier] = []
     for tier in inner:
         if tier.size == chip.chips_per_node and node != tier.size:
             if node == 1 or tier.torus_shape:

@@ -90,7 +90,7 @@ class NetworkTier:
     def slice_shape(self, num_chips: int) -> tuple[int, ...]:
         """The torus that `num_chips` chips of one domain get; () where this tier is no torus. `num_chips` counts inner domains.
 
-        The most cubic box that fits, but one whose every dimension closes into a ring comes first (as TPU v4 and v5p slices of whole cubes).
+        The most cubic box that fits, but one whose every dimension closes into a ring comes first (TPU v4 and v5p: whole cubes).
         """
         if not self.torus_shape:
             return ()
@@ -192,9 +192,7 @@ def check_tiers(tiers: Sequence[NetworkTier], *, chips_per_node: int) -> None:
         if tier.size % inner_size or (tier.size == inner_size and tier is not tiers[0]):
             raise bad_field(f"tier {tier.name}: size", tier.size, f"must be a larger multiple of {inner_size}, the size of {inner_name}")
         if tier.torus_shape and math.prod(tier.torus_shape) * inner_size != tier.size:
-            raise bad_field(
-                f"tier {tier.name}: torus_shape", tier.torus_shape, f"its product times {inner_size} must be size={tier.size}"
-            )
+            raise bad_field(f"tier {tier.name}: torus_shape", tier.torus_shape, f"its product times {inner_size} must be size={tier.size}")
         inner_size, inner_name = tier.size, tier.name
     if chips_per_node < 1:
         raise bad_field("chips_per_node", chips_per_node, "must be at least 1")

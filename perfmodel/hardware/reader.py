@@ -1,0 +1,389 @@
+"""Hardware files become `Chip`, `Cluster` and `Calibration`: by shipped name or by path, one file at a time.
+
+Shipped: `hardware_specs/chips/*.yaml`, `clusters/*.yaml`, `calibrations/*.yaml` and `prices.tsv`. A bad file or name is an `InputError`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.dtypes import Dtype
+from perfmodel.errors import InputError, bad_field, suggest
+from perfmodel.files import check_shape, parse_yaml, read_yaml, record
+from perfmodel.hardware.chip import PROVENANCES, Chip, MemoryTier
+from perfmodel.hardware.cluster import Cluster, make_cluster
+from perfmodel.hardware.network import Link, NetworkTier, Topology
+from perfmodel.resources import resource_dir
+from perfmodel.units import parse_quantity
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+    from perfmodel.hardware.calibration import Calibration
+
+LOCALHOST = "localhost"
+"""The cluster that is this machine, found at run time."""
+
+# Groups of a chip's numbers; each has a provenance and a source of its own.
+FACT_GROUPS = ("launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip", "node", "scale_up", "scale_out", "tdp")
+
+
+def list_chips() -> tuple[str, ...]:
+    """Names of the shipped chips, sorted."""
+    return _names("chips")
+
+
+def list_clusters() -> tuple[str, ...]:
+    """Names of the shipped clusters, sorted; `localhost` is one of them."""
+    return tuple(sorted({*_names("clusters"), LOCALHOST}))
+
+
+def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
+    """Names of the shipped calibrations and of those in `folders`, sorted."""
+    return tuple(sorted({path.stem for path in _calibration_paths(folders)}))
+
+
+def load_chip(name_or_path: str | Path) -> Chip:
+    """A shipped chip by its name, or any chip file by its path."""
+    path = _find(name_or_path, "chips", "chip", list_chips)
+    data = check_shape(read_yaml(path), _chip_schema(), where=str(path))
+    return _located(path, lambda: _chip(data))
+
+
+def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> Cluster:
+    """A shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
+
+    A cluster file names its chip, or the path of a chip file relative to itself.
+    """
+    if str(name_or_path) == LOCALHOST:
+        from perfmodel.hardware.local import local_cluster
+
+        return local_cluster(num_chips=num_chips)
+    path = _find(name_or_path, "clusters", "cluster", list_clusters)
+    data = check_shape(read_yaml(path), _cluster_schema(), where=str(path))
+    chip = load_chip(_relative_chip(data["chip"], path))
+    cluster = _located(path, lambda: _cluster(data, chip))
+    return cluster if num_chips is None else cluster.with_chips(num_chips)
+
+
+def cluster_of(
+    chip_name: str | Path,
+    chips_per_node: int | None = None,
+    num_chips: int = 1,
+    inter_node_bandwidth_per_chip: float | None = None,
+) -> Cluster:
+    """A cluster of any size around a chip with its usual links, as published runs are described.
+
+    inter_node_bandwidth_per_chip   one direction [byte/s]; None = the chip's usual NICs. 1600 Gbit/s for a node of 8 is 25e9.
+    """
+    return make_cluster(
+        load_chip(chip_name),
+        num_chips=num_chips,
+        chips_per_node=chips_per_node,
+        inter_node_bandwidth_per_chip=inter_node_bandwidth_per_chip,
+    )
+
+
+def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> "Calibration":
+    """A shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
+    for path in _calibration_paths(folders):
+        if path.stem == str(name_or_path):
+            return _read_calibration(path)
+    return _read_calibration(_find(name_or_path, "calibrations", "calibration", lambda: list_calibrations(folders)))
+
+
+def calibrations_for(chip_name: str, folders: Sequence[Path] = ()) -> "tuple[Calibration, ...]":
+    """The calibrations that name this chip, those in `folders` first; files that do not are not parsed."""
+    found = []
+    for path in _calibration_paths(folders):
+        try:
+            mentions = chip_name in path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable or remove it") from error
+        if mentions:
+            found.append(_read_calibration(path))
+    return tuple(found)
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Price:
+    """Indicative rent of one chip on one date. Prices age fast, so they have a table of their own. [USD/h]"""
+
+    chip: str
+    date: str
+    per_hour: float
+    low: float
+    high: float
+    provenance: str
+    source: str
+
+
+def load_prices(path: str | Path | None = None) -> dict[str, Price]:
+    """The dated price table (tab-separated, units in every cell), by chip; the shipped one unless a path is given."""
+    table = Path(path) if path is not None else resource_dir("hardware_specs") / "prices.tsv"
+    try:
+        lines = table.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{table}: cannot be read ({error}); give a tab-separated price table") from error
+    rows = [(number, line.split("\t")) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    if not rows or tuple(rows[0][1]) != _PRICE_COLUMNS:
+        raise InputError(f"{table}: the first line must be the columns {', '.join(_PRICE_COLUMNS)}, separated by tabs")
+    return dict(_price_row(table, number, cells) for number, cells in rows[1:])
+
+
+_PRICE_COLUMNS = ("chip", "date", "per_hour", "low", "high", "provenance", "source")
+
+
+def _price_row(table: Path, number: int, cells: list[str]) -> tuple[str, Price]:
+    where = f"{table}: line {number}"
+    if len(cells) != len(_PRICE_COLUMNS):
+        raise InputError(f"{where}: {len(cells)} cells; must be {len(_PRICE_COLUMNS)}, separated by tabs")
+    chip, date, *prices, provenance, source = cells
+    if provenance not in PROVENANCES:
+        raise InputError(f"{where}: {bad_field('provenance', provenance, 'unknown provenance', 'use one of ' + ', '.join(PROVENANCES))}")
+    numbers = zip(("per_hour", "low", "high"), prices, strict=True)
+    per_hour, low, high = (parse_quantity(text, "price", field=f"{where}: {column}") for column, text in numbers)
+    return chip, Price(chip=chip, date=date, per_hour=per_hour, low=low, high=high, provenance=provenance, source=source)
+
+
+@lru_cache(maxsize=1)
+def _shipped_prices() -> dict[str, Price]:
+    return load_prices()
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (resource_dir("hardware_specs") / folder).glob("*.yaml")))
+
+
+def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
+    places = [*map(Path, folders), resource_dir("hardware_specs") / "calibrations"]
+    return [path for folder in places for path in sorted(folder.glob("*.yaml"))]
+
+
+def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
+    """The file that a name or a path means. A name is looked up first, without listing the folder."""
+    text = str(name_or_path)
+    is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
+    if is_path:
+        path = Path(text)
+        if not _is_file(path):
+            raise InputError(f"{what}={text}: no such file; give the path of a YAML file, or a name from `perfmodel {folder}`")
+        return path
+    shipped = resource_dir("hardware_specs") / folder / f"{text}.yaml"
+    if text and not text.startswith(".") and _is_file(shipped):
+        return shipped
+    raise InputError(f"{what}={_shown(text)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; a path works too)")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
+def _relative_chip(chip: str, cluster_path: Path) -> str | Path:
+    is_path = "/" in chip or chip.endswith((".yaml", ".yml"))
+    return cluster_path.parent / chip if is_path else chip
+
+
+def _located(path: Path, build: Any) -> Any:
+    """Run `build`; an error in a value names the file."""
+    try:
+        return build()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _chip(data: Mapping[str, Any]) -> Chip:
+    memory, on_chip, facts = data["memory"], data.get("on_chip", {}), data["facts"]
+    scale_up = [_tier(tier, f"scale_up.{number}") for number, tier in enumerate(data.get("scale_up", ()))]
+    scale_out = [_tier(data["scale_out"], "scale_out")] if "scale_out" in data else []
+    for group in facts:
+        if group not in FACT_GROUPS:
+            raise bad_field("facts", group, f"unknown group of facts{suggest(group, FACT_GROUPS)}")
+    for group in _stated_groups(data):
+        if group not in facts:
+            raise bad_field("facts", group, "every number has a provenance and a source", f"add facts.{group}")
+    price = _shipped_prices().get(data["name"])
+    return Chip(
+        name=data["name"],
+        title=data.get("title", ""),
+        vendor=data["vendor"],
+        launch_year=data["launch_year"],
+        peak_flop_rate={_dtype(name): _flop_rate(name, rate) for name, rate in data["peak_flop_rate"].items()},
+        memory=MemoryTier(
+            name=memory["name"],
+            capacity=parse_quantity(memory["capacity"], "bytes", field="memory.capacity"),
+            bandwidth=parse_quantity(memory["bandwidth"], "bandwidth", field="memory.bandwidth"),
+        ),
+        on_chip_bytes=parse_quantity(on_chip.get("capacity", "0 B"), "bytes", field="on_chip.capacity"),
+        compute_units=on_chip["compute_units"],
+        unit_kind=on_chip["unit_kind"],
+        devices_per_chip=data.get("devices_per_chip", 1),
+        tdp_watts=parse_quantity(data.get("tdp", "0 W"), "power", field="tdp"),
+        price_per_hour=price.per_hour if price else 0.0,
+        provenance={group: fact["provenance"] for group, fact in facts.items()} | ({"price": price.provenance} if price else {}),
+        source="; ".join(dict.fromkeys(fact["source"] for fact in facts.values())),
+        notes=data.get("notes", ""),
+        chips_per_node=data.get("chips_per_node", 1),
+        default_tiers=(*scale_up, *scale_out),
+    )
+
+
+def _stated_groups(data: Mapping[str, Any]) -> list[str]:
+    """The groups of facts that this chip file states numbers of."""
+    groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
+    return groups + (["tdp"] if "tdp" in data else []) + (["node"] if "chips_per_node" in data else [])
+
+
+def _cluster(data: Mapping[str, Any], chip: Chip) -> Cluster:
+    tiers = tuple(_tier(tier, f"tiers.{number}") for number, tier in enumerate(data["tiers"]))
+    return Cluster(
+        name=data["name"],
+        title=data.get("title", ""),
+        chip=chip,
+        num_chips=data["num_chips"],
+        chips_per_node=data["chips_per_node"],
+        tiers=tiers,
+        source=data["source"],
+        provenance=data["provenance"],
+        notes=data.get("notes", ""),
+    )
+
+
+def _tier(data: Mapping[str, Any], where: str) -> NetworkTier:
+    bandwidth = parse_quantity(data["bandwidth"], "bandwidth", field=f"{where}.bandwidth")
+    return NetworkTier(
+        name=data["name"],
+        topology=Topology(data["topology"]),
+        size=data["size"],
+        link=Link(
+            bandwidth=bandwidth,
+            pair_bandwidth=parse_quantity(data.get("pair_bandwidth", data["bandwidth"]), "bandwidth", field=f"{where}.pair_bandwidth"),
+            latency=parse_quantity(data["latency"], "time", field=f"{where}.latency"),
+        ),
+        torus_shape=tuple(data.get("torus_shape", ())),
+        wrap_multiple=data.get("wrap_multiple", 0),
+        oversubscription=float(data.get("oversubscription", 1.0)),
+        peer_to_peer=data.get("peer_to_peer", True),
+        source=data["source"],
+        provenance=data["provenance"],
+    )
+
+
+def _flop_rate(name: str, rate: str) -> float:
+    return parse_quantity(rate, "flop_rate", field=f"peak_flop_rate.{name}")
+
+
+def _dtype(name: str) -> Dtype:
+    try:
+        return Dtype(name)
+    except ValueError:
+        raise bad_field("peak_flop_rate", name, f"unknown dtype{suggest(name, Dtype)}") from None
+
+
+def _read_calibration(path: Path) -> "Calibration":
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.hardware.records import record_from_data
+
+    data = read_yaml(path)
+    return _located(path, lambda: record_from_data(Calibration, data, where="calibration"))
+
+
+def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
+    """A cluster from the text of a cluster file whose chip is a shipped one."""
+    data = check_shape(parse_yaml(text, where=where), _cluster_schema(), where=where)
+    return _located(Path(where), lambda: _cluster(data, load_chip(data["chip"])))
+
+
+def parse_chip(text: str, *, where: str = "chip") -> Chip:
+    """A chip from the text of a chip file."""
+    data = check_shape(parse_yaml(text, where=where), _chip_schema(), where=where)
+    return _located(Path(where), lambda: _chip(data))
+
+
+@lru_cache(maxsize=1)
+def _chip_schema() -> "CoreSchema":
+    from pydantic_core import core_schema as shape
+
+    text = shape.str_schema(min_length=1)
+    count = shape.int_schema(ge=1, le=2**31)
+    fact = record({"provenance": _provenance(), "source": text})
+    return record(
+        {
+            "name": text,
+            "vendor": text,
+            "launch_year": count,
+            "peak_flop_rate": shape.dict_schema(text, text, min_length=1),
+            "memory": record({"name": text, "capacity": text, "bandwidth": text}),
+            "on_chip": record({"compute_units": count, "unit_kind": text}, {"capacity": text}),
+            "facts": shape.dict_schema(text, fact),
+        },
+        {
+            "title": text,
+            "devices_per_chip": count,
+            "tdp": text,
+            "chips_per_node": count,
+            "scale_up": shape.list_schema(_tier_schema(), max_length=8),
+            "scale_out": _tier_schema(),
+            "notes": shape.str_schema(),
+        },
+    )
+
+
+@lru_cache(maxsize=1)
+def _cluster_schema() -> "CoreSchema":
+    from pydantic_core import core_schema as shape
+
+    text = shape.str_schema(min_length=1)
+    count = shape.int_schema(ge=1, le=2**31)
+    return record(
+        {
+            "name": text,
+            "chip": text,
+            "num_chips": count,
+            "chips_per_node": count,
+            "tiers": shape.list_schema(_tier_schema(), min_length=1, max_length=8),
+            "source": text,
+            "provenance": _provenance(),
+        },
+        {"title": text, "notes": shape.str_schema()},
+    )
+
+
+def _tier_schema() -> "CoreSchema":
+    from pydantic_core import core_schema as shape
+
+    text = shape.str_schema(min_length=1)
+    count = shape.int_schema(ge=1, le=2**31)
+    return record(
+        {
+            "name": text,
+            "topology": shape.literal_schema([str(member) for member in Topology]),
+            "size": count,
+            "bandwidth": text,
+            "latency": text,
+            "provenance": _provenance(),
+            "source": text,
+        },
+        {
+            "pair_bandwidth": text,
+            "torus_shape": shape.list_schema(count, min_length=1, max_length=6),
+            "wrap_multiple": count,
+            "oversubscription": shape.float_schema(ge=1, le=1000, allow_inf_nan=False),
+            "peer_to_peer": shape.bool_schema(),
+        },
+    )
+
+
+def _provenance() -> "CoreSchema":
+    from pydantic_core import core_schema as shape
+
+    return shape.literal_schema(list(PROVENANCES))
