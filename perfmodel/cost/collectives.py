@@ -1,0 +1,153 @@
+"""How long a collective takes on nested network tiers: the cheapest of ring, tree, hierarchical and one-shot.
+
+Bandwidth is per chip, so groups that run at the same time on the chips of one node share its NICs by themselves. All functions are
+elementwise on broadcast arrays; a group of one rank takes exactly 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.compute import Num
+from perfmodel.cost.machine import RING_PASSES, LinkRates, Machine
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, CollectiveKind
+
+__all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time", "wire_bytes"]
+
+_PASSES = np.array([RING_PASSES[kind] for kind in CollectiveKind])
+
+
+def wire_bytes(kind: CollectiveKind | NDArray[np.integer], num_bytes: Num, group_size: Num) -> Any:
+    """Bytes that each rank sends. [byte]
+
+    all-gather, reduce-scatter, all-to-all: V (n - 1) / n;  all-reduce: 2 V (n - 1) / n;  send: V (n = 2)
+
+    num_bytes  V  buffer at full size in the group; of an all-to-all the local buffer  [byte]
+    """
+    n = group_size
+    return _PASSES[_code(kind)] * (num_bytes * ((n - 1) / n))
+
+
+def collective_time(
+    kind: CollectiveKind | NDArray[np.integer], num_bytes: Num, *, group_size: Num, inside: Sequence[Num], machine: Machine
+) -> Any:
+    """One collective of a group, alone on its links. [s]
+
+    t = sum over crossed tiers of a  +  min(sum h_ring a1, sum h_tree a_tree)  +  max over tiers of (V_i / B_i + c (V_i / MiB)^x)
+
+    kind        a kind, or an array of codes (`COLLECTIVE_CODE`) that broadcasts against the rest
+    num_bytes   V    buffer at full size in the group; of an all-to-all the local buffer                [byte]
+    group_size  n    ranks; 2 for a send (1: nothing is sent)                                           [-]
+    inside      n_i  ranks of the group inside one domain of tier i, innermost first; the last is n     [-]
+
+    With n_-1 = 1 and p passes (all-reduce 2, others 1, `RING_PASSES`), at tier i:
+    ring hops n / n_{i-1} - n / n_i, tree levels ceil(log2(n_i / n_{i-1})), and bytes V_i that a chip sends
+    ring          p V (n - 1) / n / n_{i-1}     where tier i is crossed: the ranks of an inner domain share the flow through it
+    hierarchical  p V (1 / n_{i-1} - 1 / n_i)   the inner tiers have reduced or will gather the rest
+    all-to-all    V (n_i - n_{i-1}) / n
+    Tiers work at the same time on different chunks: the slowest sets the pace. In one tier all three are p V (n - 1) / n.
+    Where the library can (`one_shot_time`), a small all-reduce instead sends V to each of the n - 1 peers at once.
+    Full mesh: B_i grows with the peers, min(bandwidth, (n - 1) * pair bandwidth). Torus: see `machine._torus_slowdown`.
+
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005 (ring, recursive halving and doubling); the base, the ramp and the achieved
+    fraction of B_i are fitted to NCCL (or gloo), whose own choice of algorithm and protocol they contain.
+    """
+    links = machine.links
+    code = _code(kind)
+    if len(inside) == 1:
+        return _one_tier_time(num_bytes, group_size, links.table[:, 0, code], links)
+    return _nested_time(num_bytes, group_size, inside, code, links)
+
+
+def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
+    return COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
+
+
+def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates) -> Any:
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot = coefficients
+    n = group_size
+    peers = n - 1.0
+    crossed = np.minimum(peers, 1.0)
+    latency = np.minimum(peers * hop, _tree_levels(n) * tree)
+    seconds = inverse_bandwidth
+    if links.mesh[0] > 1:
+        seconds = seconds * _mesh_slowdown(peers, links.mesh[0])
+    sent = (nested + ring + pairwise) * num_bytes * (peers / n)
+    if links.torus[0][0].size:
+        rings, exchanges = _torus_slowdown(n, links, 0)
+        seconds = seconds * np.where(pairwise > 0, exchanges, rings)
+    time = base * crossed + latency + sent * seconds + ramp * np.power(sent, exponent)
+    if links.has_one_shot:
+        time = np.minimum(time, crossed * one_shot + (peers * num_bytes) * seconds)
+    return time
+
+
+def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: Any, links: LinkRates) -> Any:
+    n = group_size
+    shape = np.broadcast_shapes(np.shape(n), *(np.shape(members) for members in inside))
+    num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
+    coefficients = links.table[:, :, code]
+    coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims - np.ndim(code)), *np.shape(code))
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot = coefficients
+    members = np.empty((len(inside) + 1, *(1,) * (num_dims - len(shape)), *shape))
+    members[0] = 1.0
+    for tier, count in enumerate(inside):
+        members[tier + 1] = count
+    inner, outer = members[:-1], members[1:]
+    parts = n / members
+    hops = parts[:-1] - parts[1:]
+    branches = outer / inner
+    crossed = np.minimum(branches - 1.0, 1.0)
+    share = 1.0 / members
+    flow = ring * (crossed * ((n - 1.0) / n) * share[:-1]) + nested * (share[:-1] - share[1:]) + pairwise * ((outer - inner) / n)
+    sent = flow * num_bytes
+    seconds = inverse_bandwidth
+    if max(links.mesh) > 1 or any(rings.size for rings, _ in links.torus):
+        seconds = seconds * _topology_slowdown(branches, pairwise, links)
+    latency = np.minimum(_total(hops * hop), _total(_tree_levels(branches) * tree))
+    time = _total(base * crossed) + latency + _slowest(sent * seconds + ramp * np.power(sent, exponent))
+    if links.has_one_shot:
+        time = np.minimum(time, _total(crossed * one_shot) + ((n - 1.0) * num_bytes) * _slowest(crossed * seconds))
+    return time
+
+
+def _total(by_tier: Any) -> Any:
+    """Sum over the tiers, in order: numpy's own sum orders its terms by the shape."""
+    total = by_tier[0]
+    for values in by_tier[1:]:
+        total = total + values
+    return total
+
+
+def _slowest(by_tier: Any) -> Any:
+    return by_tier.max(axis=0)  # a maximum is exact in any order
+
+
+def _tree_levels(branches: Num) -> Any:
+    """ceil(log2(branches)), exactly: the binary exponent of the number just below. [-]"""
+    return np.frexp(branches - 0.5)[1]
+
+
+def _mesh_slowdown(peers: Num, mesh: float) -> Any:
+    """A chip reaches each peer by its own link: with few peers the others idle. [-]"""
+    return np.maximum(mesh / np.maximum(peers, 1.0), 1.0)
+
+
+def _torus_slowdown(members: Num, links: LinkRates, tier: int) -> tuple[Any, Any]:
+    rings, exchanges = links.torus[tier]
+    index = np.minimum(np.asarray(members).astype(np.int64), rings.size - 1)
+    return rings[index], exchanges[index]
+
+
+def _topology_slowdown(branches: Any, pairwise: Any, links: LinkRates) -> Any:
+    shape = np.broadcast_shapes(branches.shape, pairwise.shape)
+    slowdown = np.ones(shape)
+    for tier in range(len(links.mesh)):
+        if links.torus[tier][0].size:
+            rings, exchanges = _torus_slowdown(branches[tier], links, tier)
+            slowdown[tier] = np.where(pairwise[tier] > 0, exchanges, rings)
+        else:
+            slowdown[tier] = _mesh_slowdown(branches[tier] - 1.0, links.mesh[tier])
+    return slowdown

@@ -1,0 +1,149 @@
+"""How long one operator takes on one chip: matrix multiplies, streaming kernels, fused attention.
+
+All functions are elementwise on broadcast arrays, so that a row of a batch equals the single evaluation to the bit. Efficiency is a
+smooth function of the shape with few parameters (see `perfmodel.hardware.calibration`).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.machine import AttentionRates, Machine
+from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
+
+Num = float | NDArray[np.floating] | NDArray[np.integer]
+"""A float or an array of floats; degrees may be integers."""
+
+STACK_LIMIT = 8192
+"""Elements up to which all tiles are evaluated in one array; beyond, tile after tile, so that temporaries stay in cache. Same bits."""
+
+
+def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: Machine) -> Any:
+    """A batch of matrix multiplies [m, k] x [k, n]. [s]
+
+    t = t0 + (C^p + M^p)^(1/p)
+    C = min over tiles of  wq * S * tm * tn * (1 + q * m0) * 2 (k + k0) / R
+    wq = (1 - a) * w + a * ceil(w),   w = batch * ceil(m / tm) * ceil(n / tn) / S
+    M = itemsize * batch * (m k + k n + m n) / B
+
+    itemsize  bytes of an element of all three matrices                                         [byte]
+    R   achieved FLOP rate (peak * clock * peak_fraction)         B   achieved memory bandwidth
+    S   compute units    tm, tn  output tile    q  its penalty exponent    a, k0, m0, p, t0  calibration
+
+    S * wq tiles are paid: the last wave of tiles costs up to a whole one. The library is taken to choose the best tile.
+    Source: wave and tile quantisation as in NVIDIA, Matrix Multiplication Background User's Guide; the rest is fitted.
+    """
+    rates = machine.matmul
+    if _size(batch, m, n) <= STACK_LIMIT:
+        shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n))
+        inverse_m, inverse_n, weight = (column.reshape(shape) for column in rates.tile_columns)
+        work = _tile_work(batch, m, n, inverse_m, inverse_n, weight, machine).min(axis=0)  # a minimum is exact in any order
+    else:
+        work = _tile_work(batch, m, n, *rates.tiles[0], machine)
+        for tile in rates.tiles[1:]:
+            np.minimum(work, _tile_work(batch, m, n, *tile, machine), out=work)
+    compute = work * ((k + rates.depth_offset) * (2.0 * rates.compute_units / rates.flop_rate))
+    memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
+    p = rates.sharpness
+    return rates.floor_time + np.power(np.power(compute, p) + np.power(memory, p), 1.0 / p)
+
+
+def _tile_work(batch: Num, m: Num, n: Num, inverse_m: Num, inverse_n: Num, weight: Num, machine: Machine) -> Any:
+    """Output elements that each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact)."""
+    rates = machine.matmul
+    waves = np.ceil(m * inverse_m) * np.ceil(n * inverse_n) * batch / rates.compute_units
+    return (waves * (1.0 - rates.wave_softness) + np.ceil(waves) * rates.wave_softness) * weight
+
+
+def _size(*operands: Num) -> int:
+    return np.broadcast(*operands).size
+
+
+def streaming_time(*, num_bytes: Num, num_elements: Num, kernel_class: KernelClass | NDArray[np.integer], machine: Machine) -> Any:
+    """A kernel that passes over memory: elementwise, normalisation, softmax, lookup, optimizer. [s]
+
+    t = t0 + V * (1 / B0 + sum over caches of (1 / B_next - 1 / B_cache) * s(V / capacity)) + N * e,   s(x) = x^2 / (1 + x^2)
+
+    num_bytes     V  read and written                                                          [byte]
+    num_elements  N  elements of the output                                                    [-]
+    kernel_class     a class, or an array of codes (`KERNEL_CODE`) that broadcasts against V
+    B0               achieved bandwidth of the innermost level that the class knows; e  [s] for each element
+
+    With a floor, bandwidth saturates: half of it is reached at V = t0 * B. s is a smooth step from a cache's bandwidth to the next one's.
+    """
+    V, N = num_bytes, num_elements
+    rates = machine.streaming
+    code = KERNEL_CODE[kernel_class] if isinstance(kernel_class, str) else kernel_class
+    floor_time, inverse_bandwidth, element_time = rates.table[:, code]
+    for cache in rates.caches:
+        inverse_capacity, step = cache[:, code]
+        x = V * inverse_capacity
+        square = x * x
+        inverse_bandwidth = inverse_bandwidth + step * (square / (1.0 + square))
+    return floor_time + V * inverse_bandwidth + N * element_time
+
+
+def attention_time(
+    *,
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    query_length: Num,
+    key_length: Num,
+    head_dim: Num,
+    causal_fraction: Num,
+    itemsize: Num,
+    machine: Machine,
+    kernel: str = "flash",
+) -> Any:
+    """A fused attention kernel, forward. [s]
+
+    t = t0 + max(C, M)
+    C = 4 b h q z d f / R * (1 + d0 / d + (s0 + sd / d) / z) * wq / w,   w = b h ceil(q / tile) / S
+    M = itemsize * b * d * (2 h q + 2 g z) / B
+
+    causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
+    kv_heads         g  heads of keys and values: they count in memory only
+
+    Source: the shape of Dao, FlashAttention-2 (2023): one thread block for each block of queries; offsets are fitted.
+    """
+    rates = machine.attention[kernel]
+    scores = batch * heads * query_length * causal_fraction
+    compute = _attention_compute(scores, batch * heads, query_length, key_length, head_dim, rates)
+    memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
+    return rates.floor_time + np.maximum(compute, memory)
+
+
+def attention_backward_time(
+    *,
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    query_length: Num,
+    key_length: Num,
+    head_dim: Num,
+    causal_fraction: Num,
+    itemsize: Num,
+    machine: Machine,
+    kernel: str = "flash",
+) -> Any:
+    """The same kernel's backward: five products against two, at another rate; reads q, k, v, o, do and writes dq, dk, dv. [s]
+
+    t = t0 + max(2.5 / rate * C, 2 M) with C and M of `attention_time`
+    """
+    rates = machine.attention[kernel]
+    scores = batch * heads * query_length * causal_fraction
+    compute = _attention_compute(scores, batch * heads, query_length, key_length, head_dim, rates)
+    memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
+    return rates.floor_time + np.maximum(compute * (rates.model.backward_flops / rates.model.backward_rate), memory)
+
+
+def _attention_compute(query_work: Num, sequences: Num, query_length: Num, key_length: Num, head_dim: Num, rates: AttentionRates) -> Any:
+    """C of `attention_time`; query_work is b h q f, sequences b h. [s]"""
+    model = rates.model
+    d = head_dim
+    waves = np.ceil(query_length / model.query_tile) * sequences / rates.compute_units
+    paid = (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness / waves
+    keys = key_length * (d + model.head_dim_offset) + (model.sequence_offset * d + model.sequence_head_offset)
+    return query_work * keys * paid * (4.0 / rates.flop_rate)

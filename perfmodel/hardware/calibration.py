@@ -1,0 +1,307 @@
+"""A calibration: what one software stack gets out of a chip and its links, as the parameters of smooth formulas (no table of shapes).
+
+It is an overlay on a chip and a cluster: rates are fractions of what the data sheet says, so that a faster chip is predicted faster;
+`peaks` replaces data-sheet figures by measured ones where there is no data sheet (the CPU of this machine). The formulas that the
+parameters belong to are in `perfmodel.cost.compute` and `perfmodel.cost.collectives`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.dtypes import Dtype
+from perfmodel.errors import bad_field, suggest
+
+
+class CollectiveKind(StrEnum):
+    """What a group of ranks does together; the order gives each kind its integer code (`COLLECTIVE_CODE`)."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "send_recv"
+
+
+class KernelClass(StrEnum):
+    """Streaming kernels that reach different bandwidths; the order gives each its integer code (`KERNEL_CODE`)."""
+
+    DEFAULT = "default"
+    SOFTMAX = "softmax"
+    LAYERNORM = "layernorm"
+    GELU = "gelu"
+    DROPOUT = "dropout"
+    ADD = "add"
+    EMBEDDING = "embedding"
+    CROSS_ENTROPY = "cross_entropy"
+    OPTIMIZER = "optimizer"
+
+
+COLLECTIVE_CODE: Mapping[CollectiveKind, int] = MappingProxyType({kind: code for code, kind in enumerate(CollectiveKind)})
+KERNEL_CODE: Mapping[KernelClass, int] = MappingProxyType({kernel: code for code, kernel in enumerate(KernelClass)})
+
+SCALE_UP = "scale_up"
+"""The innermost network tier: NVLink domain, xGMI mesh, torus, PCIe tree, the processes of one CPU."""
+SCALE_OUT = "scale_out"
+"""Every tier outside it."""
+
+PEAK_NAMES = ("flop_rate", "memory_bandwidth", "memory_capacity", f"{SCALE_UP}_bandwidth", f"{SCALE_OUT}_bandwidth")
+
+
+class Provenance(StrEnum):
+    """What a number rests on; printed beside every prediction."""
+
+    SPEC_SHEET = "spec sheet"
+    PRIOR = "prior"
+    CALIBRATED = "calibrated"
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise bad_field(name, value, rule, "correct the calibration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulModel:
+    """Parameters of `matmul_time`, for one dtype.
+
+    peak_fraction       e   of the dense peak, large matrices, in short bursts
+    depth_offset        k0  contraction length that costs as much as starting a tile
+    wave_softness       a   share of the last, partial wave that is paid in full (0: work spreads evenly, 1: all of it)
+    memory_fraction     b   of the memory bandwidth, for the operands and the result
+    floor_time          t0  [s] one launch, nothing hidden
+    sharpness           p   how suddenly compute gives way to memory: (C^p + M^p)^(1/p)
+    small_tile_penalty  m0  extra time of a small tile, times its exponent in `tiles`
+    tiles               (rows, columns, penalty exponent) that the library chooses from
+    """
+
+    peak_fraction: float
+    depth_offset: float = 0.0
+    wave_softness: float = 0.0
+    memory_fraction: float = 1.0
+    floor_time: float = 0.0
+    sharpness: float = 4.0
+    small_tile_penalty: float = 0.0
+    tiles: tuple[tuple[float, float, float], ...] = ((1.0, 1.0, 0.0),)
+
+    def __post_init__(self) -> None:
+        _require(self.peak_fraction > 0, "peak_fraction", self.peak_fraction, "must be positive")
+        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
+        _require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
+        _require(min(self.depth_offset, self.floor_time, self.small_tile_penalty) >= 0, "matmul", self.floor_time, "must not be negative")
+        _require(bool(self.tiles) and all(min(t[0], t[1]) > 0 for t in self.tiles), "tiles", self.tiles, "must be positive sizes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingModel:
+    """Parameters of `streaming_time`, for one class of kernels.
+
+    bandwidth_fraction  of the memory bandwidth, for many bytes
+    floor_time          [s] one launch and its start; on a GPU also what it takes to fill the memory pipeline
+    element_time        [s] for each element where computing is the limit (transcendental functions on a CPU; 0 on GPUs)
+    caches              (capacity [byte], bandwidth as a fraction of the memory bandwidth), innermost first: faster below the capacity
+    """
+
+    bandwidth_fraction: float
+    floor_time: float = 0.0
+    element_time: float = 0.0
+    caches: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
+        _require(self.floor_time >= 0, "floor_time", self.floor_time, "must not be negative")
+        _require(self.element_time >= 0, "element_time", self.element_time, "must not be negative")
+        fractions = [*(fraction for _, fraction in self.caches), self.bandwidth_fraction]
+        capacities = [0.0, *(capacity for capacity, _ in self.caches)]
+        _require(all(a < b for a, b in pairwise(capacities)), "caches", self.caches, "capacities must increase")
+        _require(all(a >= b for a, b in pairwise(fractions)), "caches", self.caches, "bandwidths must not increase")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionModel:
+    """Parameters of `attention_time` (a fused kernel).
+
+    peak_fraction         e   of the dense peak, long sequences and large heads
+    head_dim_offset       d0  softmax work for each score, as head dims
+    sequence_offset       s0  start of each block of queries, as keys
+    sequence_head_offset  sd  the same, the part that does not shrink with the head dim [keys x head dims]
+    floor_time            t0  [s]
+    query_tile            queries of one thread block
+    memory_fraction       of the memory bandwidth, for q, k, v and the output
+    wave_softness         a   as in MatmulModel
+    backward_flops        backward FLOPs over forward FLOPs (2.5: five products against two)
+    backward_rate         rate of backward over the rate of forward
+    """
+
+    peak_fraction: float
+    head_dim_offset: float = 0.0
+    sequence_offset: float = 0.0
+    sequence_head_offset: float = 0.0
+    floor_time: float = 0.0
+    query_tile: float = 128.0
+    memory_fraction: float = 0.8
+    wave_softness: float = 0.0
+    backward_flops: float = 2.5
+    backward_rate: float = 0.8
+
+    def __post_init__(self) -> None:
+        _require(self.peak_fraction > 0, "peak_fraction", self.peak_fraction, "must be positive")
+        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require(self.query_tile > 0, "query_tile", self.query_tile, "must be positive")
+        _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
+        _require(self.backward_flops > 0 and self.backward_rate > 0, "backward_rate", self.backward_rate, "must be positive")
+        offsets = (self.head_dim_offset, self.sequence_offset, self.sequence_head_offset, self.floor_time)
+        _require(min(offsets) >= 0, "attention", offsets, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveModel:
+    """Parameters of `collective_time`, for one kind of collective on one kind of tier.
+
+    base_time           a   [s] once
+    hop_time            a1  [s] for each ring hop
+    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach; above 1 where the switch reduces
+    ramp, ramp_exponent c x [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message
+    tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
+    one_shot_time       [s] to send the whole buffer to every peer at once, instead of a0, hops and passes; 0: the library does not do it
+    nested              between nodes each chip moves its part only (hierarchical, or a tree over nodes); False: one flat ring
+    """
+
+    base_time: float = 0.0
+    hop_time: float = 0.0
+    bandwidth_fraction: float = 0.8
+    ramp: float = 0.0
+    ramp_exponent: float = 0.5
+    tree_hop_time: float = 0.0
+    one_shot_time: float = 0.0
+    nested: bool = False
+
+    def __post_init__(self) -> None:
+        _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
+        _require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
+        times = (self.base_time, self.hop_time, self.ramp, self.tree_hop_time, self.one_shot_time)
+        _require(min(times) >= 0, "collective", times, "times must not be negative")
+
+
+RAMP_BYTES = 2.0**20
+"""Unit of the ramp's argument: 1 MiB, so that c is the extra time of a message of that size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Everything measured of one software stack on one chip, and how well it fits.
+
+    chips               the chips that it was measured on; for them a prediction is `calibrated`
+    relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
+    software            libraries and their versions
+    matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective
+    peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
+    sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
+    exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
+    launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
+    host_times          [s] by name: dtensor_op, autograd_op, fsdp_unit, step ...
+    context_bytes       memory that the framework's context takes
+    allocator_factor    memory reserved over memory allocated
+    contention          slow-down factors by name: processes that share cores, compute under communication
+    points, errors      number of measurements and held-out median errors, by part
+    """
+
+    name: str
+    chips: tuple[str, ...]
+    software: str
+    source: str
+    date: str
+    provenance: Provenance = Provenance.CALIBRATED
+    relatives: tuple[str, ...] = ()
+    matmul: Mapping[Dtype, MatmulModel] = field(default_factory=dict)
+    streaming: Mapping[KernelClass, StreamingModel] = field(default_factory=dict)
+    attention: Mapping[str, AttentionModel] = field(default_factory=dict)
+    collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    sustained_clock_fraction: float = 1.0
+    exposed_floor_fraction: float = 1.0
+    launch_time: float = 0.0
+    host_times: Mapping[str, float] = field(default_factory=dict)
+    context_bytes: float = 0.0
+    allocator_factor: float = 1.0
+    contention: Mapping[str, float] = field(default_factory=dict)
+    points: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("matmul", "streaming", "attention", "peaks", "host_times", "contention", "points", "errors"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        tiers = {tier: _frozen(models) for tier, models in self.collectives.items()}
+        object.__setattr__(self, "collectives", MappingProxyType(tiers))
+        _require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
+        _require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
+        _require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
+        _require(self.allocator_factor >= 1, "allocator_factor", self.allocator_factor, "must be at least 1")
+        _require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
+        for tier in self.collectives:
+            if tier not in (SCALE_UP, SCALE_OUT):
+                raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")
+        for peak, value in self.peaks.items():
+            if peak.partition(".")[0] not in PEAK_NAMES:
+                raise bad_field("peaks", peak, f"unknown figure{suggest(peak, PEAK_NAMES)}")
+            _require(value > 0, f"peaks.{peak}", value, "must be positive")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Mapping proxies cannot be pickled: rebuild from plain dicts."""
+        plain = {name: _thawed(getattr(self, name)) for name in self.__dataclass_fields__}
+        return _rebuild, (plain,)
+
+
+def _rebuild(values: dict[str, Any]) -> Calibration:
+    return Calibration(**values)
+
+
+def _frozen(mapping: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(dict(mapping))
+
+
+def _thawed(value: Any) -> Any:
+    return {key: _thawed(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+GPU_TILES = ((256.0, 128.0, 0.0), (128.0, 256.0, 0.0), (128.0, 128.0, 1.0), (64.0, 128.0, 3.0), (128.0, 64.0, 3.0))
+"""Output tiles of the matrix-multiply kernels that GPU libraries choose from, with the penalty exponent of the small ones."""
+
+SPEC_SHEET = Calibration(
+    name="",
+    chips=(),
+    software="none: typical fractions of the data sheet",
+    source=(
+        "matmul .8: best achieved matrix multiplies of eight GPUs lie at .68-.87 of the dense peak (Bekman, ML Engineering, MAMF "
+        "table); memory .8 and 3 us a kernel: aiconfigurator system files; links .8: NCCL tests on NVLink and InfiniBand; attention .55: "
+        "aiconfigurator tables of A100 to B200"
+    ),
+    date="2026-11-21",
+    provenance=Provenance.SPEC_SHEET,
+    matmul={
+        Dtype.BF16: MatmulModel(
+            peak_fraction=0.8, depth_offset=100.0, wave_softness=0.2, memory_fraction=0.8, floor_time=3e-6, tiles=GPU_TILES
+        )
+    },
+    streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, floor_time=3e-6)},
+    attention={"flash": AttentionModel(peak_fraction=0.55, sequence_offset=1000.0, floor_time=10e-6)},
+    exposed_floor_fraction=0.5,
+)
+"""What a prediction uses where nothing was measured on the chip or a relative of it. Collectives: alpha-beta on the cluster's own links."""
+
+
+def default_calibration(chip: str, calibrations: Iterable[Calibration]) -> Calibration:
+    """The calibration that was measured on `chip`, else that of a relative, else `SPEC_SHEET`."""
+    known = list(calibrations)
+    for calibration in known:
+        if chip in calibration.chips:
+            return calibration
+    for calibration in known:
+        if chip in calibration.relatives:
+            return calibration
+    return SPEC_SHEET
