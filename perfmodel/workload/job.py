@@ -1,0 +1,173 @@
+"""A training job: the model, the batch, the numbers it computes in and the optimizer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from perfmodel.dtypes import Dtype, itemsize
+from perfmodel.errors import bad_field
+from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
+
+
+class Optimizer(StrEnum):
+    """An elementwise optimizer: its step streams over every parameter once."""
+
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+    ADAMW = "adamw"
+
+    @property
+    def num_states(self) -> int:
+        """State tensors of the parameter's shape: none; the momentum; the two moments."""
+        return _NUM_STATES[self]
+
+    @property
+    def num_flops_per_parameter(self) -> int:
+        """Arithmetic of one step for one parameter [FLOP]; the step is bound by bytes, not by this.
+
+        sgd       w -= lr*g                                                            2
+        momentum  m = mu*m + g (2); w -= lr*m (2)                                      4
+        adam      m = b1*m + (1-b1)*g (3); v = b2*v + (1-b2)*g*g (4);
+                  d = sqrt(v)/c + eps (3); w -= lr*m/d (3)                            13
+        adamw     and w *= 1 - lr*decay                                               14
+
+        Source: the update rules as torch.optim documents them; a root or a division counts as 1, scalars are folded beforehand.
+        """
+        return _NUM_FLOPS[self]
+
+
+_NUM_STATES = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM: 2, Optimizer.ADAMW: 2}
+_NUM_FLOPS = {Optimizer.SGD: 2, Optimizer.MOMENTUM: 4, Optimizer.ADAM: 13, Optimizer.ADAMW: 14}
+
+
+class Precision(StrEnum):
+    """The precision policies that a job may name; `PRECISION_POLICIES` says what each means."""
+
+    FP32 = "fp32"
+    BF16_MIXED = "bf16-mixed"
+    FP16_MIXED = "fp16-mixed"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionPolicy:
+    """The dtype of each copy of a parameter and of what flows past it.
+
+    parameter        the copy that the operators read, and that is gathered
+    compute          what matrices are multiplied in; activations are stored in it
+    gradient         of a parameter, as backward produces it
+    gradient_reduce  what gradients are accumulated and reduced in, unless the execution profile says otherwise
+    master           the copy that the optimizer updates; where it equals `parameter`, there is only that one
+    optimizer_state  each state tensor of the optimizer
+    """
+
+    name: Precision
+    parameter: Dtype
+    compute: Dtype
+    gradient: Dtype
+    gradient_reduce: Dtype
+    master: Dtype
+    optimizer_state: Dtype
+
+    @property
+    def has_master_copy(self) -> bool:
+        """The master weights are a copy of their own beside the parameters."""
+        return self.master is not self.parameter
+
+    @property
+    def scales_loss(self) -> bool:
+        """fp16 gradients underflow without a scaled loss, whose check for infinities is one scalar all-reduce a step."""
+        return self.gradient is Dtype.FP16
+
+    def state_bytes_per_parameter(self, optimizer: Optimizer) -> float:
+        """Bytes held for the optimizer: master copy and state tensors. [byte/parameter]
+
+        Adam in mixed precision holds 12 (4 + 4 + 4): ZeRO's K, Rajbhandari et al., arXiv 1910.02054, section 3.1.
+        """
+        master = itemsize(self.master) if self.has_master_copy else 0.0
+        return master + optimizer.num_states * itemsize(self.optimizer_state)
+
+    def step_bytes_per_parameter(self, optimizer: Optimizer) -> float:
+        """Bytes that a fused optimizer step moves to and from memory. [byte/parameter]
+
+        read the reduced gradient; read and write the master weight and each state; write the parameter copy if there is one.
+        A step of several passes (one kernel for each line of the rule) moves more: that is the execution profile's.
+        """
+        copy = itemsize(self.parameter) if self.has_master_copy else 0.0
+        states = optimizer.num_states * itemsize(self.optimizer_state)
+        return itemsize(self.gradient_reduce) + 2 * (itemsize(self.master) + states) + copy
+
+
+PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
+    {
+        Precision.FP32: PrecisionPolicy(
+            name=Precision.FP32,
+            parameter=Dtype.FP32,
+            compute=Dtype.FP32,
+            gradient=Dtype.FP32,
+            gradient_reduce=Dtype.FP32,
+            master=Dtype.FP32,
+            optimizer_state=Dtype.FP32,
+        ),
+        # Megatron-LM accumulates and reduces bf16 gradients in fp32 (it forces the switch), torchtitan reduces them in fp32.
+        Precision.BF16_MIXED: PrecisionPolicy(
+            name=Precision.BF16_MIXED,
+            parameter=Dtype.BF16,
+            compute=Dtype.BF16,
+            gradient=Dtype.BF16,
+            gradient_reduce=Dtype.FP32,
+            master=Dtype.FP32,
+            optimizer_state=Dtype.FP32,
+        ),
+        # Micikevicius et al., arXiv 1710.03740: fp16 copy, fp32 master weights, scaled loss. Gradients stay fp16 until the step.
+        Precision.FP16_MIXED: PrecisionPolicy(
+            name=Precision.FP16_MIXED,
+            parameter=Dtype.FP16,
+            compute=Dtype.FP16,
+            gradient=Dtype.FP16,
+            gradient_reduce=Dtype.FP16,
+            master=Dtype.FP32,
+            optimizer_state=Dtype.FP32,
+        ),
+        Precision.BF16: PrecisionPolicy(
+            name=Precision.BF16,
+            parameter=Dtype.BF16,
+            compute=Dtype.BF16,
+            gradient=Dtype.BF16,
+            gradient_reduce=Dtype.BF16,
+            master=Dtype.BF16,
+            optimizer_state=Dtype.BF16,
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingJob:
+    """What is to be trained, whatever the cluster and the plan. Gradient accumulation follows from the plan's micro-batch."""
+
+    model: TransformerConfig
+    global_batch: int
+    seq_len: int
+    precision: Precision = Precision.BF16_MIXED
+    optimizer: Optimizer = Optimizer.ADAMW
+
+    def __post_init__(self) -> None:
+        for field, meaning in (("global_batch", "sequences of a step"), ("seq_len", "tokens of a sequence")):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+                raise bad_field(field, printable(value), f"must be a whole number from 1 to {MAX_SIZE}", f"it counts the {meaning}")
+        if not isinstance(self.precision, Precision):
+            raise bad_field("precision", self.precision, "is not known", f"use one of {', '.join(Precision)}")
+        if not isinstance(self.optimizer, Optimizer):
+            raise bad_field("optimizer", self.optimizer, "is not known", f"use one of {', '.join(Optimizer)}")
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+    @property
+    def policy(self) -> PrecisionPolicy:
+        return PRECISION_POLICIES[self.precision]
