@@ -84,8 +84,7 @@ class Chip:
 
     def flop_rate(self, dtype: Dtype | str) -> float:
         """Dense peak of one dtype [FLOP/s]. A dtype that the chip does not multiply is an error, never another dtype's rate."""
-        rates: Mapping[str, float] = dict(self.peak_flop_rate)  # a StrEnum key also answers to its plain string
-        rate = rates.get(dtype)
+        rate = {str(name): value for name, value in self.peak_flop_rate.items()}.get(str(dtype))
         if rate is None:
             known = ", ".join(self.peak_flop_rate)
             raise bad_field("dtype", dtype, f"chip {self.name} has no {dtype} units", f"it has {known}")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 LOCALHOST = "localhost"
 """The cluster that is this machine, found at run time."""
 
-# Groups of a chip's numbers; each has a provenance and a source of its own.
-FACT_GROUPS = ("launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip", "node", "scale_up", "scale_out", "tdp")
+# Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
+FACT_GROUPS = ("launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip", "node", "tdp")
 
 
 def list_chips() -> tuple[str, ...]:
@@ -229,12 +229,23 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         devices_per_chip=data.get("devices_per_chip", 1),
         tdp_watts=parse_quantity(data.get("tdp", "0 W"), "power", field="tdp"),
         price_per_hour=price.per_hour if price else 0.0,
-        provenance={group: fact["provenance"] for group, fact in facts.items()} | ({"price": price.provenance} if price else {}),
+        provenance=(
+            {group: fact["provenance"] for group, fact in facts.items()}
+            | _tier_provenance("scale_up", scale_up)
+            | _tier_provenance("scale_out", scale_out)
+            | ({"price": price.provenance} if price else {})
+        ),
         source="; ".join(dict.fromkeys(fact["source"] for fact in facts.values())),
         notes=data.get("notes", ""),
         chips_per_node=data.get("chips_per_node", 1),
         default_tiers=(*scale_up, *scale_out),
     )
+
+
+def _tier_provenance(group: str, tiers: Sequence[NetworkTier]) -> dict[str, str]:
+    """Provenance of a group of tiers together; empty where there are none."""
+    stated = {tier.provenance for tier in tiers}
+    return {group: stated.pop() if len(stated) == 1 else "mixed"} if stated else {}
 
 
 def _stated_groups(data: Mapping[str, Any]) -> list[str]:
