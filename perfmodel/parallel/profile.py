@@ -17,7 +17,8 @@ class ExecutionProfile:
     dropout                              dropout operators run (in training, with the model's probability)
     saved_input_layout                   where the redistributed input of a matmul is saved: consumer (gathered) or producer (shard; gathered again)
     fused_cross_entropy                  softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
-    fused_norm, fused_elementwise        one pass over memory instead of one per elementary operator
+    logit_bytes                          memory traffic of the loss, forward and backward together, a logit
+    fuses_elementwise                    chains of elementwise operators are one kernel that keeps what is between in registers
     elementwise_traffic                  memory traffic of streaming operators over the minimum
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
@@ -33,6 +34,7 @@ class ExecutionProfile:
     recompute_stops_early                recomputation does not re-run the last collectives of a layer (torch) or does (Megatron)
     host_layer_time, host_layer_time_per_tp   least forward + backward time of a layer and microbatch that the host allows
     host_recompute_factor                that floor times this under full recomputation
+    pipeline_keeps_parameters            under a pipeline, parameters stay gathered and gradients stay unreduced until the last microbatch (torch)
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
@@ -44,6 +46,7 @@ class ExecutionProfile:
     saved_input_layout: str
     fused_cross_entropy: bool
     logit_bytes: float
+    fuses_elementwise: bool
     elementwise_traffic: float
     accumulate_dtype: str
     reduce_dtype: str
@@ -59,6 +62,7 @@ class ExecutionProfile:
     pp_overlap: bool
     scatters_pipeline_sends: bool
     recompute_stops_early: bool
+    pipeline_keeps_parameters: bool
     host_layer_time: float
     host_layer_time_per_tp: float
     host_recompute_factor: float

@@ -1,0 +1,144 @@
+"""What one microbatch costs on one chip: time of operators and of redistributions, and bytes kept for backward, by region.
+
+A `Program` evaluated on columns. Reductions over rows go through reduceat, which adds row by row in a fixed order, so that one
+plan alone and the same plan among many give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.program import COMM, PHASES, SAVED, Program, Rows
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.workload.operator import REGIONS
+
+Array = NDArray[np.float64]
+
+_SEGMENTS = len(REGIONS) * len(PHASES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicrobatchCost:
+    """Columns of one microbatch.
+
+    matmul, attention, streaming   [segments, rows] seconds of work; segment = region * 4 + phase (core, rest, tail, backward)
+    communication                  [segments * 3, rows] seconds, by class (tensor parallel, context parallel, re-gather)
+    saved                          [regions * 3, rows] bytes (kept, dropped by selective recomputation, block boundary)
+    boundary, logits, widest       bytes of a stage boundary; logit elements; bytes of a layer's largest tensor
+    """
+
+    matmul: Array
+    attention: Array
+    streaming: Array
+    communication: Array
+    saved: Array
+    boundary: Array
+    logits: Array
+    widest: Array
+
+
+def amounts(program: Program, grid: LayoutGrid, microbatch: Array) -> tuple[Array, Array]:
+    """[amounts, rows] values of every amount, and [masks, rows] sizes of every group of axes."""
+    a = program.amounts
+    sizes = np.array([grid.size(mask) for mask in a.masks])
+    samples = np.where(a.per_sample, microbatch, 1.0)
+    padded = np.ceil(a.padded_size / sizes[a.padded_axes])
+    return a.base * samples * padded / sizes[a.axes], sizes
+
+
+def _by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
+    total = np.zeros((num_segments, num_columns))
+    if len(rows.starts):
+        total[rows.present] = np.add.reduceat(values, rows.starts, axis=0)
+    return total
+
+
+def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array) -> MicrobatchCost:
+    """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank)."""
+    amount, sizes = amounts(program, grid, microbatch)
+    columns = amount.shape[1]
+    itemsize = program.activation_bytes
+    mm = program.matmul.columns
+    matmul = matmul_time(
+        batch=amount[mm["batch"]], m=amount[mm["m"]], n=amount[mm["n"]], k=amount[mm["k"]], itemsize=itemsize, machine=machine
+    )
+    work_matmul = _by_segment(matmul + machine.launch_time, program.matmul, _SEGMENTS, columns)
+    work_attention = np.zeros((_SEGMENTS, columns))
+    at = program.attention.columns
+    for row, segment in enumerate(program.attention.segments):
+        evaluate = attention_backward_time if at["backward"][row] else attention_time
+        time = evaluate(
+            batch=amount[at["batch"][row]],
+            heads=amount[at["heads"][row]],
+            kv_heads=amount[at["kv_heads"][row]],
+            query_length=amount[at["queries"][row]],
+            key_length=amount[at["keys"][row]],
+            head_dim=program.head_dim,
+            causal_fraction=_causal_fraction(program, grid),
+            itemsize=itemsize,
+            machine=machine,
+            kernel=program.attention_kernel,
+        )
+        work_attention[segment] = work_attention[segment] + (time + machine.launch_time)
+    st = program.streaming.columns
+    num_bytes = np.add.reduceat(amount[program.access_amounts], program.access_starts, axis=0)
+    streaming = streaming_time(num_bytes=num_bytes, num_elements=amount[st["elements"]], kernel_class=st["kernel"][:, None], machine=machine)
+    work_streaming = _by_segment(streaming + machine.launch_time, program.streaming, _SEGMENTS, columns)
+    tr = program.traffic.columns
+    if len(program.traffic.segments):
+        inside = _inside(program, grid)
+        time = collective_time(
+            tr["kind"][:, None],
+            amount[tr["amount"]],
+            group_size=sizes[tr["group"]],
+            inside=[tier[tr["group"]] for tier in inside],
+            machine=machine,
+        )
+        communication = _by_segment(time, program.traffic, _SEGMENTS * len(COMM), columns)
+    else:
+        communication = np.zeros((_SEGMENTS * len(COMM), columns))
+    saved = _by_segment(amount[program.saved.columns["amount"]], program.saved, len(REGIONS) * len(SAVED), columns)
+    return MicrobatchCost(
+        matmul=work_matmul,
+        attention=work_attention,
+        streaming=work_streaming,
+        communication=communication,
+        saved=saved,
+        boundary=amount[program.boundary],
+        logits=amount[program.logits],
+        widest=amount[program.layer_transient],
+    )
+
+
+def _causal_fraction(program: Program, grid: LayoutGrid) -> Array:
+    """Work of the slowest rank: contiguous causal chunks leave it (2 - 1/n) of the mean (algebra.md, causal cp)."""
+    cp = grid.degree["cp"]
+    imbalance = 2.0 - 1.0 / cp
+    return np.where(program.causal_fraction < 1.0, program.causal_fraction * imbalance, program.causal_fraction)
+
+
+def _inside(program: Program, grid: LayoutGrid) -> list[Array]:
+    masks = program.amounts.masks
+    by_mask = [grid.group_inside(mask) for mask in masks]
+    return [np.array([by_mask[i][tier] for i in range(len(masks))]) for tier in range(len(grid.inside))]
+
+
+def executed_flops(program: Program, grid: LayoutGrid, microbatch: Array) -> Array:
+    """[segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice; causal attention counts what it computes."""
+    amount, _ = amounts(program, grid, microbatch)
+    columns = amount.shape[1]
+    mm = program.matmul.columns
+    flops = 2.0 * amount[mm["batch"]] * amount[mm["m"]] * amount[mm["n"]] * amount[mm["k"]]
+    total = _by_segment(flops, program.matmul, _SEGMENTS, columns)
+    at = program.attention.columns
+    for row, segment in enumerate(program.attention.segments):
+        square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
+        products = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
+        total[segment] = total[segment] + products * square * program.head_dim * program.causal_fraction
+    return total

@@ -1,0 +1,444 @@
+"""A sharded graph compiled into arrays: one row per operator pass, redistribution, saved tensor and parameter.
+
+Derived once per (graph, rule set, profile), symbolically; evaluated on columns of plans (`cost/microbatch.py`). Every row's
+size is an *amount*: base * microbatch^e * ceil(padded / |padded axes|) / |axes|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, CollectiveKind, KernelClass
+from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, amount_of
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.sharding import Collective, gradient_layout
+from perfmodel.workload.operator import REGIONS, Graph, Operand, Operator, OperatorKind, TensorRole
+
+DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
+TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
+
+#: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
+#: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
+PHASES = ("core", "rest", "tail", "backward")
+WORK = ("matmul", "attention", "streaming")
+COMM = ("tensor_parallel", "context_parallel", "regather")
+SAVED = ("kept", "dropped_by_selective", "boundary")
+
+_ELEMENTWISE = frozenset(("bias", "gelu", "silu", "relu", "mul", "dropout", "add"))
+_KERNEL = {
+    "rmsnorm": KernelClass.LAYERNORM,
+    "layernorm": KernelClass.LAYERNORM,
+    "softmax": KernelClass.SOFTMAX,
+    "gelu": KernelClass.GELU,
+    "silu": KernelClass.GELU,
+    "dropout": KernelClass.DROPOUT,
+    "add": KernelClass.ADD,
+    "bias": KernelClass.ADD,
+    "embedding": KernelClass.EMBEDDING,
+    "cross_entropy": KernelClass.CROSS_ENTROPY,
+}
+
+
+def segment(region: str, phase: str) -> int:
+    return REGIONS.index(region) * len(PHASES) + PHASES.index(phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Amounts:
+    """[amounts, 1] arrays; axes as indices into `masks`."""
+
+    base: NDArray[np.float64]
+    per_sample: NDArray[np.bool_]
+    axes: NDArray[np.int64]
+    padded_size: NDArray[np.float64]
+    padded_axes: NDArray[np.int64]
+    masks: tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Rows of one kind, sorted by segment; `starts` and `segments` are for reduceat."""
+
+    names: tuple[str, ...]
+    segments: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    present: NDArray[np.int64]
+    columns: dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """What one microbatch costs on one chip, by rows.
+
+    matmul      columns batch, m, n, k (amounts)
+    attention   columns batch, heads, kv_heads, queries, keys (amounts), backward (0/1)
+    streaming   columns kernel (code), elements (amount); bytes from `accesses`
+    traffic     columns kind (code), group (mask), amount
+    saved       columns amount; segment = region * len(SAVED) + class
+    """
+
+    graph: Graph
+    derivation: Derivation
+    amounts: Amounts
+    matmul: Rows
+    attention: Rows
+    streaming: Rows
+    access_amounts: NDArray[np.int64]
+    access_starts: NDArray[np.int64]
+    traffic: Rows
+    saved: Rows
+    boundary: int
+    logits: int
+    layer_transient: int
+    activation_bytes: float
+    head_dim: int
+    causal_fraction: float
+    attention_kernel: str
+    parameters: tuple[ParameterLayout, ...]
+
+
+@dataclass(slots=True)
+class _Compiler:
+    masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
+    amounts: dict[Amount, int] = field(default_factory=dict)
+
+    def mask(self, axes: frozenset[str]) -> int:
+        return self.masks.setdefault(axes, len(self.masks))
+
+    def amount(self, amount: Amount) -> int:
+        if amount.per_sample:
+            if not amount.axes >= DATA_AXES:
+                raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
+            # the microbatch is counted per data-parallel rank, so these axes cancel
+            amount = Amount(
+                base=amount.base,
+                per_sample=True,
+                axes=amount.axes - DATA_AXES,
+                padded_size=amount.padded_size,
+                padded_axes=amount.padded_axes,
+            )
+        return self.amounts.setdefault(amount, len(self.amounts))
+
+    def arrays(self) -> Amounts:
+        amounts = list(self.amounts)
+        axes = np.array([self.mask(a.axes) for a in amounts])
+        padded_axes = np.array([self.mask(a.padded_axes) for a in amounts])
+        return Amounts(
+            base=np.array([[a.base] for a in amounts]),
+            per_sample=np.array([[a.per_sample] for a in amounts]),
+            axes=axes,
+            padded_size=np.array([[a.padded_size] for a in amounts]),
+            padded_axes=padded_axes,
+            masks=tuple(self.masks),
+        )
+
+
+def _rows(entries: list[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> tuple[Rows, list[int]]:
+    """Rows sorted by segment (stable), and the order in which the entries now stand."""
+    order = sorted(range(len(entries)), key=lambda i: entries[i][0])
+    segments = np.array([entries[i][0] for i in order], dtype=np.int64)
+    present, starts = np.unique(segments, return_index=True) if len(order) else (np.empty(0, np.int64), np.empty(0, np.int64))
+    return (
+        Rows(
+            names=tuple(entries[i][1] for i in order),
+            segments=segments,
+            starts=starts,
+            present=present,
+            columns={name: np.array([entries[i][2][name] for i in order], dtype=np.int64) for name in columns},
+        ),
+        order,
+    )
+
+
+def _is_core(operator: Operator, recompute_operators: Iterable[str]) -> bool:
+    return bool(operator.group) and operator.group in recompute_operators or operator.name in recompute_operators
+
+
+def compile_program(
+    derivation: Derivation,
+    profile: ExecutionProfile,
+    *,
+    recompute_operators: tuple[str, ...],
+    causal_fraction: float,
+    attention_kernel: str,
+) -> Program:
+    """Arrays for `derivation` as the framework of `profile` runs it."""
+    graph, shardings = derivation.graph, derivation.shardings
+    compiler = _Compiler()
+    phases = _forward_phases(graph, recompute_operators)
+    internal = _internal_tensors(derivation, profile)
+    epilogues = _epilogues(derivation)
+    matmul: list[tuple[int, str, dict[str, int]]] = []
+    attention: list[tuple[int, str, dict[str, int]]] = []
+    streaming: list[tuple[int, str, dict[str, int], list[Amount]]] = []
+
+    def local(op: Operator, dims: tuple[str, ...], scale: float = 1.0) -> Amount:
+        return amount_of(op, shardings[op.name], dims, scale=scale)
+
+    def stream(op: Operator, phase: str, kernel: str, elements: Amount, accesses: list[Amount]) -> None:
+        if accesses:
+            code = KERNEL_CODE[_KERNEL.get(kernel, KernelClass.DEFAULT)]
+            columns = {"kernel": code, "elements": compiler.amount(elements)}
+            streaming.append((segment(op.region, phase), op.name, columns, accesses))
+
+    for op in graph.operators:
+        forward = phases[op.name]
+        size = {operand.tensor: graph.tensors[operand.tensor].itemsize for operand in (*op.inputs, op.output)}
+        activations = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
+        output = local(op, op.output.dims)
+        if op.kind is OperatorKind.EINSUM:
+            roles = _einsum_roles(op)
+            batch, m, n, k = (compiler.amount(local(op, dims)) for dims in roles)
+            matmul.append((segment(op.region, forward), op.name, {"batch": batch, "m": m, "n": n, "k": k}))
+            for i, shape in ((0, {"m": m, "n": k, "k": n}), (1, {"m": k, "n": n, "k": m})):
+                if graph.tensors[op.inputs[i].tensor].role is not TensorRole.INDEX:
+                    matmul.append((segment(op.region, "backward"), f"{op.name}.grad{i}", {"batch": batch, **shape}))
+        elif op.kind is OperatorKind.ATTENTION:
+            columns = {
+                "batch": compiler.amount(local(op, ("b",))),
+                "heads": compiler.amount(local(op, ("g", "r"))),
+                "kv_heads": compiler.amount(local(op, ("g",))),
+                "queries": compiler.amount(local(op, ("q",))),
+                "keys": compiler.amount(local(op, ("z",))),
+            }
+            attention.append((segment(op.region, forward), op.name, {**columns, "backward": 0}))
+            attention.append((segment(op.region, "backward"), f"{op.name}.grad", {**columns, "backward": 1}))
+        elif op.kind is OperatorKind.EMBEDDING:
+            table = op.inputs[1]
+            row_bytes = output.scaled(size[op.output.tensor])
+            stream(op, forward, "embedding", output, [row_bytes, row_bytes])
+            stream(op, "backward", "embedding", output, [row_bytes, row_bytes, local(op, table.dims, size[table.tensor])])
+        elif op.kind is OperatorKind.CROSS_ENTROPY:
+            logits = local(op, op.inputs[0].dims)
+            stream(op, forward, "cross_entropy", logits, [logits.scaled(profile.logit_bytes / 2)])
+            stream(op, "backward", "cross_entropy", logits, [logits.scaled(profile.logit_bytes / 2)])
+        elif op.kind in (OperatorKind.STREAM, OperatorKind.ADD):
+            factor = profile.elementwise_traffic
+            reads = [local(op, o.dims, size[o.tensor] * factor) for o in activations if o.tensor not in internal]
+            writes = [] if op.output.tensor in internal else [output.scaled(size[op.output.tensor] * factor)]
+            masks = [output.scaled(saved.itemsize * factor) for saved in op.saved if saved.what == "mask"]
+            if op.name not in epilogues:
+                stream(op, forward, op.kernel_class, output, reads + writes + masks)
+            if op.kind is OperatorKind.STREAM:
+                kept = [
+                    local(op, op.inputs[s.index].dims, size[op.inputs[s.index].tensor] * factor) for s in op.saved if s.what == "input"
+                ] + [output.scaled(size[op.output.tensor] * factor) for s in op.saved if s.what == "output"]
+                into = [] if op.kernel_class == "bias" else reads
+                stream(op, "backward", op.kernel_class, output, writes + kept + masks + into)
+        readers = graph.consumers(op.output.tensor)
+        if len(readers) > 1:
+            # gradients of several readers are added: two reads and a write for each after the first
+            for reader, i in readers[1:]:
+                gradient = amount_of(reader, shardings[reader.name], reader.inputs[i].dims, scale=size[op.output.tensor])
+                stream(reader, "backward", "add", gradient.scaled(1.0 / size[op.output.tensor]), [gradient] * 3)
+
+    traffic, regathers = _traffic_rows(derivation, profile, phases, compiler)
+    saved = _saved_rows(derivation, profile, phases, regathers, internal, compiler, recompute_operators)
+    matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k"))
+    attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "backward"))
+    streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements"))
+    accesses = [[compiler.amount(a) for a in streaming[i][3]] for i in order]
+    starts = np.cumsum([0, *(len(a) for a in accesses[:-1])])
+    traffic_rows, _ = _rows(traffic, ("kind", "group", "amount"))
+    saved_rows, _ = _rows(saved, ("amount",))
+    boundary_op = graph.producer(graph.boundary)
+    loss = next(op for op in graph.operators if op.kind is OperatorKind.CROSS_ENTROPY)
+    if boundary_op is None:
+        raise AssertionError("the graph has no block boundary")
+    boundary = compiler.amount(local(boundary_op, boundary_op.output.dims, graph.tensors[graph.boundary].itemsize))
+    logits_index = compiler.amount(local(loss, loss.inputs[0].dims))
+    widest = max(
+        (local(op, op.output.dims, graph.tensors[op.output.tensor].itemsize) for op in graph.operators if op.region == "layer"),
+        key=lambda amount: amount.base,
+    )
+    transient = compiler.amount(widest)
+    attention_op = next(op for op in graph.operators if any(dim.name == "z" for dim in op.dims))
+    return Program(
+        graph=graph,
+        derivation=derivation,
+        amounts=compiler.arrays(),
+        matmul=matmul_rows,
+        attention=attention_rows,
+        streaming=streaming_rows,
+        access_amounts=np.array([a for group in accesses for a in group], dtype=np.int64),
+        access_starts=starts,
+        traffic=traffic_rows,
+        saved=saved_rows,
+        boundary=boundary,
+        logits=logits_index,
+        layer_transient=transient,
+        activation_bytes=graph.tensors[graph.boundary].itemsize,
+        head_dim=attention_op.dim("d").size if any(d.name == "d" for d in attention_op.dims) else 0,
+        causal_fraction=causal_fraction,
+        attention_kernel=attention_kernel,
+        parameters=derivation.parameters,
+    )
+
+
+def _einsum_roles(op: Operator) -> tuple[tuple[str, ...], ...]:
+    """Dims of (batch, m, n, k) of `A * B -> C`: in all three; in A and C; in B and C; summed over."""
+    a, b, c = (set(operand.dims) for operand in (*op.inputs, op.output))
+    roles: tuple[list[str], list[str], list[str], list[str]] = ([], [], [], [])
+    for dim in op.dims:
+        name = dim.name
+        if name in a and name in b and name in c:
+            roles[0].append(name)
+        elif name in c and name in a:
+            roles[1].append(name)
+        elif name in c:
+            roles[2].append(name)
+        else:
+            roles[3].append(name)
+    return tuple(tuple(role) for role in roles)
+
+
+def _forward_phases(graph: Graph, recompute_operators: Iterable[str]) -> dict[str, str]:
+    """core, rest or tail for each forward operator: the tail begins at the last operator of a layer that saves something."""
+    layer = [op for op in graph.operators if op.region == "layer"]
+    last = max(i for i, op in enumerate(layer) if op.saved)
+    tail = {op.name for op in layer[last:]}
+    return {op.name: "core" if _is_core(op, recompute_operators) else "tail" if op.name in tail else "rest" for op in graph.operators}
+
+
+def _epilogues(derivation: Derivation) -> set[str]:
+    """Biases that the matrix multiplication before them adds itself: nothing is redistributed in between."""
+    graph = derivation.graph
+    found = set()
+    for op in graph.operators:
+        if op.kernel_class != "bias":
+            continue
+        producer = graph.producer(op.inputs[0].tensor)
+        if producer is not None and producer.kind is OperatorKind.EINSUM and not derivation.left[op.inputs[0].tensor].partial:
+            found.add(op.name)
+    return found
+
+
+def _internal_tensors(derivation: Derivation, profile: ExecutionProfile) -> set[str]:
+    """Tensors that a fused kernel never writes: made and read, once, by elementwise operators in the same layout."""
+    if not profile.fuses_elementwise:
+        return set()
+    graph = derivation.graph
+    epilogues = _epilogues(derivation)
+    found = set()
+    for op in graph.operators:
+        readers = graph.consumers(op.output.tensor)
+        if op.kernel_class not in _ELEMENTWISE or op.name in epilogues or len(readers) != 1:
+            continue
+        reader, i = readers[0]
+        if reader.kernel_class in _ELEMENTWISE and derivation.needed[reader.name, i] == derivation.left[op.output.tensor]:
+            found.add(op.output.tensor)
+    return found
+
+
+def comm_class(axes: frozenset[str]) -> str:
+    """Whose communication a collective of activations is: what rides on any tp axis is tensor-parallel."""
+    return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"
+
+
+def _traffic_rows(
+    derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], compiler: _Compiler
+) -> tuple[list[tuple[int, str, dict[str, int]]], set[tuple[str, str]]]:
+    """Redistributions, and the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
+    graph = derivation.graph
+    entries: list[tuple[int, str, dict[str, int]]] = []
+
+    def add(region: str, phase: str, kind: str, name: str, code: Collective, axes: frozenset[str], amount: Amount) -> None:
+        columns = {"kind": COLLECTIVE_CODE[CollectiveKind(str(code))], "group": compiler.mask(axes), "amount": compiler.amount(amount)}
+        entries.append((segment(region, phase) * len(COMM) + COMM.index(kind), name, columns))
+
+    for traffic in derivation.traffic:
+        phase = "backward"
+        if traffic.phase is Phase.FORWARD:
+            phase = phases[traffic.operator]
+            first_tail = next((name for name, p in phases.items() if p == "tail"), "")
+            if phase == "tail" and traffic.operator == first_tail:
+                phase = "rest"  # the input of the first operator of the tail is still needed
+            producer = graph.producer(traffic.tensor)
+            if phase == "core" and producer is not None and phases[producer.name] != "core":
+                phase = "rest"
+        add(traffic.region, phase, comm_class(traffic.axes), traffic.tensor, traffic.kind, traffic.axes, traffic.amount)
+    regathers: set[tuple[str, str]] = set()
+    if profile.saved_input_layout == "producer":
+        seen: set[tuple[str, object]] = set()
+        for op in graph.operators:
+            if op.kind is not OperatorKind.EINSUM:
+                continue
+            for i, operand in enumerate(op.inputs):
+                if not any(s.what == "input" and s.index == i for s in op.saved):
+                    continue
+                source = derivation.left.get(operand.tensor)
+                target = derivation.needed[op.name, i]
+                if source is None or source.partial or not source.cut_axes - target.cut_axes:
+                    continue
+                regathers.add((operand.tensor, op.name))
+                if (operand.tensor, target) in seen:
+                    continue
+                seen.add((operand.tensor, target))
+                for traffic in derivation.traffic:
+                    if traffic.tensor == operand.tensor and traffic.phase is Phase.FORWARD and traffic.kind is Collective.ALL_GATHER:
+                        add(op.region, "backward", "regather", operand.tensor, traffic.kind, traffic.axes, traffic.amount)
+    return entries, regathers
+
+
+def _saved_rows(
+    derivation: Derivation,
+    profile: ExecutionProfile,
+    phases: dict[str, str],
+    regathers: set[tuple[str, str]],
+    internal: set[str],
+    compiler: _Compiler,
+    recompute_operators: Iterable[str],
+) -> list[tuple[int, str, dict[str, int]]]:
+    """What autograd keeps, each tensor once in each layout, by region and by what recomputation does to it."""
+    graph, shardings = derivation.graph, derivation.shardings
+    core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
+    boundary_tensor = graph.boundary
+    kept: dict[tuple[str, object], tuple[str, Amount, bool]] = {}
+    for op in graph.operators:
+        for number, saved in enumerate(op.saved):
+            in_core = op.name in core
+            sharding = shardings[op.name]
+            if saved.what in ("input", "output"):
+                operand: Operand = op.output if saved.what == "output" else op.inputs[saved.index]
+                tensor = operand.tensor
+                maker = graph.producer(tensor)
+                if tensor in internal and maker is not None and maker.saved:
+                    continue  # the fused kernel computes it again from what its maker saves
+                droppable = in_core and maker is not None and maker.name in core
+                amount = amount_of(op, sharding, operand.dims, scale=graph.tensors[tensor].itemsize)
+                layout: object = gradient_layout(op, sharding, operand).cuts
+                if (tensor, op.name) in regathers and maker is not None:
+                    amount = amount_of(maker, shardings[maker.name], maker.output.dims, scale=graph.tensors[tensor].itemsize)
+                    layout = derivation.left[tensor].cuts
+                key = (tensor, layout)
+                if key in kept:
+                    region, amount, dropped = kept[key]
+                    kept[key] = (region, amount, dropped and droppable)
+                else:
+                    kept[key] = (op.region, amount, droppable)
+            elif saved.what == "softmax":
+                if not profile.fused_cross_entropy:
+                    kept[op.name, number] = (op.region, amount_of(op, sharding, op.inputs[0].dims, scale=saved.itemsize), False)
+                else:
+                    # the gradient overwrites the logits, which stay in the dtype of activations
+                    kept[op.name, number] = (
+                        op.region,
+                        amount_of(op, sharding, op.inputs[0].dims, scale=graph.tensors[op.inputs[0].tensor].itemsize),
+                        False,
+                    )
+            else:
+                dims = saved.dims or op.output.dims
+                kept[op.name, number] = (op.region, amount_of(op, sharding, dims, scale=saved.itemsize), in_core)
+    rows = []
+    for (tensor, _), (region, amount, dropped) in kept.items():
+        name = "boundary" if tensor == boundary_tensor else "dropped_by_selective" if dropped else "kept"
+        rows.append((REGIONS.index(region) * len(SAVED) + SAVED.index(name), tensor, {"amount": compiler.amount(amount)}))
+    return rows
+
+
+__all__ = ["COMM", "PHASES", "SAVED", "WORK", "Amounts", "Program", "Rows", "comm_class", "compile_program", "segment"]
