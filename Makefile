@@ -58,7 +58,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
-	$(BIN)/python -m pytest -q -p no:xdist tests/benchmarks
+	$(BIN)/python -m pytest -q -s -p no:xdist tests/benchmarks
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py

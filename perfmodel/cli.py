@@ -49,6 +49,8 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
         code = app(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
+        if code == EXIT_INTERRUPTED:
+            _complain("interrupted")
         return code if isinstance(code, int) else 0
     except TyperException as error:
         _complain(f"{error.format_message().rstrip('.')}; see perfmodel --help")
@@ -59,7 +61,7 @@ def run(arguments: list[str]) -> int:
     except PerfModelError as error:
         _complain(str(error))
         return EXIT_FAILED
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
         _complain("interrupted")
         return EXIT_INTERRUPTED
 

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.commands.output import print_facts, print_json, print_table, to_plain
+from perfmodel.commands.output import cite, print_facts, print_json, print_sources, print_table, to_plain
+from perfmodel.dtypes import Dtype
 
 if TYPE_CHECKING:
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
     from perfmodel.workload.config import TransformerConfig
+
+_HEADLINE_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 
@@ -30,33 +33,32 @@ def chips(
     elif name:
         print_facts(known[0].name, _chip_facts(known[0]))
     else:
+        marks = cite(each.source for each in known)
         print_table(
-            ("chip", "year", "bf16 or best", "memory", "bandwidth", "read or recalled", "source"),
-            [_chip_row(chip) for chip in known],
-            title=f"{len(known)} chips; FLOP rates are dense",
-            right=("year", "bf16 or best", "memory", "bandwidth"),
+            ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
+            [(*_chip_row(chip), marks[chip.source]) for chip in known],
+            title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, in part at least, not read in a source.",
+            right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
         )
+        print_sources(marks)
 
 
 def _chip_row(chip: Chip) -> tuple[str, ...]:
     from perfmodel.units import format_bandwidth, format_bytes, format_flop_rate
 
-    dtype = next((dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chip.peak_flop_rate), next(iter(chip.peak_flop_rate)))
+    dtype = next((dtype for dtype in _HEADLINE_DTYPES if dtype in chip.peak_flop_rate), next(iter(chip.peak_flop_rate)))
     return (
         chip.name,
         str(chip.launch_year),
-        f"{format_flop_rate(chip.peak_flop_rate[dtype])} {dtype}",  # type: ignore[index]
-        format_bytes(chip.memory.capacity),
-        format_bandwidth(chip.memory.bandwidth),
-        _least_certain(chip.provenance),
-        chip.source,
+        _marked(f"{format_flop_rate(chip.flop_rate(dtype))} {dtype}", chip.provenance, "peak_flop_rate"),
+        _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
+        _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
     )
 
 
-def _least_certain(provenance: Mapping[str, str]) -> str:
-    """One word for a chip's row: "read" only if every group of its numbers was read."""
-    words = sorted(set(provenance.values()))
-    return words[0] if len(words) == 1 else "mixed"
+def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
+    """`text` with a star where the numbers of `group` were, in part at least, not read anywhere; a blank keeps the columns straight."""
+    return text + (" *" if provenance.get(group) in ("recalled", "mixed") else "  ")
 
 
 def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
@@ -92,19 +94,22 @@ def clusters(
     elif name:
         print_facts(known[0].name, _cluster_facts(known[0]))
     else:
+        marks = cite(each.source for each in known)
         print_table(
             ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
-            [_cluster_row(cluster) for cluster in known],
-            title=f"{len(known)} clusters; link bandwidth is one direction of one chip",
+            [(*_cluster_row(cluster), marks[cluster.source]) for cluster in known],
+            title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
             right=("chips", "per node"),
+            fold=("network tiers, innermost first",),
         )
+        print_sources(marks)
 
 
 def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
     from perfmodel.units import format_bandwidth
 
     tiers = ", ".join(f"{tier.name} {tier.size} x {format_bandwidth(tier.link.bandwidth)}" for tier in cluster.tiers)
-    return (cluster.name, cluster.chip.name, str(cluster.num_chips), str(cluster.chips_per_node), tiers, cluster.source)
+    return (cluster.name, cluster.chip.name, str(cluster.num_chips), str(cluster.chips_per_node), tiers)
 
 
 def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
@@ -147,12 +152,14 @@ def models(
     elif name:
         print_facts(known[0].name, [(key, str(value)) for key, value in _model_object(known[0]).items() if key != "name"])
     else:
+        marks = cite(each.source for each in known)
         print_table(
             ("model", "parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
-            [_model_row(model) for model in known],
-            title=f"{len(known)} models",
+            [(*_model_row(model), marks[model.source]) for model in known],
+            title=f"Known models: {len(known)}.",
             right=("parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
         )
+        print_sources(marks)
 
 
 def _model_row(model: TransformerConfig) -> tuple[str, ...]:
@@ -167,7 +174,7 @@ def _model_row(model: TransformerConfig) -> tuple[str, ...]:
         model.vocab_size,
         model.max_position_embeddings,
     )
-    return (model.name, format_count(model.num_parameters), *(str(size) for size in sizes), model.source)
+    return (model.name, format_count(model.num_parameters), *(str(size) for size in sizes))
 
 
 def _model_object(model: TransformerConfig) -> dict[str, Any]:

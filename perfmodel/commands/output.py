@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import io
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
+_NO_TERMINAL_WIDTH = 10_000
 
 
 def to_plain(value: Any) -> Any:
@@ -40,21 +42,37 @@ def print_json(content: Mapping[str, Any]) -> None:
     print(json.dumps({"schema_version": SCHEMA_VERSION, **to_plain(content)}, indent=2, allow_nan=False, ensure_ascii=False))
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", right: Iterable[str] = ()) -> None:
-    """A table for people. `right` names the columns of numbers. On a terminal the last column folds; into a file or pipe no line is cut."""
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    right: Iterable[str] = (),
+    fold: Iterable[str] = (),
+) -> None:
+    """A table for people. `right` names the columns of numbers, `fold` those that may break into lines on a narrow terminal."""
     from rich import box
     from rich.table import Table
 
-    to_the_right = set(right)
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for position, header in enumerate(headers):
-        last = position == len(headers) - 1
-        table.add_column(
-            header, justify="right" if header in to_the_right else "left", no_wrap=not last, overflow="fold" if last else "ellipsis"
-        )
+    to_the_right, may_fold = set(right), set(fold)
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for header in headers:
+        table.add_column(header, justify="right" if header in to_the_right else "left", no_wrap=header not in may_fold, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table, markup=False, highlight=False, soft_wrap=False)
+    _show(table)
+
+
+def print_sources(sources: Iterable[str]) -> None:
+    """The list that the marks of `cite` point to."""
+    print("\nsources")
+    for number, source in enumerate(sources, 1):
+        print(f"[{number}] {' '.join(source.split())}")
+
+
+def cite(sources: Iterable[str]) -> dict[str, str]:
+    """A mark such as "[1]" for each different source, in order of appearance."""
+    return {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(sources), 1)}
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -66,14 +84,17 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(name, value)
-    _console().print(table, markup=False, highlight=False)
+    _show(table)
 
 
-def _console() -> Any:
-    """rich's console; where no terminal says how wide it is, wide enough for every line."""
+def _show(table: Any) -> None:
+    """Print as wide as the terminal; where no terminal says how wide it is, wide enough for every line, with no blanks at its end."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        return Console(markup=False, highlight=False, emoji=False, width=10_000)
-    return console
+    if console.is_terminal or "COLUMNS" in os.environ:
+        console.print(table)
+        return
+    text = io.StringIO()
+    Console(file=text, markup=False, highlight=False, emoji=False, width=_NO_TERMINAL_WIDTH).print(table)
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
