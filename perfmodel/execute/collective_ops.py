@@ -1,0 +1,130 @@
+"""Autograd functions that redistribute a tensor over one mesh axis, where torch has none that we can use.
+
+Each is one row of the redistribution table of ARCHITECTURE.md and its transpose for the gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    ways = dist.get_world_size(group)
+    pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+    dist.all_gather_into_tensor(pieces.view(ways * tensor.shape[0], *tensor.shape[1:]), tensor.contiguous(), group=group)
+    # [ways, ..., local, ...] -> [..., ways * local, ...]
+    shape = list(tensor.shape)
+    shape[dim] *= ways
+    return pieces.movedim(0, dim).reshape(shape)
+
+
+def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    ways = dist.get_world_size(group)
+    shape = list(tensor.shape)
+    shape[dim] //= ways
+    split = tensor.reshape(*tensor.shape[:dim], ways, shape[dim], *tensor.shape[dim + 1 :])
+    pieces = split.movedim(dim, 0).contiguous()
+    result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    dist.reduce_scatter_tensor(result, pieces.view(ways * shape[0], *shape[1:]), group=group)
+    return result
+
+
+class _GatherSequence(torch.autograd.Function):
+    """Sharded on `dim` -> replicated, by an all-gather; the gradient is partial and is reduce-scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _all_gather(tensor, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _reduce_scatter(gradients[0], ctx.dim, ctx.group), None, None
+
+
+def gather_sequence(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """The whole sequence of a tensor whose `dim` is cut into contiguous chunks over `group`."""
+    return _GatherSequence.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ReducePartial(torch.autograd.Function):
+    """Partial -> replicated, by an all-reduce in place; the gradient is whole already."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.mark_dirty(tensor)
+        dist.all_reduce(tensor, group=group)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0], None
+
+
+def reduce_partial(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The sum over `group` of what each rank holds a part of."""
+    return _ReducePartial.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ScatterPartial(torch.autograd.Function):
+    """Partial -> sharded on `dim`, by a reduce-scatter; the gradient is gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _reduce_scatter(tensor, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _all_gather(gradients[0], ctx.dim, ctx.group), None, None
+
+
+def scatter_partial(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """This rank's chunk along `dim` of the sum over `group`."""
+    return _ScatterPartial.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _VocabParallelLoss(torch.autograd.Function):
+    """Cross-entropy of logits whose vocabulary is cut over a group, summed over tokens.
+
+    Three all-reduces of one fp32 number a token forward (maximum, sum of exponentials, logit of the target), none backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup) -> torch.Tensor:
+        columns = logits.shape[-1]
+        shifted = logits.float()
+        if columns:
+            largest = shifted.amax(dim=-1)
+        else:
+            largest = torch.full(shifted.shape[:-1], -torch.inf, device=logits.device)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        shifted = shifted - largest.unsqueeze(-1)
+        mine = (targets >= first) & (targets < first + columns)
+        index = torch.where(mine, targets - first, 0)
+        if columns:
+            picked = torch.where(mine, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+        else:
+            picked = torch.zeros_like(largest)
+        exponentials = shifted.exp_()
+        total = exponentials.sum(dim=-1)
+        dist.all_reduce(total, group=group)
+        dist.all_reduce(picked, group=group)
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, mine)
+        ctx.dtype = logits.dtype
+        return (total.log() - picked).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        probabilities, index, mine = ctx.saved_tensors
+        if probabilities.shape[-1]:
+            probabilities = probabilities.scatter_add(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
+        return (probabilities * gradients[0]).to(ctx.dtype), None, None, None
+
+
+def vocab_parallel_loss(logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """Summed cross-entropy; this rank holds the columns `first`, `first + 1`, ... of the vocabulary."""
+    return _VocabParallelLoss.apply(logits, targets, first, group)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,57 @@
+"""Random weights and tokens, a function of name and seed alone: every shard of every plan starts from the same model."""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import TrainingJob
+
+SEED = 20240601
+#: Spread of norm weights about 1 and of biases about 0: enough to show in every gradient.
+NORM_SPREAD = 0.05
+
+
+def make_weight(config: TransformerConfig, name: str, shape: torch.Size, device: torch.device | str) -> torch.Tensor:
+    """The whole tensor `name` in fp32; rows of a padded vocabulary beyond the real one are 0."""
+    if config.tie_word_embeddings and name == "lm_head.weight":
+        name = "embedding.weight"
+    generator = torch.Generator(device=device).manual_seed(SEED + zlib.crc32(name.encode()))
+    whole = torch.zeros(shape, device=device)
+    real = whole[: config.vocab_size] if name.startswith(("embedding.", "lm_head.")) else whole
+    real.normal_(generator=generator)
+    if name.endswith("norm.weight"):
+        return real.mul_(NORM_SPREAD).add_(1.0)
+    real.mul_(NORM_SPREAD if len(shape) == 1 else shape[-1] ** -0.5)
+    return whole
+
+
+def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """This rank's piece of the whole tensor: tp cuts first, the data axes cut rows inside it."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh, piece = parameter.device_mesh, whole
+    names = mesh.mesh_dim_names or ()
+    for index in sorted(range(mesh.ndim), key=lambda i: names[i] != "tp"):
+        placement = parameter.placements[index]
+        if isinstance(placement, Shard) or placement.is_shard():
+            chunks = piece.chunk(mesh.size(index), dim=placement.dim)  # type: ignore[attr-defined]
+            rank = mesh.get_local_rank(index)
+            piece = chunks[rank] if rank < len(chunks) else piece[:0]
+    return piece
+
+
+@torch.no_grad()
+def fill(config: TransformerConfig, name: str, parameter: nn.Parameter) -> None:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    local.copy_(local_piece(make_weight(config, name, parameter.shape, local.device), parameter))
+
+
+def make_tokens(job: TrainingJob) -> torch.Tensor:
+    """[global_batch, seq_len + 1] token ids: each sequence and the token after it."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(job.model.vocab_size, (job.global_batch, job.seq_len + 1), generator=generator)
