@@ -37,7 +37,7 @@ def chips(
         print_table(
             ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
             [(*_chip_row(chip), marks[chip.source]) for chip in known],
-            title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, in part at least, not read in a source.",
+            title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
             right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
         )
         print_sources(marks)
