@@ -5,7 +5,6 @@ import enum
 import io
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def _show(table: Any) -> None:
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if console.is_terminal or "COLUMNS" in os.environ:
+    if console.is_terminal:
         console.print(table)
         return
     text = io.StringIO()
