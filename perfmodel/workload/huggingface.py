@@ -238,7 +238,7 @@ def _model_type(data: Mapping[str, Any]) -> str:
     prefix = max((known for known in _UNSUPPORTED if value.startswith(known)), key=len, default="")
     if prefix:
         raise _not_modelled(value, _UNSUPPORTED[prefix])
-    raise InputError(f"model_type={value[:80]}: there is no reader for this architecture{suggest(value, _FAMILIES)}")
+    raise InputError(f"model_type={value[:80]!r}: there is no reader for this architecture{suggest(value, _FAMILIES)}")
 
 
 # --- the families ---------------------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     try:
         if Path(text).name == text and shipped.is_file():
             return read_config(shipped, name=text)
-        if Path(text).exists():
+        if text and Path(text).exists():
             return read_config(Path(text))
     except (OSError, ValueError) as error:  # a name that no file system takes
         if isinstance(error, InputError):
             raise
+    shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
-        raise InputError(f"model={text}: there is no such file; give a config.json, its folder, or the name of a shipped model")
-    raise InputError(f"model={text}: no shipped model has this name, and there is no such file{suggest(text, list_models())}")
+        raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")
+    raise InputError(f"model={shown}: no shipped model has this name, and there is no such file{suggest(text, list_models())}")

@@ -1,0 +1,77 @@
+"""Every shipped model loads, says where it is from and has no key that nobody checked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import perfmodel.workload.models as models
+from perfmodel.workload.config import TransformerConfig
+
+FILES = sorted((Path(models.__file__).parent / "models").glob("*.json"))
+
+#: Names that users and checks from outside call.
+PROMISED = {
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "gpt3-175b",
+    "llama-2-7b",
+    "llama-2-13b",
+    "llama-2-70b",
+    "llama-3-8b",
+    "llama-3.1-8b",
+    "llama-3-70b",
+    "llama-3.1-70b",
+    "llama-3.1-405b",
+    "llama-3.2-1b",
+    "llama-3.2-3b",
+    "mistral-7b",
+    "qwen2.5-7b",
+    "qwen2.5-72b",
+    "qwen3-8b",
+    "gemma-7b",
+    "gemma-2-9b",
+    "phi-2",
+    "gpt-neox-20b",
+    "falcon-7b",
+    "falcon-40b",
+    "opt-125m",
+    "opt-175b",
+    "megatron-1.7b",
+    "megatron-3.6b",
+    "megatron-7.5b",
+    "megatron-18b",
+    "megatron-22b",
+    "megatron-39b",
+    "megatron-76b",
+    "megatron-145b",
+    "megatron-175b",
+    "megatron-310b",
+    "megatron-530b",
+    "megatron-1t",
+}
+
+
+def test_the_promised_names_are_there():
+    assert set(models.list_models()) >= PROMISED
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_shipped_model_loads_and_has_a_source(path):
+    model = models.load_model(path.stem)
+    assert isinstance(model, TransformerConfig)
+    assert model.name == path.stem
+    assert model.source == json.loads(path.read_text(encoding="utf-8"))["_source"]
+    assert len(model.source) > 30
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_name_agrees_with_the_size(path):
+    size = path.stem.split("-")[-1]
+    unit = {"m": 1e6, "b": 1e9, "t": 1e12}.get(size[-1])
+    if unit is None or not size[0].isdigit():
+        return
+    # Marketing rounds freely: gemma-7b has 8.5 B, llama-3.2-1b 1.24 B.
+    assert float(size[:-1]) * unit == pytest.approx(models.load_model(path.stem).num_parameters, rel=0.25)

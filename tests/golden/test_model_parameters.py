@@ -1,0 +1,41 @@
+"""Parameter counts against the published ones."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from perfmodel.workload.models import list_models, load_model
+
+ROWS = list(csv.DictReader((Path(__file__).parent / "model_parameters.csv").read_text(encoding="utf-8").splitlines()))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['source'].split(' ')[0]}")
+def test_parameter_count_is_the_published_one(row):
+    assert abs(load_model(row["model"]).num_parameters - int(row["num_parameters"])) <= int(row["tolerance"])
+
+
+def test_every_shipped_model_has_a_published_count():
+    assert {row["model"] for row in ROWS} == set(list_models())
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("gpt2", 124_439_808),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-3-8b", 8_030_261_248),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("mistral-7b", 7_241_732_096),
+        ("gemma-7b", 8_537_680_896),
+        ("gemma-2-9b", 9_241_705_984),
+        ("phi-2", 2_779_683_840),
+        ("gpt-neox-20b", 20_554_567_680),
+        ("falcon-7b", 6_921_720_704),
+        ("opt-125m", 125_239_296),
+    ],
+)
+def test_parameter_count_is_that_of_the_model_card(name, count):
+    """The totals that the Hugging Face pages of these models show."""
+    assert load_model(name).num_parameters == count
