@@ -37,6 +37,8 @@ def collective_time(
 
     t = sum over crossed tiers of a  +  min(sum h_ring a1, sum h_tree a_tree)  +  max over tiers of (V_i / B_i + c (V_i / MiB)^x)
 
+    A ring that leaves an inner domain takes `inner_hop_time` more for each hop inside.
+
     kind        a kind, or an array of codes (`COLLECTIVE_CODE`) that broadcasts against the rest
     num_bytes   V    buffer at full size in the group; of an all-to-all the local buffer                [byte]
     group_size  n    ranks; 2 for a send (1: nothing is sent)                                           [-]
@@ -66,7 +68,7 @@ def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
 
 
 def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates) -> Any:
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _ = coefficients
     n = group_size
     peers = n - 1.0
     crossed = np.minimum(peers, 1.0)
@@ -90,7 +92,7 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
     num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
     coefficients = links.table[:, :, code]
     coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims - np.ndim(code)), *np.shape(code))
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop = coefficients
     members = np.empty((len(inside) + 1, *(1,) * (num_dims - len(shape)), *shape))
     members[0] = 1.0
     for tier, count in enumerate(inside):
@@ -106,7 +108,8 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
     seconds = inverse_bandwidth
     if max(links.mesh) > 1 or any(rings.size for rings, _ in links.torus):
         seconds = seconds * _topology_slowdown(branches, pairwise, links)
-    latency = np.minimum(_total(hops * hop), _total(_tree_levels(branches) * tree))
+    ring_latency = _total(hops * hop) + _total(hops[:-1] * (inner_hop[1:] * crossed[1:]))
+    latency = np.minimum(ring_latency, _total(_tree_levels(branches) * tree))
     time = _total(base * crossed) + latency + _slowest(sent * seconds + ramp * np.power(sent, exponent))
     if links.has_one_shot:
         time = np.minimum(time, _total(crossed * one_shot) + ((n - 1.0) * num_bytes) * _slowest(crossed * seconds))

@@ -99,8 +99,8 @@ def attention_time(
 ) -> Any:
     """A fused attention kernel, forward. [s]
 
-    t = t0 + max(C, M)
-    C = 4 b h q z d f / R * (1 + d0 / d + (s0 + sd / d) / z) * wq / w,   w = b h ceil(q / tile) / S
+    t = t0 + C + M
+    C = 4 b h q f / R * (z (d + d0) + s1) * wq / w,   w = b h ceil(q / tile) / S
     M = itemsize * b * d * (2 h q + 2 g z) / B
 
     causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
@@ -112,7 +112,7 @@ def attention_time(
     scores = batch * heads * query_length * causal_fraction
     compute = _attention_compute(scores, batch * heads, query_length, key_length, head_dim, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
-    return rates.floor_time + np.maximum(compute, memory)
+    return rates.floor_time + compute + memory
 
 
 def attention_backward_time(
@@ -130,20 +130,19 @@ def attention_backward_time(
 ) -> Any:
     """The same kernel's backward: five products against two, at another rate; reads q, k, v, o, do and writes dq, dk, dv. [s]
 
-    t = t0 + max(2.5 / rate * C, 2 M) with C and M of `attention_time`
+    t = t0 + 2.5 / rate * C + 2 M with C and M of `attention_time`
     """
     rates = machine.attention[kernel]
     scores = batch * heads * query_length * causal_fraction
     compute = _attention_compute(scores, batch * heads, query_length, key_length, head_dim, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
-    return rates.floor_time + np.maximum(compute * (rates.model.backward_flops / rates.model.backward_rate), memory)
+    return rates.floor_time + compute * (rates.model.backward_flops / rates.model.backward_rate) + memory
 
 
 def _attention_compute(query_work: Num, sequences: Num, query_length: Num, key_length: Num, head_dim: Num, rates: AttentionRates) -> Any:
     """C of `attention_time`; query_work is b h q f, sequences b h. [s]"""
     model = rates.model
-    d = head_dim
     waves = np.ceil(query_length / model.query_tile) * sequences / rates.compute_units
     paid = (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness / waves
-    keys = key_length * (d + model.head_dim_offset) + (model.sequence_offset * d + model.sequence_head_offset)
+    keys = key_length * (head_dim + model.head_dim_offset) + model.sequence_offset
     return query_work * keys * paid * (4.0 / rates.flop_rate)

@@ -127,7 +127,7 @@ class LinkRates:
     has_one_shot: bool
 
 
-LINK_ROWS = ("base", "hop", "tree", "inverse_bandwidth", "ramp", "exponent", "nested", "ring", "pairwise", "one_shot")
+LINK_ROWS = ("base", "hop", "tree", "inverse_bandwidth", "ramp", "exponent", "nested", "ring", "pairwise", "one_shot", "inner_hop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,7 +193,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             bandwidth=memory_bandwidth * model.memory_fraction,
             floor_time=floor(model.floor_time),
         )
-        for name, model in attention_models.items()
+        for name, model in _of_dtype(attention_models, dtype).items()
     }
 
     for tier in cluster.tiers:
@@ -239,6 +239,12 @@ def _nearest_matmul(models: Mapping[Dtype, MatmulModel], dtype: Dtype) -> tuple[
     raise InputError(
         f"dtype={dtype}: the calibration has no matmul model near it; it has {', '.join(models)}; measure one or choose another"
     )
+
+
+def _of_dtype(models: Mapping[str, AttentionModel], dtype: Dtype) -> dict[str, AttentionModel]:
+    """Kernels by their plain names: `flash.bf16` takes the place of `flash` in bf16."""
+    plain = {name: model for name, model in models.items() if "." not in name}
+    return plain | {name.removesuffix(f".{dtype}"): model for name, model in models.items() if name.endswith(f".{dtype}")}
 
 
 def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float, units: float, floor_time: float) -> MatmulRates:
@@ -306,6 +312,7 @@ def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
                 passes * (not is_nested and not is_pairwise),
                 passes * is_pairwise,
                 model.one_shot_time or NEVER,
+                model.inner_hop_time,
             )
             has_one_shot = has_one_shot or model.one_shot_time > 0
         mesh.append(tier.link.bandwidth / tier.link.pair_bandwidth if tier.topology is Topology.FULL_MESH else 1.0)

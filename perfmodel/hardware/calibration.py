@@ -127,11 +127,10 @@ class AttentionModel:
 
     peak_fraction         e   of the dense peak, long sequences and large heads
     head_dim_offset       d0  softmax work for each score, as head dims
-    sequence_offset       s0  start of each block of queries, as keys
-    sequence_head_offset  sd  the same, the part that does not shrink with the head dim [keys x head dims]
+    sequence_offset       s1  start of each block of queries [keys x head dims]
     floor_time            t0  [s]
     query_tile            queries of one thread block
-    memory_fraction       of the memory bandwidth, for q, k, v and the output
+    memory_fraction       of the memory bandwidth, for q, k, v and the output; its time adds to that of computing
     wave_softness         a   as in MatmulModel
     backward_flops        backward FLOPs over forward FLOPs (2.5: five products against two)
     backward_rate         rate of backward over the rate of forward
@@ -140,7 +139,6 @@ class AttentionModel:
     peak_fraction: float
     head_dim_offset: float = 0.0
     sequence_offset: float = 0.0
-    sequence_head_offset: float = 0.0
     floor_time: float = 0.0
     query_tile: float = 128.0
     memory_fraction: float = 0.8
@@ -154,7 +152,7 @@ class AttentionModel:
         _require(self.query_tile > 0, "query_tile", self.query_tile, "must be positive")
         _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
         _require(self.backward_flops > 0 and self.backward_rate > 0, "backward_rate", self.backward_rate, "must be positive")
-        offsets = (self.head_dim_offset, self.sequence_offset, self.sequence_head_offset, self.floor_time)
+        offsets = (self.head_dim_offset, self.sequence_offset, self.floor_time)
         _require(min(offsets) >= 0, "attention", offsets, "must not be negative")
 
 
@@ -167,6 +165,7 @@ class CollectiveModel:
     bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach; above 1 where the switch reduces
     ramp, ramp_exponent c x [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
+    inner_hop_time      [s] more for each ring hop inside the inner domains of a ring that leaves them (slower protocol)
     one_shot_time       [s] to send the whole buffer to every peer at once, instead of a0, hops and passes; 0: the library does not do it
     nested              between nodes each chip moves its part only (hierarchical, or a tree over nodes); False: one flat ring
     """
@@ -177,13 +176,14 @@ class CollectiveModel:
     ramp: float = 0.0
     ramp_exponent: float = 0.5
     tree_hop_time: float = 0.0
+    inner_hop_time: float = 0.0
     one_shot_time: float = 0.0
     nested: bool = False
 
     def __post_init__(self) -> None:
         _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
         _require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
-        times = (self.base_time, self.hop_time, self.ramp, self.tree_hop_time, self.one_shot_time)
+        times = (self.base_time, self.hop_time, self.ramp, self.tree_hop_time, self.inner_hop_time, self.one_shot_time)
         _require(min(times) >= 0, "collective", times, "times must not be negative")
 
 
@@ -198,7 +198,8 @@ class Calibration:
     chips               the chips that it was measured on; for them a prediction is `calibrated`
     relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
     software            libraries and their versions
-    matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective
+    matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
+                        that differs by dtype has a second entry, such as `flash.bf16`
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
@@ -278,7 +279,7 @@ SPEC_SHEET = Calibration(
     software="none: typical fractions of the data sheet",
     source=(
         "matmul .8: best achieved matrix multiplies of eight GPUs lie at .68-.87 of the dense peak (Bekman, ML Engineering, MAMF "
-        "table); memory .8 and 3 us a kernel: aiconfigurator system files; links .8: NCCL tests on NVLink and InfiniBand; attention .55: "
+        "table); memory .8 and 3 us a kernel: aiconfigurator system files; links .8: NCCL tests on NVLink and InfiniBand; attention: "
         "aiconfigurator tables of A100 to B200"
     ),
     date="2026-11-21",
@@ -289,7 +290,9 @@ SPEC_SHEET = Calibration(
         )
     },
     streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, floor_time=3e-6)},
-    attention={"flash": AttentionModel(peak_fraction=0.55, sequence_offset=1000.0, floor_time=10e-6)},
+    attention={
+        "flash": AttentionModel(peak_fraction=0.7, head_dim_offset=30.0, sequence_offset=5e4, floor_time=15e-6, memory_fraction=0.5)
+    },
     exposed_floor_fraction=0.5,
 )
 """What a prediction uses where nothing was measured on the chip or a relative of it. Collectives: alpha-beta on the cluster's own links."""

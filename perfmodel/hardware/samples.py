@@ -1,0 +1,74 @@
+"""What microbenchmarks measure: one record for each timed call. A fit turns a list of them into a `Calibration`."""
+
+from dataclasses import dataclass
+
+from perfmodel.dtypes import Dtype
+from perfmodel.hardware.calibration import CollectiveKind, KernelClass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulSample:
+    """A batch of products [m, k] x [k, n]; time [s]."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: Dtype
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingSample:
+    """A kernel over memory; num_bytes read and written [byte], num_elements of its output, time [s]."""
+
+    kernel_class: KernelClass
+    num_bytes: float
+    num_elements: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSample:
+    """A fused attention kernel, forward and backward alone [s]; causal_fraction 1/2 where the mask is causal, else 1."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    query_length: int
+    key_length: int
+    head_dim: int
+    causal_fraction: float
+    dtype: Dtype
+    time: float
+    backward_time: float
+    kernel: str = "flash"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSample:
+    """A collective of group_size ranks; num_bytes as in `collective_time`: the full buffer, of an all-to-all the local one."""
+
+    kind: CollectiveKind
+    num_bytes: float
+    group_size: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """Host time of one event, such as dtensor_op, autograd_op, fsdp_unit, step; `launch` is every operator's [s]."""
+
+    name: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentionSample:
+    """How much longer something takes while something else runs; 1 = not at all."""
+
+    name: str
+    factor: float
+
+
+Sample = MatmulSample | StreamingSample | AttentionSample | CollectiveSample | HostSample | ContentionSample
