@@ -24,9 +24,9 @@ def suggest(value: object, known: Iterable[str]) -> str:
         return ""
     wanted = str(value).lower()
     by_lower = {name.lower(): name for name in names}
-    near = [by_lower[match] for match in difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.5)]
-    if not near:
-        near = [name for lower, name in by_lower.items() if len(wanted) > 2 and wanted in lower][:3]
+    close = difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.5)
+    holding = [lower for lower in by_lower if len(wanted) > 2 and wanted in lower]
+    near = [by_lower[lower] for lower in dict.fromkeys([*(set(close) & {wanted}), *holding, *close])][:3]
     if near:
         return f"; did you mean {' or '.join(repr(name) for name in near)}?"
     shown = ", ".join(names[:12])

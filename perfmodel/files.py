@@ -122,9 +122,9 @@ def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
         return SchemaValidator(schema).validate_python(data, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-    first = problems[0]
-    location = [part for part in first["loc"] if not (isinstance(part, str) and part in _UNION_TAGS)]
-    field = ".".join(str(part) for part in location)
+    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
+    location = list(first["loc"])
+    field = ".".join(str(part)[:60] for part in location)
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "missing":
         raise InputError(f"{where}: {field}: required field is missing; add it{others}")
@@ -132,9 +132,6 @@ def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
         raise InputError(f"{where}: {field}: unknown field{suggest(location[-1], _known_fields(schema, location[:-1]))}{others}")
     rule = first["msg"][:1].lower() + first["msg"][1:]
     raise InputError(f"{where}: {bad_field(field or 'file', _short(first['input']), rule)}{others}")
-
-
-_UNION_TAGS = frozenset({"str", "int", "float", "bool"})
 
 
 def _known_fields(schema: Any, location: Iterable[int | str]) -> list[str]:
