@@ -35,7 +35,11 @@ def suggest(value: object, known: Iterable[str]) -> str:
 
 def bad_field(field: str, value: object, rule: str, remedy: str = "") -> InputError:
     """An `InputError` of the form `field=value: rule; remedy`; a long value is shortened."""
-    shown = str(value).replace("\n", " ")
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
-    return InputError(f"{field}={shown}: {rule}" + (f"; {remedy}" if remedy else ""))
+    return InputError(f"{one_line(field, 200)}={one_line(value)}: {one_line(rule, 600)}" + (f"; {one_line(remedy, 600)}" if remedy else ""))
+
+
+def one_line(value: object, width: int = 80) -> str:
+    """What somebody wrote, fit for a message: white space collapsed, no control characters, cut at `width`."""
+    text = "".join(char if char.isprintable() else " " for char in str(value)[: 4 * width])
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.errors import InputError, bad_field, suggest
+from perfmodel.errors import InputError, bad_field, one_line, suggest
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -50,10 +50,10 @@ def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: {error}") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise InputError(f"{where}: {line}not valid YAML ({error.problem}); correct that line") from error
+        raise InputError(f"{where}: {line}not valid YAML ({one_line(error.problem)}); correct that line") from error
     except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, AttributeError) as error:
         summary = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{where}: not valid YAML ({summary[:120]}); correct the file") from error
+        raise InputError(f"{where}: not valid YAML ({one_line(summary, 120)}); correct the file") from error
     if not isinstance(data, dict):
         raise InputError(f"{where}: must hold a mapping of fields at the top; write lines such as 'name: my-cluster'")
     return data
@@ -91,7 +91,7 @@ def _loader(yaml: Any) -> Any:
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     if key.value in seen:
-                        raise InputError(f"line {key.start_mark.line + 1}: {key.value}: given twice; keep one of the two")
+                        raise InputError(f"line {key.start_mark.line + 1}: {one_line(key.value)}: given twice; keep one of the two")
                     seen.add(key.value)
             return super().construct_mapping(node, deep=deep)
 
@@ -124,7 +124,7 @@ def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
         problems = error.errors(include_url=False, include_context=False)
     first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
     location = list(first["loc"])
-    field = ".".join(str(part)[:60] for part in location)
+    field = ".".join(one_line(part, 60) for part in location)
     others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if first["type"] == "missing":
         raise InputError(f"{where}: {field}: required field is missing; add it{others}")

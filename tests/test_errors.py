@@ -36,7 +36,9 @@ def test_a_message_is_one_sentence_and_short():
     assert str(bad_field("tp", 6, "must divide num_attention_heads=32", "use 1, 2 or 4")) == (
         "tp=6: must divide num_attention_heads=32; use 1, 2 or 4"
     )
-    assert len(str(bad_field("tp", "x\n" * 500, "must be a count"))) < 120
+    long = str(bad_field("tp\r", "x\n\x00\u2028" * 500, "must be a count"))
+    assert len(long) < 120
+    assert long.isprintable()
 
 
 def test_a_file_is_written_whole_with_ordinary_permissions(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError, bad_field, suggest
+from perfmodel.errors import InputError, bad_field, one_line, suggest
 from perfmodel.files import check_shape, parse_yaml, read_yaml, record
 from perfmodel.hardware.chip import PROVENANCES, Chip, MemoryTier
 from perfmodel.hardware.cluster import Cluster, make_cluster
@@ -169,16 +169,16 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
     if is_path:
         path = Path(text)
         if not _is_file(path):
-            raise InputError(f"{what}={text}: no such file; give the path of a YAML file, or a name from `perfmodel {folder}`")
+            raise InputError(
+                f"{what}={one_line(text, 200)}: no such file; give the path of a YAML file, or a name from `perfmodel {folder}`"
+            )
         return path
     shipped = resource_dir("hardware_specs") / folder / f"{text}.yaml"
     if text and not text.startswith(".") and _is_file(shipped):
         return shipped
-    raise InputError(f"{what}={_shown(text)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; a path works too)")
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    raise InputError(
+        f"{what}={one_line(text, 60)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; a path works too)"
+    )
 
 
 def _is_file(path: Path) -> bool:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from perfmodel.errors import InputError, bad_field, suggest
+from perfmodel.errors import InputError, bad_field, one_line, suggest
 from perfmodel.units import exact_quantity, parse_quantity
 
 _SUFFIXES = (
@@ -42,7 +42,7 @@ def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
     hints, fields = _hints(cls), {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for name in data:
         if name not in fields:
-            raise InputError(f"{where}.{str(name)[:60]}: unknown field{suggest(name, fields)}")
+            raise InputError(f"{where}.{one_line(name, 60)}: unknown field{suggest(name, fields)}")
     for name, field in fields.items():
         if name not in data and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InputError(f"{where}.{name}: required field is missing; add it")
@@ -120,7 +120,7 @@ def _mapping(arguments: tuple[Any, ...], value: object, *, where: str, name: str
         raise bad_field(where, _kind(value), "must be a mapping")
     return {
         _value(key_hint, key, where=where, name=""): _value(
-            item_hint, item, where=f"{where}.{str(key)[:60]}", name=_item_name(name, str(key))
+            item_hint, item, where=f"{where}.{one_line(key, 60)}", name=_item_name(name, str(key))
         )
         for key, item in value.items()
     }

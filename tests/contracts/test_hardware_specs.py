@@ -159,6 +159,8 @@ def test_every_tier_has_a_source_and_plausible_numbers(owner, number, tier):
     assert len(tier.source) > 10
     assert 0.1e-6 <= tier.link.latency <= 100e-6
     assert 0.1e9 <= tier.link.bandwidth <= 900e9, "one direction of one chip: nothing shipped exceeds NVLink 5"
+    if tier.topology == Topology.FAT_TREE:
+        assert tier.link.bandwidth <= 100e9, "no chip has more than 800 Gbit/s of NICs; a node's total in its place?"
     if tier.topology == Topology.TORUS:
         ports = 2 * len(tier.torus_shape)
         assert tier.link.pair_bandwidth * ports == pytest.approx(tier.link.bandwidth)
