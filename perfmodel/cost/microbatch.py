@@ -88,7 +88,9 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         work_attention[segment] = work_attention[segment] + (time + machine.launch_time)
     st = program.streaming.columns
     num_bytes = np.add.reduceat(amount[program.access_amounts], program.access_starts, axis=0)
-    streaming = streaming_time(num_bytes=num_bytes, num_elements=amount[st["elements"]], kernel_class=st["kernel"][:, None], machine=machine)
+    streaming = streaming_time(
+        num_bytes=num_bytes, num_elements=amount[st["elements"]], kernel_class=st["kernel"][:, None], machine=machine
+    )
     work_streaming = _by_segment(streaming + machine.launch_time, program.streaming, _SEGMENTS, columns)
     tr = program.traffic.columns
     if len(program.traffic.segments):

@@ -156,7 +156,7 @@ def _rows(entries: list[tuple[int, str, dict[str, int]]], columns: Sequence[str]
 
 
 def _is_core(operator: Operator, recompute_operators: Iterable[str]) -> bool:
-    return bool(operator.group) and operator.group in recompute_operators or operator.name in recompute_operators
+    return (bool(operator.group) and operator.group in recompute_operators) or operator.name in recompute_operators
 
 
 def compile_program(

@@ -100,7 +100,9 @@ class Derivation:
     """Layout of each tensor as its producer leaves it."""
 
 
-def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0, axes: frozenset[str] | None = None) -> Amount:
+def amount_of(
+    operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0, axes: frozenset[str] | None = None
+) -> Amount:
     """Local elements over `dims` under the sharding; `axes` overrides which axes still cut (stretched dims never divide)."""
     base, per_sample, cutting = scale, False, set()
     padded_size, padded_axes = 1.0, frozenset[str]()
@@ -162,7 +164,15 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
             for step in redistribute(start, target):
                 amount = _step_amount(producer, producer.output, (start, target), step, itemsize)
                 traffic.append(
-                    Traffic(kind=step.kind, axes=step.axes, amount=amount, region=op.region, phase=Phase.FORWARD, tensor=tensor, operator=op.name)
+                    Traffic(
+                        kind=step.kind,
+                        axes=step.axes,
+                        amount=amount,
+                        region=op.region,
+                        phase=Phase.FORWARD,
+                        tensor=tensor,
+                        operator=op.name,
+                    )
                 )
             if source.partial:
                 done.append(target)  # a second layout starts from the first, already reduced
@@ -176,7 +186,13 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
                 amount = _step_amount(producer, producer.output, (gradient, goal), step, itemsize)
                 traffic.append(
                     Traffic(
-                        kind=step.kind, axes=step.axes, amount=amount, region=reader.region, phase=Phase.BACKWARD, tensor=tensor, operator=producer.name
+                        kind=step.kind,
+                        axes=step.axes,
+                        amount=amount,
+                        region=reader.region,
+                        phase=Phase.BACKWARD,
+                        tensor=tensor,
+                        operator=producer.name,
                     )
                 )
     for op in graph.operators:

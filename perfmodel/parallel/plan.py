@@ -96,10 +96,14 @@ def check_plan(plan: Plan) -> None:
             f"use {_choices(model.num_key_value_heads)}"
         )
     if model.intermediate_size % layout.tp:
-        raise InputError(f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use {_choices(model.intermediate_size)}")
+        raise InputError(
+            f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use {_choices(model.intermediate_size)}"
+        )
     sequence_ways = layout.cp * (layout.tp if plan.sequence_parallel else 1)
     if job.seq_len % sequence_ways:
-        raise InputError(f"cp*tp={sequence_ways}: must divide seq_len={job.seq_len} (tp counts under sequence parallelism); use smaller degrees")
+        raise InputError(
+            f"cp*tp={sequence_ways}: must divide seq_len={job.seq_len} (tp counts under sequence parallelism); use smaller degrees"
+        )
     if plan.sequence_parallel and layout.tp == 1:
         raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
     per_step = layout.data_parallel * plan.micro_batch
@@ -110,14 +114,18 @@ def check_plan(plan: Plan) -> None:
         )
     stages = layout.pp * plan.virtual_stages
     if len(plan.stage_layers) != stages:
-        raise InputError(f"stage_layers has {len(plan.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages")
+        raise InputError(
+            f"stage_layers has {len(plan.stage_layers)} entries: must be pp*virtual_stages={stages}; leave it out for even stages"
+        )
     if sum(plan.stage_layers) != model.num_hidden_layers or min(plan.stage_layers) < 0:
         raise InputError(
             f"stage_layers={list(plan.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
             "leave it out for even stages"
         )
     if plan.virtual_stages > 1 and plan.schedule is not PipelineSchedule.INTERLEAVED:
-        raise InputError(f"virtual_stages={plan.virtual_stages}: needs schedule=interleaved, not {plan.schedule}; add --schedule interleaved")
+        raise InputError(
+            f"virtual_stages={plan.virtual_stages}: needs schedule=interleaved, not {plan.schedule}; add --schedule interleaved"
+        )
     if plan.schedule is PipelineSchedule.INTERLEAVED:
         if plan.virtual_stages < 2 or layout.pp < 2:
             raise InputError(

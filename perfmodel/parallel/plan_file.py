@@ -154,7 +154,9 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
     )
     rule_set = data.get("rule_set", plan.rule_set)
     if rule_set != plan.rule_set:
-        raise InputError(f"{where}: rule_set={rule_set}: sequence_parallel={sequence_parallel} uses {plan.rule_set}; correct one of the two")
+        raise InputError(
+            f"{where}: rule_set={rule_set}: sequence_parallel={sequence_parallel} uses {plan.rule_set}; correct one of the two"
+        )
     return plan
 
 

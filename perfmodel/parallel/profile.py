@@ -21,6 +21,7 @@ class ExecutionProfile:
     fuses_elementwise                    chains of elementwise operators are one kernel that keeps what is between in registers
     elementwise_traffic                  memory traffic of streaming operators over the minimum
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
+    stores_master_weights                the weights that stay are the master copy; operators read a cast copy (torch); else both are kept (Megatron)
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
     zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or full copies and publishes once (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
@@ -50,6 +51,7 @@ class ExecutionProfile:
     elementwise_traffic: float
     accumulate_dtype: str
     reduce_dtype: str
+    stores_master_weights: bool
     fuses_gradient_accumulation: bool
     zero2_stores_shards: bool
     reduces_each_microbatch: bool

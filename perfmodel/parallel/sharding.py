@@ -90,7 +90,9 @@ def check_sharding(operator: Operator, sharding: Sharding) -> None:
     if operator.kind is OperatorKind.ATTENTION or operator.kernel_class == "softmax":
         for name in (*operator.reduced_dims, *(("d",) if operator.kind is OperatorKind.ATTENTION else ())):
             if sharding.get(name):
-                raise InputError(f"operator {operator.name}: dim {name} is cut by {sharding[name]}: it needs its rows whole; leave {name} whole")
+                raise InputError(
+                    f"operator {operator.name}: dim {name} is cut by {sharding[name]}: it needs its rows whole; leave {name} whole"
+                )
 
 
 def input_layout(operator: Operator, sharding: Sharding, operand: Operand) -> Layout:

@@ -63,7 +63,7 @@ class _Builder:
             case "v_out":
                 return Dim(name="v", size=model.vocab_size, logical="vocab_out", padded=True)
             case "p":
-                return Dim(name="p", size=max(model.max_position_embeddings, self.seq_len), logical="positions")
+                return Dim(name="p", size=model.num_position_rows, logical="positions")
         raise AssertionError(name)
 
     def parameter(self, name: str, num_rows: int) -> str:
@@ -122,10 +122,17 @@ class _Builder:
     def bias(self, name: str, x: str, dims: str, tensor_dims: str, bias_dims: str) -> str:
         bias = self.parameter(f"{name}.bias", len(bias_dims.split()))
         return self.op(
-            f"{name}_bias", OperatorKind.STREAM, dims, [(x, tensor_dims), (bias, bias_dims)], (f"{name}_bias.out", tensor_dims), kernel_class="bias"
+            f"{name}_bias",
+            OperatorKind.STREAM,
+            dims,
+            [(x, tensor_dims), (bias, bias_dims)],
+            (f"{name}_bias.out", tensor_dims),
+            kernel_class="bias",
         )
 
-    def stream(self, name: str, kernel_class: str, inputs: list[str], dims: str, tensor_dims: str, *, saved: tuple[Saved, ...], group: str = "") -> str:
+    def stream(
+        self, name: str, kernel_class: str, inputs: list[str], dims: str, tensor_dims: str, *, saved: tuple[Saved, ...], group: str = ""
+    ) -> str:
         return self.op(
             name,
             OperatorKind.STREAM,
@@ -165,12 +172,13 @@ class _Builder:
         return self.op(name, OperatorKind.IDENTITY, "b s_res h", [(x, "b s h")], (f"{name}.out", "b s h"), kernel_class="identity")
 
 
-def causal_fraction(query_length: int, sliding_window: int) -> float:
-    """Share of the score square that a causal mask with a window of w keys leaves: 1/2, or w/s - w^2/(2 s^2)."""
-    s, w = query_length, sliding_window
-    if 0 < w < s:
-        return w / s - w * w / (2 * s * s)
-    return 0.5
+def causal_fraction(model: TransformerConfig, query_length: int) -> float:
+    """Share of the score square that a causal mask leaves: 1/2, or w/s - w^2/(2 s^2) in layers with a window of w keys."""
+    s, w = query_length, model.sliding_window
+    if not 0 < w < s:
+        return 0.5
+    sliding = model.sliding_layer_fraction
+    return sliding * (w / s - w * w / (2 * s * s)) + (1 - sliding) * 0.5
 
 
 def build_graph(
@@ -325,7 +333,7 @@ def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_
                 Saved(what="statistics", itemsize=_FP32, dims=("b", "q", "g", "r")),
             ),
             group=core,
-            work_fraction=causal_fraction(b.seq_len, model.sliding_window),
+            work_fraction=causal_fraction(model, b.seq_len),
             reduced=("z",),
         )
     else:

@@ -1,0 +1,385 @@
+"""Predict a plan: the estimator of one job on one cluster, and the breakdown of a single row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
+from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
+from perfmodel.cost.program import COMM, PHASES, Program, compile_program
+from perfmodel.cost.step import (
+    LAYER,
+    MEMORY,
+    Bytes,
+    ParameterTerms,
+    RegionTimes,
+    Stages,
+    accumulation_time,
+    activation_terms,
+    dynamic_memory,
+    element_bytes,
+    exposed_communication,
+    exposed_sends,
+    hop_time,
+    optimizer_time,
+    pace,
+    parameter_terms,
+    parameter_time,
+    pipeline_step_time,
+    recomputed_phases,
+    region_times,
+    slowest_stage,
+    stage_sums,
+    static_memory,
+    tied_time,
+    total_memory,
+)
+from perfmodel.dtypes import itemsize
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.derive import derive
+from perfmodel.parallel.grid import LayoutGrid, make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
+from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.operator import REGIONS, Graph
+from perfmodel.workload.transformer import build_graph, causal_fraction
+
+Array = NDArray[np.float64]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Estimator:
+    """Predicts plans of one job on one cluster. Graphs and programs are compiled when first needed and kept."""
+
+    job: TrainingJob
+    cluster: Cluster
+    machine: Machine
+    profile: ExecutionProfile
+    sizes: Bytes
+    programs: dict[tuple[str, AttentionKernel, tuple[str, ...]], Program] = field(default_factory=dict)
+    parameter_programs: dict[tuple[str, AttentionKernel, int, bool, bool], ParameterProgram] = field(default_factory=dict)
+    graphs: dict[AttentionKernel, Graph] = field(default_factory=dict)
+    rule_sets: dict[str, RuleSet] = field(default_factory=dict)
+
+    def program(self, rule_set: str, attention: AttentionKernel, recompute_operators: tuple[str, ...]) -> Program:
+        key = (rule_set, attention, recompute_operators)
+        if key not in self.programs:
+            self.programs[key] = compile_program(
+                derive(self.graph(attention), self.shardings(rule_set, attention)),
+                self.profile,
+                recompute_operators=recompute_operators,
+                causal_fraction=causal_fraction(self.job.model, self.job.seq_len),
+                attention_kernel=str(attention),
+            )
+        return self.programs[key]
+
+    def graph(self, attention: AttentionKernel) -> Graph:
+        if attention not in self.graphs:
+            policy = self.job.policy
+            self.graphs[attention] = build_graph(
+                self.job.model,
+                seq_len=self.job.seq_len,
+                attention=str(attention),
+                dropout=self.profile.dropout,
+                activation_bytes=itemsize(policy.compute),
+                parameter_bytes=itemsize(policy.parameter),
+            )
+        return self.graphs[attention]
+
+    def shardings(self, rule_set: str, attention: AttentionKernel) -> Mapping[str, Any]:
+        if rule_set not in self.rule_sets:
+            self.rule_sets[rule_set] = load_rule_set(rule_set)
+        return apply_rules(self.graph(attention), self.rule_sets[rule_set])
+
+    def parameter_program(self, program: Program, rule_set: str, zero: int, *, pipelined: bool, recompute_full: bool) -> ParameterProgram:
+        key = (rule_set, AttentionKernel.FLASH, zero, pipelined, recompute_full)
+        if key not in self.parameter_programs:
+            self.parameter_programs[key] = compile_parameters(
+                program.parameters,
+                self.profile,
+                zero=zero,
+                pipelined=pipelined,
+                parameter_bytes=self.sizes.gathered,
+                gradient_bytes=self.sizes.reduced,
+                recompute_full=recompute_full,
+            )
+        return self.parameter_programs[key]
+
+    def predict(self, plan: Plan, *, memory_headroom: float = 0.0) -> Prediction:
+        """The plan's step, with every part named. `memory_headroom`: share of the chip's memory to keep free."""
+        row = evaluate_plan(self, plan)
+        return _prediction(self, plan, row, memory_headroom)
+
+
+def make_estimator(job: TrainingJob, cluster: Cluster, machine: Machine, profile: ExecutionProfile) -> Estimator:
+    return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=element_bytes(job.policy, job.optimizer, profile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanRow:
+    """One plan evaluated: every term that a report may want, as arrays of one."""
+
+    program: Program
+    grid: LayoutGrid
+    micro: MicrobatchCost
+    regions: RegionTimes
+    stages: Stages
+    terms: ParameterTerms
+    pipeline: Any
+    hop: Any
+    gather: Any
+    reduction: Any
+    tied: Any
+    optimizer: Any
+    accumulation: Any
+    step_time: Any
+    static: list[tuple[Any, Any, Any, Any]]
+    dynamic: list[tuple[Any, Any, Any]]
+    memory: tuple[Any, Any, Any]
+
+
+def stages_of(plan: Plan) -> Stages:
+    """Layers of the first, the largest middle and the last pipeline rank."""
+    p = plan.layout.pp
+    per_rank = [sum(plan.stage_layers[rank::p]) for rank in range(p)]
+    return Stages(
+        first=np.array([float(per_rank[0])]),
+        middle=np.array([float(max(per_rank[1:-1], default=0))]),
+        last=np.array([float(per_rank[-1])]),
+        total=np.array([float(sum(per_rank))]),
+        is_single=np.array([1.0 if p == 1 else 0.0]),
+    )
+
+
+def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
+    layout = plan.layout
+    grid = make_grid(
+        {axis: [layout.degree(axis)] for axis in DEFAULT_ORDER},
+        [plan.order],
+        tier_sizes=machine.tier_sizes,
+        num_key_value_heads=plan.job.model.num_key_value_heads,
+    )
+    micro = microbatch_cost(program, machine, grid, np.array([float(plan.micro_batch)]))
+    tp, p = grid.degree["tp"], grid.degree["pp"]
+    m, v = np.array([float(plan.num_microbatches)]), np.array([float(plan.virtual_stages)])
+    regions = region_times(micro, profile, plan.recompute, tp)
+    stages = stages_of(plan)
+    parameters = estimator.parameter_program(
+        program, plan.rule_set, int(plan.zero), pipelined=layout.pp > 1, recompute_full=plan.recompute is Recompute.FULL
+    )
+    cost = parameter_cost(parameters, profile, machine, grid)
+    terms = parameter_terms(parameters, cost)
+    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=plan.sequence_parallel)
+    pipeline = pipeline_step_time(
+        regions, stages, schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
+    )
+    gather, reduction = parameter_time(terms, regions, stages, num_microbatches=m, profile=profile)
+    tied = tied_time(program, terms, sizes, machine, grid)
+    optimizer = optimizer_time(terms, stages, sizes, machine)
+    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
+    static = static_memory(terms, stages, sizes)
+    dynamic = dynamic_memory(
+        activation_terms(micro, plan.recompute),
+        stages,
+        schedule=plan.schedule,
+        num_ranks=p,
+        num_microbatches=m,
+        virtual_stages=v,
+        profile=profile,
+        activation_bytes=program.activation_bytes,
+    )
+    return PlanRow(
+        program=program,
+        grid=grid,
+        micro=micro,
+        regions=regions,
+        stages=stages,
+        terms=terms,
+        pipeline=pipeline,
+        hop=hop,
+        gather=gather,
+        reduction=reduction,
+        tied=tied,
+        optimizer=optimizer,
+        accumulation=accumulation,
+        step_time=step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine),
+        static=static,
+        dynamic=dynamic,
+        memory=total_memory(static, dynamic, machine),
+    )
+
+
+def step_time(
+    pipeline: Any, gather: Any, reduction: Any, tied: Any, optimizer: Any, accumulation: Any, profile: ExecutionProfile, machine: Machine
+) -> Any:
+    """The whole step. What does not depend on the schedule is added up first, so that a search adds it once."""
+    constant = profile.step_time_constant + machine.host_times.get("step", 0.0)
+    return pipeline + ((((gather + reduction) + tied) + optimizer) + accumulation + constant)
+
+
+def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
+    time = float(row.step_time[0])
+    job, model, machine = plan.job, plan.job.model, estimator.machine
+    tokens = job.tokens_per_step
+    matmul_parameters = model.num_parameters_non_embedding + (model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0)
+    dense = 6.0 * matmul_parameters
+    attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
+    scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
+    parts = _parts(estimator, plan, row, time)
+    memory, total = _memory(row)
+    return Prediction(
+        plan=plan,
+        step_time=time,
+        parts=parts,
+        tokens_per_second_per_chip=tokens / time / plan.num_chips,
+        mfu_palm=(dense + attention) * scale,
+        mfu_causal=(dense + attention / 2) * scale,
+        hfu=_executed(estimator, plan, row) / (time * plan.num_chips * machine.peak_flop_rate),
+        peak_flop_rate=machine.peak_flop_rate,
+        peak_dtype=str(machine.dtype),
+        memory=memory,
+        memory_capacity=machine.memory_capacity,
+        fits=total <= machine.memory_capacity * (1.0 - headroom),
+        rests_on=_rests_on(machine, parts),
+    )
+
+
+def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
+    """FLOP of all chips in one step, with what is recomputed."""
+    flops = executed_flops(row.program, row.grid, np.array([float(plan.micro_batch)]))[:, 0]
+    total = 0.0
+    for region in range(len(REGIONS)):
+        by_phase = {phase: float(flops[region * len(PHASES) + i]) for i, phase in enumerate(PHASES)}
+        once = sum(by_phase.values())
+        if region == LAYER:
+            once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
+            once *= plan.job.model.num_hidden_layers
+        total += once
+    layout = plan.layout
+    return total * plan.num_microbatches * layout.data_parallel * layout.cp * layout.tp
+
+
+#: Parts of a step, in the order in which they are shown. They add up to the step time.
+PARTS = (
+    "forward",
+    "backward",
+    "recompute",
+    "tensor_parallel_communication",
+    "context_parallel_communication",
+    "host",
+    "pipeline_bubble",
+    "pipeline_communication",
+    "parameter_gather",
+    "gradient_reduction",
+    "gradient_accumulation",
+    "optimizer",
+)
+
+
+def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[str, float]:
+    """Exposed seconds on the critical rank."""
+    profile, stages, regions, micro = estimator.profile, row.stages, row.regions, row.micro
+    m, p = float(plan.num_microbatches), float(plan.layout.pp)
+    f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
+    both = [float((f[i] + b[i])[0]) for i in range(3)]
+    critical = int(np.argmax(both))
+    layers = float((stages.first, stages.middle, stages.last)[critical][0])
+    single = plan.layout.pp == 1
+    weights = (1.0 if critical == 0 or single else 0.0, layers, 1.0 if critical == 2 or single else 0.0)
+    detail = dict.fromkeys(PARTS, 0.0)
+    again = recomputed_phases(plan.recompute, profile)
+    for region in range(len(REGIONS)):
+        if not weights[region]:
+            continue
+        for i, phase in enumerate(PHASES):
+            segment = region * len(PHASES) + i
+            times = 1.0 + (1.0 if region == LAYER and phase in again else 0.0)
+            work = float((micro.matmul[segment] + micro.attention[segment] + micro.streaming[segment])[0])
+            detail["backward" if phase == "backward" else "forward"] += work * weights[region]
+            detail["recompute"] += work * (times - 1.0) * weights[region]
+            for j, name in enumerate(COMM):
+                time = float(micro.communication[segment * len(COMM) + j][0]) * exposed_communication(profile, name)
+                if name == "regather":
+                    name = "tensor_parallel"
+                    time *= 0.0 if region == LAYER and plan.recompute is Recompute.FULL else 1.0
+                detail[f"{name}_communication"] += time * times * weights[region]
+    total_f = float((stages.total * regions.forward[LAYER] + regions.forward[0] + regions.forward[2])[0])
+    total_b = float((stages.total * regions.backward[LAYER] + regions.backward[0] + regions.backward[2])[0])
+    steady = both[critical]
+    if profile.uneven_stage_weight != 1.0:
+        steady = float(
+            np.asarray(pace(tuple(np.array([x]) for x in both), np.array([total_f + total_b]), p, profile.uneven_stage_weight))[0]
+        )  # type: ignore[arg-type]
+    device = sum(detail.values())
+    detail["host"] = both[critical] - device
+    scale = m * steady / both[critical]
+    for name in detail:
+        detail[name] *= scale
+    sends = float(
+        np.asarray(
+            exposed_sends(row.hop, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages), profile=profile)
+        ).reshape(-1)[0]
+    )
+    detail["pipeline_communication"] = sends
+    detail["pipeline_bubble"] = float(row.pipeline[0]) - sends - m * steady if p > 1 else 0.0
+    detail["parameter_gather"] = _scalar(row.gather)
+    detail["gradient_reduction"] = _scalar(row.reduction) + _scalar(row.tied)
+    detail["gradient_accumulation"] = _scalar(row.accumulation)
+    detail["optimizer"] = _scalar(row.optimizer)
+    detail["host"] += profile.step_time_constant + estimator.machine.host_times.get("step", 0.0)
+    detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
+    largest = max(detail, key=lambda name: detail[name])
+    for _ in range(4):  # rounding of the order of addition: the parts shall add up to the last digit
+        detail[largest] += step - sum(detail.values())
+    return detail
+
+
+def _scalar(value: Any) -> float:
+    return float(np.asarray(value).reshape(-1)[0])
+
+
+def _memory(row: PlanRow) -> tuple[dict[str, float], float]:
+    """Bytes of the fullest chip by class."""
+    totals = [_scalar(total) for total in row.memory]
+    rank = int(np.argmax(totals))
+    weights, gradients, states, copies = (_scalar(x) for x in row.static[rank])
+    kept, temporary, buffers = (_scalar(x) for x in row.dynamic[rank])
+    values = dict(zip(MEMORY, (weights, gradients, states, kept, copies, temporary, buffers, 0.0), strict=True))
+    values["framework"] = totals[rank] - sum(values.values())
+    values["total"] = sum(values.values())
+    return values, totals[rank]
+
+
+def fullest_memory(memory: tuple[Any, Any, Any]) -> Any:
+    return slowest_stage(memory)
+
+
+def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
+    rests = machine.rests_on
+    outer = rests["scale_out"] if len(machine.tier_sizes) > 1 else rests["scale_up"]
+    of = {
+        "forward": rests["matmul"],
+        "backward": rests["matmul"],
+        "recompute": rests["matmul"],
+        "tensor_parallel_communication": rests["scale_up"],
+        "context_parallel_communication": rests["scale_up"],
+        "host": "profile",
+        "pipeline_bubble": rests["matmul"],
+        "pipeline_communication": outer,
+        "parameter_gather": outer,
+        "gradient_reduction": outer,
+        "gradient_accumulation": rests["streaming"],
+        "optimizer": rests["streaming"],
+    }
+    return {name: of[name] for name in parts} | {"memory": "derived from the plan; framework: calibration"}

@@ -1,0 +1,203 @@
+"""What parameters cost: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds of them.
+
+ZeRO is nothing but three layouts and two lifetimes of a parameter (algebra.md R14, `parallel/parameters.py`); here its events
+become time on columns. The layer region counts one layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.machine import Machine
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, CollectiveKind
+from perfmodel.parallel.derive import ParameterLayout
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.parameters import ZERO_AXES, parameter_events, stored_rows
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.sharding import Collective
+from perfmodel.workload.operator import REGIONS
+
+Array = NDArray[np.float64]
+
+#: What a chip does with the parameters of a region, and how often.
+WHAT = ("gather_forward", "gather_backward", "reduce", "publish")
+TIMES = ("microbatch", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterProgram:
+    """Events of all parameters for one ZeRO stage, as rows; `units` merges rows of one collective.
+
+    elements [parameters]: rows and columns of the stored matrix, and masks of the axes that cut them.
+    """
+
+    zero: int
+    parameters: tuple[ParameterLayout, ...]
+    event_parameter: NDArray[np.int64]
+    event_kind: NDArray[np.int64]
+    event_mask: NDArray[np.int64]
+    event_itemsize: NDArray[np.float64]
+    event_on_shard: NDArray[np.bool_]
+    unit_starts: NDArray[np.int64]
+    unit_kind: NDArray[np.int64]
+    unit_mask: NDArray[np.int64]
+    unit_cell: NDArray[np.int64]
+    unit_is_bucketed: NDArray[np.bool_]
+    masks: tuple[frozenset[str], ...]
+    row_mask: NDArray[np.int64]
+    column_mask: NDArray[np.int64]
+    zero_mask: NDArray[np.int64]
+    region_of: tuple[tuple[int, ...], ...]
+    holds_sharded_gradients: bool
+    holds_sharded_weights: bool
+    frees_gathered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterCost:
+    """Columns of parameters.
+
+    time         [WHAT * TIMES * REGIONS, rows] seconds of one occurrence
+    full, shard  [REGIONS, rows] elements on a chip, whole and cut by ZeRO; a tied embedding counts in both its regions
+    tied         [2, rows] its elements, whole and cut: they count once where one stage holds both regions
+    """
+
+    time: Array
+    full: Array
+    shard: Array
+    tied: Array
+
+    def of(self, what: str, times: str, region: str) -> Array:
+        return self.time[cell(what, times, region)]
+
+
+def cell(what: str, times: str, region: str) -> int:
+    return (WHAT.index(what) * len(TIMES) + TIMES.index(times)) * len(REGIONS) + REGIONS.index(region)
+
+
+_WHAT_OF = {
+    "gather_forward": "gather_forward",
+    "gather_backward": "gather_backward",
+    "reduce": "reduce",
+    "finish": "reduce",
+    "publish": "publish",
+}
+
+
+def compile_parameters(
+    parameters: tuple[ParameterLayout, ...],
+    profile: ExecutionProfile,
+    *,
+    zero: int,
+    pipelined: bool,
+    parameter_bytes: float,
+    gradient_bytes: float,
+    recompute_full: bool = False,
+) -> ParameterProgram:
+    """The events of `zero`, in a pipeline or not; the tied embedding's are the pipeline's (`cost/step.py`)."""
+    keeps = pipelined and profile.pipeline_keeps_parameters
+    masks: dict[frozenset[str], int] = {frozenset(): 0}
+
+    def mask(axes: frozenset[str]) -> int:
+        return masks.setdefault(axes, len(masks))
+
+    events = []
+    for i, parameter in enumerate(parameters):
+        found = parameter_events(
+            parameter,
+            zero=zero,
+            stores_shards_zero2=profile.zero2_stores_shards,
+            # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
+            reduces_each_microbatch=profile.reduces_each_microbatch and zero >= 2 and not keeps,
+            keeps_gathered=keeps,
+            recompute_full=recompute_full,
+        )
+        scattered = any(e.kind is Collective.REDUCE_SCATTER for e in found)
+        for event in found:
+            what = _WHAT_OF[str(event.what)]
+            itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
+            # after the reduce-scatter only the shard is left to reduce over the other axes
+            on_shard = scattered and event.kind is Collective.ALL_REDUCE
+            key = (what, str(event.times), REGIONS.index(parameter.regions[0]), str(event.kind), mask(event.axes))
+            unit = (*key, i if profile.parameter_unit == "tensor" and what != "reduce" else -1)
+            events.append((unit, i, event, itemsize, on_shard))
+    events.sort(key=lambda entry: entry[0])
+    units = [entry[0] for entry in events]
+    starts = [i for i, unit in enumerate(units) if i == 0 or unit != units[i - 1]]
+    return ParameterProgram(
+        zero=zero,
+        parameters=parameters,
+        event_parameter=np.array([e[1] for e in events], dtype=np.int64),
+        event_kind=np.array([COLLECTIVE_CODE[CollectiveKind(str(e[2].kind))] for e in events], dtype=np.int64),
+        event_mask=np.array([mask(e[2].axes) for e in events], dtype=np.int64),
+        event_itemsize=np.array([[e[3]] for e in events]).reshape(-1, 1),
+        event_on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
+        unit_starts=np.array(starts, dtype=np.int64),
+        unit_kind=np.array([COLLECTIVE_CODE[CollectiveKind(units[i][3])] for i in starts], dtype=np.int64),
+        unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
+        unit_cell=np.array([cell(units[i][0], units[i][1], REGIONS[units[i][2]]) for i in starts], dtype=np.int64),
+        unit_is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
+        row_mask=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
+        column_mask=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
+        zero_mask=np.array([mask(p.gradient_axes & ZERO_AXES) for p in parameters], dtype=np.int64),
+        masks=tuple(masks),
+        region_of=tuple(tuple(i for i, p in enumerate(parameters) if region in p.regions) for region in REGIONS),
+        holds_sharded_gradients=zero >= 2 and not keeps,
+        holds_sharded_weights=zero == 3 or (zero == 2 and profile.zero2_stores_shards),
+        frees_gathered=zero == 3 and not keeps,
+    )
+
+
+def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:
+    """Times and elements on every row of the grid."""
+    sizes = np.array([grid.size(mask) for mask in program.masks])
+    rows = np.array([[float(p.num_rows)] for p in program.parameters])
+    columns = np.array([[float(p.num_columns)] for p in program.parameters])
+    local_rows = np.ceil(rows / sizes[program.row_mask])
+    local_columns = columns / sizes[program.column_mask]
+    ways = sizes[program.zero_mask]
+    shard_elements = stored_rows(local_rows, ways) * local_columns
+    gathered = shard_elements * ways
+    local = local_rows * local_columns
+    time = np.zeros((len(WHAT) * len(TIMES) * len(REGIONS), sizes.shape[1]))
+    if len(program.event_parameter):
+        index = program.event_parameter
+        buffer = np.where(program.event_on_shard, shard_elements[index], gathered[index] if program.zero else local[index])
+        num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
+        num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
+        if profile.bucket_bytes > 0:
+            bucketed = program.unit_is_bucketed[:, None]
+            num_calls = np.where(bucketed, np.maximum(np.ceil(num_bytes / profile.bucket_bytes), 1.0), 1.0)
+            num_units = np.where(bucketed, np.maximum(np.floor(profile.bucket_bytes / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
+        inside = [np.array([tier[program.unit_mask[i]] for i in range(len(program.unit_mask))]) for tier in _inside(program, grid)]
+        one = collective_time(
+            program.unit_kind[:, None],
+            num_bytes * num_units / num_calls,
+            group_size=sizes[program.unit_mask],
+            inside=inside,
+            machine=machine,
+        )
+        values = one * num_calls / num_units
+        for row, target in enumerate(program.unit_cell):
+            time[target] = time[target] + values[row]
+    full = np.zeros((len(REGIONS), sizes.shape[1]))
+    shard = np.zeros_like(full)
+    for region, members in enumerate(program.region_of):
+        for i in members:
+            full[region] = full[region] + local[i]
+            shard[region] = shard[region] + shard_elements[i]
+    tied = np.zeros((2, sizes.shape[1]))
+    for i, parameter in enumerate(program.parameters):
+        if len(parameter.regions) > 1:
+            tied[0] = tied[0] + local[i]
+            tied[1] = tied[1] + shard_elements[i]
+    return ParameterCost(time=time, full=full, shard=shard, tied=tied)
+
+
+def _inside(program: ParameterProgram, grid: LayoutGrid) -> list[list[Array]]:
+    by_mask = [grid.group_inside(mask) for mask in program.masks]
+    return [[by_mask[i][tier] for i in range(len(program.masks))] for tier in range(len(grid.inside))]

@@ -1,0 +1,458 @@
+"""The time and the memory of one training step, assembled from microbatches, parameters and the pipeline.
+
+Every function takes arrays of any shapes that broadcast: a single plan is an array of one, a search evaluates blocks with one
+dimension for each independent choice. The same code serves both, so their bits agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import CollectiveKind, collective_time
+from perfmodel.cost.compute import streaming_time
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.parameters import ParameterCost, ParameterProgram
+from perfmodel.cost.pipeline import live_microbatches, pipeline_time
+from perfmodel.cost.program import COMM, PHASES, SAVED, Program
+from perfmodel.hardware.calibration import KernelClass
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.job import Optimizer, PrecisionPolicy
+from perfmodel.workload.operator import REGIONS
+
+Array = NDArray[np.float64]
+EMBEDDING, LAYER, HEAD = (REGIONS.index(region) for region in REGIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """Sizes of an element of each copy, for one precision policy, optimizer and profile. [byte]
+
+    stored     the weights that stay; gathered: as operators read them; gradient: as accumulated; reduced: on the wire
+    state      optimizer state and master copy of one element; step: traffic of one optimizer step for one element
+    accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
+    """
+
+    stored: float
+    gathered: float
+    gradient: float
+    reduced: float
+    state: float
+    step: float
+    accumulate: float
+    keeps_compute_copy: bool
+
+
+def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
+    from perfmodel.dtypes import itemsize
+
+    compute = itemsize(policy.compute)
+    fp32 = 4.0
+    gradient = fp32 if profile.accumulate_dtype == "fp32" or policy.master is policy.parameter else itemsize(policy.gradient)
+    if policy.master is policy.parameter:
+        gradient = max(itemsize(policy.gradient), fp32 if profile.accumulate_dtype == "fp32" else 0.0)
+    reduced = fp32 if profile.reduce_dtype == "fp32" else itemsize(policy.gradient)
+    master = itemsize(policy.master)
+    stores_master = profile.stores_master_weights and policy.has_master_copy
+    accumulates_apart = gradient > itemsize(policy.gradient)
+    return Bytes(
+        stored=master if stores_master else itemsize(policy.parameter),
+        gathered=itemsize(policy.parameter),
+        gradient=gradient,
+        reduced=reduced,
+        state=policy.state_bytes_per_parameter(optimizer) - (master if stores_master else 0.0),
+        step=policy.step_bytes_per_parameter(optimizer) * profile.optimizer_bytes_factor,
+        accumulate=(2 * gradient - compute if profile.fuses_gradient_accumulation else 2 * gradient + compute)
+        if accumulates_apart
+        else 3 * gradient,
+        keeps_compute_copy=stores_master,
+    )
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionTimes:
+    """Seconds of one microbatch by region (embedding, one layer, head): forward and backward, recomputation in backward."""
+
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+
+
+def exposed_communication(profile: ExecutionProfile, name: str) -> float:
+    """Share of a class of communication that does not hide under compute."""
+    return 1.0 - profile.tp_overlap_fraction if name in ("tensor_parallel", "regather") else 1.0
+
+
+def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
+    """Work and exposed communication of each phase of a region; re-gathers apart."""
+    times: dict[str, Any] = {}
+    for i, phase in enumerate(PHASES):
+        segment = region * len(PHASES) + i
+        total = (micro.matmul[segment] + micro.attention[segment]) + micro.streaming[segment]
+        for j, name in enumerate(COMM):
+            if name != "regather":
+                total = total + micro.communication[segment * len(COMM) + j] * exposed_communication(profile, name)
+        times[phase] = total
+    regather = (region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")
+    times["regather"] = micro.communication[regather] * exposed_communication(profile, "regather")
+    return times
+
+
+def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[str, ...]:
+    match recompute:
+        case Recompute.NONE:
+            return ()
+        case Recompute.SELECTIVE:
+            return ("core",)
+        case Recompute.FULL:
+            return ("core", "rest") if profile.recompute_stops_early else ("core", "rest", "tail")
+
+
+def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
+    """Forward and backward of each region, with what is recomputed in the layers, and the host's floor under a layer."""
+    forward, backward = [], []
+    for region in range(len(REGIONS)):
+        phase = phase_times(micro, profile, region)
+        f = (phase["core"] + phase["rest"]) + phase["tail"]
+        b = phase["backward"]
+        if region == LAYER:
+            if recompute is not Recompute.FULL:
+                b = b + phase["regather"]  # full recomputation gathers its inputs anyway
+            for name in recomputed_phases(recompute, profile):
+                b = b + phase[name]
+            if profile.host_layer_time > 0 or profile.host_layer_time_per_tp > 0:
+                scale = host_floor_factor(f + b, profile, recompute, tp)
+                f, b = f * scale, b * scale
+        else:
+            b = b + phase["regather"]
+        forward.append(f)
+        backward.append(b)
+    return RegionTimes(forward=tuple(forward), backward=tuple(backward))
+
+
+def host_floor_factor(device: Array, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
+    """A layer and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8) / d. [-]
+
+    A maximum, smooth where the two are alike. Fitted form: h = h0 + h1 tp, more under full recomputation.
+    """
+    host = profile.host_layer_time + profile.host_layer_time_per_tp * tp
+    if recompute is Recompute.FULL:
+        host = host * profile.host_recompute_factor
+    ratio = host / device
+    square = ratio * ratio
+    fourth = square * square
+    return np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Layers of the pipeline ranks that can be the slowest or the fullest, as columns.
+
+    first holds the embedding; middle is the largest of those between (0 layers where there are fewer than three); last holds the head.
+    With one rank first and last are the same.
+    """
+
+    first: Any
+    middle: Any
+    last: Any
+    total: Any
+    is_single: Any
+
+
+def stage_sums(values: tuple[Any, ...], stages: Stages) -> tuple[Any, Any, Any]:
+    """A per-region quantity on the first, a middle and the last rank."""
+    embedding, layer, head = values
+    first = stages.first * layer + embedding + stages.is_single * head
+    last = stages.last * layer + head + stages.is_single * embedding
+    return first, stages.middle * layer, last
+
+
+def slowest_stage(values: tuple[Any, Any, Any]) -> Any:
+    return np.maximum(np.maximum(values[0], values[1]), values[2])
+
+
+def pace(values: tuple[Any, Any, Any], total: Any, num_ranks: Any, weight: float) -> Any:
+    """What sets the rhythm of a steady pipeline: the slowest stage, or a mean drawn towards it (profile.uneven_stage_weight)."""
+    slowest = slowest_stage(values)
+    if weight == 1.0:
+        return slowest
+    mean = total / num_ranks
+    return mean + weight * (slowest - mean)
+
+
+def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
+    """One send of a microbatch's boundary tensor to the next pipeline rank. [s]
+
+    A tensor of which tp ranks hold equal copies is sent in tp parts and gathered (Megatron's scatter-gather), if the profile does so.
+    """
+    pipelined = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
+    inside = [np.minimum(hop, pipelined) for hop in grid.hop[:-1]] + [pipelined]
+    if is_scattered or not profile.scatters_pipeline_sends:
+        return collective_time(CollectiveKind.SEND_RECV, boundary, group_size=pipelined, inside=inside, machine=machine)
+    send = collective_time(CollectiveKind.SEND_RECV, boundary / tp, group_size=pipelined, inside=inside, machine=machine)
+    axes = ("tp_kv", "tp_q")
+    members = np.where(grid.degree["pp"] > 1, tp, 1.0)
+    group_inside = [np.minimum(tier, members) for tier in grid.group_inside(axes)]
+    gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)
+    return send + gather
+
+
+def pipeline_step_time(
+    regions: RegionTimes,
+    stages: Stages,
+    *,
+    schedule: PipelineSchedule,
+    num_ranks: Any,
+    num_microbatches: Any,
+    virtual_stages: Any,
+    hop: Any,
+    profile: ExecutionProfile,
+) -> Any:
+    """All microbatches through the pipeline, with the sends that do not hide. [s]"""
+    f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
+    total_f = stages.total * regions.forward[LAYER] + regions.forward[EMBEDDING] + regions.forward[HEAD]
+    total_b = stages.total * regions.backward[LAYER] + regions.backward[EMBEDDING] + regions.backward[HEAD]
+    both = (f[0] + b[0], f[1] + b[1], f[2] + b[2])
+    weight = profile.uneven_stage_weight
+    time = pipeline_time(
+        schedule=schedule,
+        total_forward=total_f,
+        total_backward=total_b,
+        slowest_forward=pace(f, total_f, num_ranks, weight),
+        slowest_backward=pace(b, total_b, num_ranks, weight),
+        slowest=pace(both, total_f + total_b, num_ranks, weight),
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+    )
+    return time + exposed_sends(hop, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages, profile=profile)
+
+
+def exposed_sends(hop: Any, *, num_ranks: Any, num_microbatches: Any, virtual_stages: Any, profile: ExecutionProfile) -> Any:
+    """Fill and drain cross every boundary once each way; later sends hide under compute unless the profile says that they do not. [s]"""
+    fill = 2.0 * (num_ranks - 1.0) * hop
+    if profile.pp_overlap:
+        return fill
+    return fill + 2.0 * (num_microbatches * virtual_stages - 1.0) * hop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTerms:
+    """Columns of one ZeRO stage: seconds by region of each event, and elements held. From `ParameterCost`, reshaped to broadcast."""
+
+    gather_forward: dict[str, tuple[Any, ...]]
+    gather_backward: dict[str, tuple[Any, ...]]
+    reduce: dict[str, tuple[Any, ...]]
+    publish: tuple[Any, ...]
+    full: tuple[Any, ...]
+    shard: tuple[Any, ...]
+    tied: tuple[Any, Any]
+    zero: int
+    program: ParameterProgram
+
+
+def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> ParameterTerms:
+    def by_region(what: str, times: str) -> tuple[Any, ...]:
+        return tuple(cost.of(what, times, region) for region in REGIONS)
+
+    both = ("microbatch", "step")
+    return ParameterTerms(
+        gather_forward={times: by_region("gather_forward", times) for times in both},
+        gather_backward={times: by_region("gather_backward", times) for times in both},
+        reduce={times: by_region("reduce", times) for times in both},
+        publish=by_region("publish", "step"),
+        full=tuple(cost.full),
+        shard=tuple(cost.shard),
+        tied=(cost.tied[0], cost.tied[1]),
+        zero=program.zero,
+        program=program,
+    )
+
+
+def _exposed_under(communication: Any, compute: Any, *, hides: bool) -> Any:
+    """Of communication that runs beside compute of one unit, what sticks out."""
+    return np.maximum(communication - compute, 0.0) if hides else communication
+
+
+def parameter_time(
+    terms: ParameterTerms, regions: RegionTimes, stages: Stages, *, num_microbatches: Any, profile: ExecutionProfile
+) -> tuple[Any, Any]:
+    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step. [s]
+
+    A layer's gather hides under the layer before it, gathers and reductions of backward share the wire under backward. What is
+    reduced once a step hides under the backward of the last microbatch: max(0, t - window) + s min(t, window).
+    The embedding's gather comes first and hides under nothing.
+    """
+    m = num_microbatches
+    prefetches, overlaps = profile.prefetches_parameters, profile.overlaps_gradients
+    gather: Any = 0.0
+    for times, count in (("microbatch", m), ("step", 1.0)):
+        f, b = terms.gather_forward[times], terms.gather_backward[times]
+        exposed = (
+            f[EMBEDDING] + b[EMBEDDING],
+            _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches)
+            + _exposed_under(b[LAYER], regions.backward[LAYER], hides=prefetches),
+            _exposed_under(f[HEAD], regions.forward[LAYER], hides=prefetches) + b[HEAD],
+        )
+        gather = gather + count * slowest_stage(stage_sums(exposed, stages))
+    per_microbatch = terms.reduce["microbatch"]
+    left = tuple(
+        np.maximum(regions.backward[i] - (terms.gather_backward["microbatch"][i] if prefetches else 0.0), 0.0) for i in range(len(REGIONS))
+    )
+    exposed = tuple(_exposed_under(per_microbatch[i], left[i], hides=overlaps) for i in range(len(REGIONS)))
+    reduction = m * slowest_stage(stage_sums(exposed, stages))
+    windows = stage_sums(regions.backward, stages)
+    once = stage_sums(terms.reduce["step"], stages)
+    if overlaps:
+        share = profile.exposed_gradient_fraction + profile.compute_slowdown_under_communication
+        once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, windows, strict=True))  # type: ignore[assignment]
+    reduction = reduction + slowest_stage(once) + slowest_stage(stage_sums(terms.publish, stages))
+    return gather, reduction
+
+
+def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> tuple[Any, Any, Any]:
+    """Elements on the first, a middle and the last rank."""
+    first, middle, last = stage_sums(terms.shard if sharded else terms.full, stages)
+    twice = stages.is_single * terms.tied[int(sharded)]
+    return first - twice, middle, last - twice
+
+
+def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine) -> Any:
+    """The optimizer streams over its state once: the fullest rank. [s]"""
+    elements = slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1))
+    return streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=KernelClass.OPTIMIZER, machine=machine)
+
+
+def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
+    """The gradient of an embedding tied across stages: all-reduced over the two that hold it, once a step (R18). [s]
+
+    With one stage the group has one member. Where gradients lie sharded, so does the reduction.
+    """
+    tied = [i for i, p in enumerate(program.parameters) if len(p.regions) > 1]
+    if not tied:
+        return 0.0
+    elements = terms.shard[HEAD] if terms.program.holds_sharded_gradients else terms.full[HEAD]
+    members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
+    inside = [np.minimum(hop, members) for hop in grid.hop[:-1]] + [members]
+    return collective_time(CollectiveKind.ALL_REDUCE, elements * sizes.reduced, group_size=members, inside=inside, machine=machine)
+
+
+def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Any) -> Any:
+    """Adding each microbatch's weight gradients to the accumulator. The first needs no adding where the dtypes agree. [s]"""
+    elements = slowest_stage(held_elements(terms, stages, sharded=False))
+    times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
+    bandwidth = machine.memory_bandwidth
+    return times * (elements * (sizes.accumulate / bandwidth))
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTerms:
+    """Bytes of one microbatch: kept by region under one kind of recomputation, and the working set of backward."""
+
+    kept: tuple[Any, ...]
+    recomputed_layer: Any
+    boundary: Any
+    logits: Any
+    widest: Any
+
+
+def activation_terms(micro: MicrobatchCost, recompute: Recompute) -> ActivationTerms:
+    kept = []
+    rows = len(SAVED)
+    everything: list[Any] = []
+    for region in range(len(REGIONS)):
+        keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
+        whole = (keep + boundary) + dropped
+        everything.append(whole)
+        if region != LAYER or recompute is Recompute.NONE:
+            kept.append(whole)
+        elif recompute is Recompute.SELECTIVE:
+            kept.append(keep + boundary)
+        else:
+            kept.append(boundary)
+    working = everything[LAYER] - kept[LAYER]
+    return ActivationTerms(kept=tuple(kept), recomputed_layer=working, boundary=micro.boundary, logits=micro.logits, widest=micro.widest)
+
+
+#: Memory classes of a chip, in the order in which they are added.
+MEMORY = ("weights", "gradients", "optimizer", "activations", "gathered_parameters", "temporary", "communication_buffers", "framework")
+
+
+def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[tuple[Any, Any, Any, Any]]:
+    """(weights, gradients, optimizer, gathered parameters) of the first, a middle and the last rank. [byte]"""
+    program = terms.program
+    weights = held_elements(terms, stages, sharded=program.holds_sharded_weights)
+    gradients = held_elements(terms, stages, sharded=program.holds_sharded_gradients)
+    states = held_elements(terms, stages, sharded=terms.zero >= 1)
+    full = held_elements(terms, stages, sharded=False)
+    if not program.holds_sharded_weights:
+        copies = tuple(elements * sizes.gathered * float(sizes.keeps_compute_copy) for elements in full)
+    elif program.frees_gathered:
+        # the layer at work and the one fetched ahead, beside the embedding's or the head's own unit
+        pair = 2.0 * terms.full[LAYER]
+        ends = terms.full[EMBEDDING], terms.full[HEAD]
+        twice = stages.is_single * terms.tied[0]
+        units = (ends[0] + stages.is_single * ends[1] - twice, 0.0, ends[1] + stages.is_single * ends[0] - twice)
+        copies = tuple((pair + unit) * sizes.gathered for unit in units)
+    else:
+        copies = tuple(elements * sizes.gathered for elements in full)
+    return [
+        (weights[i] * sizes.stored, gradients[i] * sizes.gradient, states[i] * sizes.state, copies[i])
+        for i in range(3)
+    ]  # fmt: skip
+
+
+def dynamic_memory(
+    activations: ActivationTerms,
+    stages: Stages,
+    *,
+    schedule: PipelineSchedule,
+    num_ranks: Any,
+    num_microbatches: Any,
+    virtual_stages: Any,
+    profile: ExecutionProfile,
+    activation_bytes: float,
+) -> list[tuple[Any, Any, Any]]:
+    """(activations, temporary, communication buffers) of the first, a middle and the last rank. [byte]
+
+    temporary: the largest of a layer's backward (its recomputed activations and the gradients of its widest tensor) and the loss
+    (its float32 gradient and the logits, where the loss is not fused). Buffers: what a stage receives while it computes.
+    """
+    parts = []
+    embedding, layer, head = activations.kept
+    fp32 = 4.0
+    loss = activations.logits * (activation_bytes if profile.fused_cross_entropy else fp32 + activation_bytes)
+    layer_peak = activations.recomputed_layer + 2.0 * activations.widest
+    buffers = np.where(np.asarray(num_ranks) > 1, 2.0 * activations.boundary, 0.0)
+    single = stages.is_single
+    ranks = (0.0, np.minimum(1.0, num_ranks - 1.0), num_ranks - 1.0)
+    layers = (stages.first, stages.middle, stages.last)
+    extra = (embedding + single * head, 0.0, head + single * embedding)
+    at_end = (single, 0.0, 1.0)
+    for rank, num_layers, more, holds_loss in zip(ranks, layers, extra, at_end, strict=True):
+        alive = live_microbatches(
+            schedule=schedule, rank=rank, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages
+        )
+        kept = alive * (num_layers * layer + more)
+        parts.append((kept, np.maximum(layer_peak, loss * holds_loss), buffers))
+    return parts
+
+
+def total_memory(static: list[tuple[Any, Any, Any, Any]], dynamic: list[tuple[Any, Any, Any]], machine: Machine) -> tuple[Any, Any, Any]:
+    """Bytes reserved on the first, a middle and the last rank: what is allocated times the allocator's factor, and the context."""
+    totals = []
+    for (weights, gradients, states, copies), (kept, temporary, buffers) in zip(static, dynamic, strict=True):
+        fixed = ((weights + gradients) + states) + copies
+        moving = (kept + temporary) + buffers
+        totals.append((fixed + moving) * machine.allocator_factor + machine.context_bytes)
+    return totals[0], totals[1], totals[2]
