@@ -61,6 +61,7 @@ class DataParallel(Protocol):
     def begin_microbatch(self, *, is_last: bool) -> None: ...
     def finish_gradients(self) -> None: ...
     def optimizer_step(self) -> None: ...
+    def close(self) -> None: ...
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and full gradient (of the padded matrix) of every parameter here; a collective call."""
         ...
@@ -137,6 +138,7 @@ class FlatData:
         self.ways = dist.get_world_size(self.shard_group) if self.shard_group is not None else 1
         self.index = dist.get_rank(self.shard_group) if self.shard_group is not None else 0
         self.units: list[_Unit] = []
+        self._hooks: list[Any] = []
         for model in stages:
             tied = tied_name(model)
             for _, module, parameters in units_of(model):
@@ -173,7 +175,7 @@ class FlatData:
         partial_range = slice(first_partial if first_partial >= 0 else offset, offset)
         unit = _Unit(slots, weights, gradients, master, shard, partial_range, is_tied)
         for slot in slots:
-            slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot))
+            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot)))
         return unit
 
     @staticmethod
@@ -218,9 +220,7 @@ class FlatData:
         """Start this unit's reduction; backward goes on."""
         unit.launched = True
         if self.shard_group is not None:
-            unit.work.append(
-                dist.reduce_scatter_tensor(unit.gradients[unit.shard], unit.gradients, group=self.shard_group, async_op=True)
-            )
+            unit.work.append(dist.reduce_scatter_tensor(unit.gradients[unit.shard], unit.gradients, group=self.shard_group, async_op=True))
         elif self.replica_group is not None:
             unit.work.append(dist.all_reduce(unit.gradients, group=self.replica_group, async_op=True))
 
@@ -278,6 +278,11 @@ class FlatData:
             for unit in self.units:
                 dist.all_gather_into_tensor(unit.weights, unit.weights[unit.shard].clone(), group=self.shard_group)
 
+    def close(self) -> None:
+        """Undo the hooks: they refer to the buffers, in a circle that the garbage collector does not see."""
+        for hook in self._hooks:
+            hook.remove()
+
     def copy_weights_to_master(self) -> None:
         if self.dtypes.master != self.dtypes.weight:
             for unit in self.units:
@@ -299,7 +304,12 @@ class FlatData:
                 local = whole[slot.offset : slot.offset + slot.numel].view(_local(parameter).shape)
                 if isinstance(parameter, DTensor):
                     local = DTensor.from_local(
-                        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+                        local,
+                        parameter.device_mesh,
+                        parameter.placements,
+                        run_check=False,
+                        shape=parameter.shape,
+                        stride=parameter.stride(),
                     ).full_tensor()
                 yield slot.name, local
 
@@ -339,6 +349,8 @@ class ShardedData:
         for model in self.stages:
             model.to_empty(device=device)
             model.tie_weights()
+
+    def close(self) -> None: ...
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for model, names in zip(self.stages, self.names, strict=True):

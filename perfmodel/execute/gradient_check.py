@@ -8,7 +8,9 @@ a hundredth of the model's largest gradient, below which a gradient is round-off
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -17,20 +19,19 @@ from perfmodel.execute.data_parallel import clean_name
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.model import Transformer
 from perfmodel.execute.parallelize import TrainingProgram
+from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.execute.weights import fill, make_tokens
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import Precision
 
-#: Largest relative error that a correct fp32 program shows, with room: measured ones are below 1e-5.
-TOLERANCE = 1e-4
-#: A gradient smaller than this share of the largest one is compared with that share instead of itself.
-ROUND_OFF_FLOOR = 1e-2
 
-
-def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of the plan's step on this process alone."""
+def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and gradients of the plan's step on this process alone; those of the last job are kept for its next plan."""
     job = plan.job
+    key = ("reference", job, plan.attention)
+    if worker.cache.get("reference key") == key:
+        return worker.cache["reference"]  # type: ignore[no-any-return]
     model = Transformer(job.model, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
@@ -42,7 +43,10 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, to
         worker.beat("reference backward")
         loss.backward()
         total += float(loss)
-    return total, {clean_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    # As numpy arrays: the tracker of live tensors must not see them.
+    result = total, {clean_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
+    worker.cache["reference key"], worker.cache["reference"] = key, result
+    return result
 
 
 def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
@@ -54,15 +58,16 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
     share = torch.tensor([program.loss_share()], dtype=torch.float64)
     dist.all_reduce(share)
     own = dict(program.data.gradients())
+    program.close()
     del program
 
     loss, reference = reference_gradients(worker, plan) if worker.rank == 0 else (0.0, {})
-    header = [loss, {name: tuple(gradient.shape) for name, gradient in reference.items()}]
+    header: list[Any] = [loss, {name: tuple(gradient.shape) for name, gradient in reference.items()}]
     dist.broadcast_object_list(header)
     loss, shapes = header
     largest, errors, sizes = 0.0, {"loss": abs(float(share) - loss) / abs(loss)}, {}
     for name, shape in shapes.items():
-        gradient = reference[name] if worker.rank == 0 else torch.empty(shape, device=worker.device)
+        gradient = torch.from_numpy(reference[name]).to(worker.device) if worker.rank == 0 else torch.empty(shape, device=worker.device)
         worker.beat(f"comparing {name}")
         dist.broadcast(gradient, 0)
         largest = max(largest, float(gradient.abs().max()))

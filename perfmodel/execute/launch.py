@@ -145,7 +145,7 @@ def worker_main(descriptor: int, rank: int, world_size: int, device: str, folder
             connection.send(("ok", pickle.dumps(result)))
     except EOFError:
         os._exit(0)
-    except BaseException as error:  # noqa: BLE001 - everything is reported to the parent
+    except BaseException as error:
         with contextlib.suppress(OSError):
             connection.send(("error", f"{type(error).__name__}: {error}", traceback.format_exc()))
         os._exit(1)
@@ -293,7 +293,8 @@ class WorkerGroup:
             if code is not None and process.rank not in errors:
                 cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 doing = process.heartbeat.read()[2] or "starting"
-                return RunError(f"rank {process.rank} of {self.num_ranks} died ({cause}) during {doing!r}{self._log_tail(process)}; nothing was written")
+                words = self._log_tail(process)
+                return RunError(f"rank {process.rank} of {self.num_ranks} died ({cause}) during {doing!r}{words}; nothing was written")
         if not errors:
             return RunError(f"a rank of {self.num_ranks} closed its connection; nothing was written")
         primary = [rank for rank, (text, _) in sorted(errors.items()) if not any(word in text.lower() for word in _SECONDARY)]

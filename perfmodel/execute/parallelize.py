@@ -61,9 +61,7 @@ class Clock:
 
 def dtypes_of(precision: Precision) -> Dtypes:
     policy = PRECISION_POLICIES[precision]
-    return Dtypes(
-        weight=TORCH_DTYPES[policy.parameter], reduce=TORCH_DTYPES[policy.gradient_reduce], master=TORCH_DTYPES[policy.master]
-    )
+    return Dtypes(weight=TORCH_DTYPES[policy.parameter], reduce=TORCH_DTYPES[policy.gradient_reduce], master=TORCH_DTYPES[policy.master])
 
 
 class TrainingProgram:
@@ -251,6 +249,11 @@ class TrainingProgram:
         self.worker.beat("optimizer")
         self.data.optimizer_step()
         self.clock.mark("optimizer")
+
+    def close(self) -> None:
+        """Let the program's memory go."""
+        self.data.close()
+        self.losses = []
 
 
 def _local_rows(weight: torch.Tensor, tp: int) -> int:

@@ -6,7 +6,7 @@ import zlib
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -37,9 +37,9 @@ def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     mesh, piece = parameter.device_mesh, whole
     names = mesh.mesh_dim_names or ()
     for index in sorted(range(mesh.ndim), key=lambda i: names[i] != "tp"):
-        placement = parameter.placements[index]
-        if isinstance(placement, Shard) or placement.is_shard():
-            chunks = piece.chunk(mesh.size(index), dim=placement.dim)  # type: ignore[attr-defined]
+        dim = getattr(parameter.placements[index], "dim", None)  # Shard and _StridedShard have one, Replicate has not
+        if dim is not None:
+            chunks = piece.chunk(mesh.size(index), dim=dim)
             rank = mesh.get_local_rank(index)
             piece = chunks[rank] if rank < len(chunks) else piece[:0]
     return piece

@@ -1,0 +1,234 @@
+"""`run_plan`: a plan executed on this machine and measured. Imports torch in the workers only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from perfmodel.errors import InputError, RunError
+from perfmodel.execute.launch import Worker, WorkerGroup, torchrun_worker
+from perfmodel.execute.refuse import executable_reason
+from perfmodel.parallel.layout import ZeroStage
+from perfmodel.parallel.plan import Plan
+from perfmodel.results import CollectiveCount, Measurement
+
+if TYPE_CHECKING:
+    from perfmodel.execute.measure import RankMeasurement
+
+#: Processes that may share a core. Beyond one each they time the scheduler: right for checks, useless for times.
+RANKS_PER_CORE = 4
+#: Models up to this size are checked against one process before they are timed.
+CHECKED_PARAMETERS = 300_000_000
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def num_gpus() -> int:
+    """NVIDIA GPUs that torch would see, found without torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
+
+
+def num_devices(device: str) -> int:
+    """Ranks that may run here on that kind of device."""
+    return num_gpus() if device == "cuda" else max(8, RANKS_PER_CORE * len(os.sched_getaffinity(0)))
+
+
+def pick_device(device: str, num_ranks: int) -> str:
+    """cpu or cuda; `auto` takes GPUs where there is one for each rank."""
+    if device not in DEVICES:
+        raise InputError(f"device={device}: not known; use {', '.join(DEVICES)}")
+    if device == "auto":
+        return "cuda" if num_gpus() >= num_ranks else "cpu"
+    return device
+
+
+def least_state_bytes(plan: Plan) -> float:
+    """Weights, gradients and optimizer state of all ranks together: a plan that cannot hold these cannot start."""
+    job, layout = plan.job, plan.layout
+    policy = job.policy
+    from perfmodel.dtypes import itemsize
+
+    stored = float(itemsize(policy.parameter))
+    gradient = float(itemsize(policy.gradient_reduce))
+    state = policy.state_bytes_per_parameter(job.optimizer)
+    copies, shards = layout.dp_replicate * layout.cp, layout.dp_shard
+    if plan.zero is ZeroStage.NONE:
+        return job.model.num_parameters * (stored + gradient + state) * copies * shards
+    ways = layout.dp_shard * layout.cp
+    if plan.zero is ZeroStage.OPTIMIZER:
+        return job.model.num_parameters * layout.dp_replicate * ((stored + gradient) * ways + state)
+    return job.model.num_parameters * layout.dp_replicate * (stored + gradient + state)
+
+
+def check_room(plan: Plan, device: str) -> None:
+    """Refuse a plan that this machine has no room for, before anything starts."""
+    reason = executable_reason(plan, num_devices(device))
+    if reason:
+        raise InputError(reason)
+    if device == "cpu" and hasattr(os, "sysconf"):
+        room = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        need = least_state_bytes(plan)
+        if need > room:
+            raise InputError(
+                f"model={plan.job.model.name}: its weights, gradients and optimizer state take {need / 2**30:.0f} GiB over all ranks, "
+                f"this machine has {room / 2**30:.0f} GiB; use --shrink for the same form of plan with a smaller model"
+            )
+
+
+def run_on_rank(
+    worker: Worker, plan: Plan, steps: int, warmup: int, *, check: bool
+) -> tuple[dict[str, float], RankMeasurement, str, dict[str, str]]:
+    """Check and measure the plan on this rank."""
+    import gc
+
+    from perfmodel.execute.gradient_check import check_gradients_on_rank
+    from perfmodel.execute.measure import describe_on_rank, measure_on_rank
+
+    errors = check_gradients_on_rank(worker, plan) if check else {}
+    gc.collect()
+    measured = measure_on_rank(worker, plan, steps, warmup)
+    gc.collect()
+    return errors, measured, *describe_on_rank(worker)
+
+
+def _run_checked(worker: Worker, plan: Plan, steps: int, warmup: int) -> object:
+    return run_on_rank(worker, plan, steps, warmup, check=True)
+
+
+def _run_unchecked(worker: Worker, plan: Plan, steps: int, warmup: int) -> object:
+    return run_on_rank(worker, plan, steps, warmup, check=False)
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    device: str = "auto",
+    check_gradients: bool = True,
+    hang_timeout: float = 20.0,
+    group: WorkerGroup | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Measurement:
+    """Run the plan with torch and measure it. Raises InputError if it cannot be run here, RunError if the run fails.
+
+    steps, warmup    steps that are timed, and steps before them
+    check_gradients  compare every gradient with one process's first (models of up to CHECKED_PARAMETERS parameters)
+    hang_timeout     seconds without a sign of life after which the run is ended
+    group            a running WorkerGroup of the right size to use; without one, processes are started for this run,
+                     unless a launcher such as torchrun has started them already
+    on_progress      called with what rank 0 is doing
+    """
+    if steps < 1 or warmup < 0:
+        raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 20")
+    launched = torchrun_worker() if group is None else None
+    if launched is not None:
+        if launched.world_size != plan.num_chips:
+            raise InputError(f"chips={plan.num_chips}: the launcher started {launched.world_size} processes; start {plan.num_chips}")
+        device = launched.device
+    elif group is not None:
+        if group.num_ranks != plan.num_chips:
+            raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")
+        device = group.device
+    else:
+        device = pick_device(device, plan.num_chips)
+    check_room(plan, device)
+    checks = check_gradients and plan.job.model.num_parameters <= CHECKED_PARAMETERS
+    if launched is not None:
+        import torch.distributed as dist
+
+        results: list[object] = [None] * launched.world_size
+        dist.all_gather_object(results, run_on_rank(launched, plan, steps, warmup, check=checks))
+    else:
+        scope = (
+            nullcontext(group)
+            if group is not None
+            else WorkerGroup(plan.num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
+        )
+        with scope as workers:
+            results = workers.call(_run_checked if checks else _run_unchecked, plan, steps, warmup)
+    return assemble(plan, results, device=device, warmup=warmup)  # type: ignore[arg-type]
+
+
+def gradient_error(errors: Sequence[dict[str, float]]) -> float:
+    """The largest error on any rank, or RunError if it says that the program is wrong; nan if nothing was checked."""
+    from perfmodel.execute.tolerance import TOLERANCE
+
+    together: dict[str, float] = {}
+    for found in errors:
+        for name, error in found.items():
+            if not error <= together.get(name, 0.0):
+                together[name] = error
+            together.setdefault(name, error)
+    if not together:
+        return float("nan")
+    wrong = {name: error for name, error in together.items() if not error <= TOLERANCE}
+    if wrong:
+        name = max(wrong, key=lambda key: wrong[key] if wrong[key] == wrong[key] else float("inf"))
+        raise RunError(
+            f"gradient check: {name} differs from one process by {wrong[name]:.1e} of its size (allowed {TOLERANCE:.0e}), "
+            f"and {len(wrong) - 1} more; the plan's times would mean nothing"
+        )
+    return max(together.values())
+
+
+def assemble(
+    plan: Plan,
+    results: Sequence[tuple[dict[str, float], RankMeasurement, str, dict[str, str]]],
+    *,
+    device: str,
+    warmup: int,
+) -> Measurement:
+    """One measurement from what the ranks saw."""
+    error = gradient_error([result[0] for result in results])
+    ranks = [result[1] for result in results]
+    times = tuple(max(rank.step_times[i] for rank in ranks) for i in range(len(ranks[0].step_times)))
+    slowest = [max(ranks, key=lambda rank, i=i: rank.step_times[i]).parts[i] for i in range(len(times))]  # type: ignore[misc]
+    names = dict.fromkeys(name for parts in slowest for name in parts)
+    parts = {name: statistics.median(parts.get(name, 0.0) for parts in slowest) for name in names}
+    axes = dict.fromkeys(axis for rank in ranks for axis in rank.tally.times)
+    parts |= {f"communication.{axis}": statistics.fmean(rank.tally.times.get(axis, 0.0) for rank in ranks) for axis in axes}
+    keys = dict.fromkeys(key for rank in ranks for key in rank.tally.counts)
+    collectives = tuple(
+        CollectiveCount(
+            kind=kind,
+            axis=axis,
+            count=max(rank.tally.counts.get((kind, axis), 0) for rank in ranks),
+            num_bytes=max(rank.tally.num_bytes.get((kind, axis), 0.0) for rank in ranks),
+        )
+        for kind, axis in keys
+    )
+    spread = 0.0
+    if len(times) > 1:
+        first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+        spread = third - first
+    memory = tuple(rank.peak_memory for rank in ranks)
+    return Measurement(
+        plan=plan,
+        plan_hash=plan.hash(),
+        chip=results[0][2],
+        software=results[0][3],
+        num_ranks=len(ranks),
+        device=device,
+        warmup=warmup,
+        steps=len(times),
+        step_times=times,
+        step_time=statistics.median(times),
+        step_time_spread=spread,
+        parts=parts,
+        peak_memory=max(memory),
+        memory_by_rank=memory,
+        collectives=collectives,
+        loss=sum(rank.first_loss_share for rank in ranks),
+        gradient_error=error,
+    )

@@ -1,0 +1,109 @@
+"""The same form of plan, small enough for this machine: fewer ranks, fewer and narrower layers. Pure Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Precision, TrainingJob
+
+#: Sizes of a shrunk model and job, at most. They keep its step well under a second on one core.
+HEAD_DIM, KEY_VALUE_HEADS, HEADS_PER_GROUP = 32, 4, 4
+VOCAB, SEQUENCE, MICRO_BATCH = 2048, 128, 2
+#: Which axis gives way first when two have the same degree.
+GIVES_WAY = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
+
+
+def _smallest_factor(number: int) -> int:
+    return next(factor for factor in range(2, number + 1) if number % factor == 0)
+
+
+def shrink_degrees(degrees: dict[str, int], ranks: int) -> dict[str, int]:
+    """Divide the largest degree, again and again, until the product fits: axes in use stay in use as long as they can."""
+    degrees = dict(degrees)
+
+    def product() -> int:
+        total = 1
+        for degree in degrees.values():
+            total *= degree
+        return total
+
+    while product() > ranks:
+        axis = max(GIVES_WAY, key=lambda name: (degrees[name], -GIVES_WAY.index(name)))
+        degrees[axis] //= _smallest_factor(degrees[axis])
+    return degrees
+
+
+def _round_up(number: float, multiple: int) -> int:
+    return max(1, -(-int(number) // multiple)) * multiple
+
+
+def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int) -> TransformerConfig:
+    """The same architecture, narrow: ratios of heads and of the MLP are kept where they divide."""
+    depth = min(model.head_dim, HEAD_DIM)
+    groups = _round_up(min(model.num_key_value_heads, KEY_VALUE_HEADS), tp)
+    heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
+    hidden = heads * depth
+    return replace(
+        model,
+        name=f"{model.name}-shrunk",
+        num_hidden_layers=num_layers,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=depth,
+        intermediate_size=_round_up(hidden * model.intermediate_size / model.hidden_size, 8 * tp),
+        vocab_size=min(model.vocab_size, VOCAB),
+        max_position_embeddings=min(model.max_position_embeddings, 8 * SEQUENCE),
+    )
+
+
+def shrink(plan: Plan, ranks: int) -> Plan:
+    """A plan for at most `ranks` processes here, with the axes, schedule, ZeRO stage and recomputation of `plan`."""
+    if ranks < 1:
+        raise InputError(f"ranks={ranks}: must be at least 1; say how many processes may run")
+    degrees = shrink_degrees({axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}, ranks)
+    pp, cp, tp = degrees["pp"], degrees["cp"], degrees["tp"]
+    virtual = min(plan.virtual_stages, 2) if pp > 1 else 1
+    interleaves = plan.schedule is PipelineSchedule.INTERLEAVED and virtual > 1
+    model = shrink_model(plan.job.model, tp=tp, num_layers=min(plan.job.model.num_hidden_layers, max(2, pp * virtual)))
+    ways = cp * tp
+    length = min(plan.job.seq_len, SEQUENCE)
+    length = max(length // ways, 1) * ways
+    micro_batch = min(plan.micro_batch, MICRO_BATCH)
+    microbatches = min(plan.num_microbatches, 2 * pp)
+    if pp > 1:
+        microbatches = max(microbatches // pp, 1) * pp
+    data = degrees["dp_replicate"] * degrees["dp_shard"]
+    job = TrainingJob(
+        model=replace(model, max_position_embeddings=max(model.max_position_embeddings, length)),
+        global_batch=data * micro_batch * microbatches,
+        seq_len=length,
+        precision=Precision.BF16_MIXED if plan.job.precision is Precision.FP16_MIXED else plan.job.precision,
+        optimizer=plan.job.optimizer,
+    )
+    num_chips = pp * cp * tp * data
+    schedule = str(plan.schedule) if pp > 1 and (interleaves or plan.schedule is not PipelineSchedule.INTERLEAVED) else "1f1b"
+    return make_plan(
+        job,
+        cluster="localhost",
+        num_chips=num_chips,
+        pp=pp,
+        dp_replicate=degrees["dp_replicate"],
+        dp_shard=degrees["dp_shard"],
+        cp=cp,
+        tp=tp,
+        zero=int(plan.zero) if degrees["dp_shard"] * cp > 1 else 0,
+        order=plan.order,
+        sequence_parallel=plan.sequence_parallel and tp > 1,
+        micro_batch=micro_batch,
+        recompute=str(plan.recompute),
+        recompute_operators=plan.recompute_operators,
+        schedule=schedule,
+        virtual_stages=virtual if interleaves else 1,
+        attention=str(plan.attention),
+        profile=plan.profile,
+    )
