@@ -306,7 +306,7 @@ def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
                 model.hop_time,
                 model.tree_hop_time or NEVER,
                 1.0 / (bandwidth * model.bandwidth_fraction),
-                model.ramp / RAMP_BYTES**model.ramp_exponent,
+                model.ramp_time / RAMP_BYTES**model.ramp_exponent,
                 model.ramp_exponent,
                 passes * is_nested,
                 passes * (not is_nested and not is_pairwise),

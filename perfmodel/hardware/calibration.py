@@ -163,7 +163,7 @@ class CollectiveModel:
     base_time           a   [s] once
     hop_time            a1  [s] for each ring hop
     bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach; above 1 where the switch reduces
-    ramp, ramp_exponent c x [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message
+    ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
     inner_hop_time      [s] more for each ring hop inside the inner domains of a ring that leaves them (slower protocol)
     one_shot_time       [s] to send the whole buffer to every peer at once, instead of a0, hops and passes; 0: the library does not do it
@@ -173,7 +173,7 @@ class CollectiveModel:
     base_time: float = 0.0
     hop_time: float = 0.0
     bandwidth_fraction: float = 0.8
-    ramp: float = 0.0
+    ramp_time: float = 0.0
     ramp_exponent: float = 0.5
     tree_hop_time: float = 0.0
     inner_hop_time: float = 0.0
@@ -183,7 +183,7 @@ class CollectiveModel:
     def __post_init__(self) -> None:
         _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
         _require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
-        times = (self.base_time, self.hop_time, self.ramp, self.tree_hop_time, self.inner_hop_time, self.one_shot_time)
+        times = (self.base_time, self.hop_time, self.ramp_time, self.tree_hop_time, self.inner_hop_time, self.one_shot_time)
         _require(min(times) >= 0, "collective", times, "times must not be negative")
 
 

@@ -1,0 +1,268 @@
+"""Fits of the parameters of `perfmodel.hardware.calibration` to measured times, through the very formulas that predict with them.
+
+Two ways: non-linear least squares on the logarithm of the time (GPU kernels: thousands of shapes), and non-negative linear least squares
+on relative errors where the formula is linear in its parameters (a handful of microbenchmarks of this machine).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compute import attention_time, matmul_time
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.dtypes import Dtype, itemsize
+from perfmodel.hardware.calibration import (
+    GPU_TILES,
+    SCALE_UP,
+    AttentionModel,
+    Calibration,
+    CollectiveKind,
+    CollectiveModel,
+    MatmulModel,
+)
+from perfmodel.hardware.cluster import Cluster
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.integer]
+
+OUTLIER = 0.1
+"""Relative error from which a point counts less than its square (soft L1): tables hold kernels that the library chose badly."""
+
+NUM_FOLDS = 5
+
+NEGLIGIBLE = 1e-12
+"""Parameters (s, fractions) below it are 0: a bound that a fit came to rest on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MatmulTable:
+    """Measured matrix multiplies: columns of one length; time [s]."""
+
+    m: Array
+    n: Array
+    k: Array
+    time: Array
+
+    def rows(self, chosen: Any) -> "MatmulTable":
+        return MatmulTable(m=self.m[chosen], n=self.n[chosen], k=self.k[chosen], time=self.time[chosen])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionTable:
+    """Measured causal fused attention, forward; time [s]."""
+
+    batch: Array
+    heads: Array
+    kv_heads: Array
+    length: Array
+    head_dim: Array
+    time: Array
+
+    def rows(self, chosen: Any) -> "AttentionTable":
+        return AttentionTable(
+            batch=self.batch[chosen],
+            heads=self.heads[chosen],
+            kv_heads=self.kv_heads[chosen],
+            length=self.length[chosen],
+            head_dim=self.head_dim[chosen],
+            time=self.time[chosen],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveTable:
+    """Measured collectives of one kind; ranks_per_node = ranks where all are in one node; time [s]."""
+
+    num_bytes: Array
+    ranks: Array
+    ranks_per_node: Array
+    time: Array
+
+    def rows(self, chosen: Any) -> "CollectiveTable":
+        return CollectiveTable(
+            num_bytes=self.num_bytes[chosen],
+            ranks=self.ranks[chosen],
+            ranks_per_node=self.ranks_per_node[chosen],
+            time=self.time[chosen],
+        )
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """A parameter with as many digits as a fit supports."""
+    return float(f"{value:.{digits}g}") if abs(value) > NEGLIGIBLE else 0.0
+
+
+def bare_machine(cluster: Cluster, dtype: Dtype, **parts: Any) -> Machine:
+    """The machine with nothing but these parts calibrated: no clock factor, floors shown in full, as a benchmark sees it."""
+    blank: dict[str, Any] = {"name": "fit", "chips": (cluster.chip.name,), "software": "", "source": "", "date": ""}
+    return resolve_machine(cluster, Calibration(**(blank | parts)), dtype=dtype)
+
+
+def fit_logarithm(
+    predict: Callable[[Array], Array],
+    time: Array,
+    *,
+    start: Sequence[float],
+    lower: Sequence[float],
+    upper: Sequence[float],
+    weight: Any = 1.0,
+) -> Array:
+    """Parameters within their bounds for which the logarithm of the prediction is nearest to that of the time."""
+    from scipy.optimize import least_squares
+
+    logarithm = np.log(time)
+    scale = np.maximum(np.abs(np.array(start)), 0.05 * (np.array(upper) - np.array(lower)))
+    found = least_squares(
+        lambda parameters: (np.log(predict(parameters)) - logarithm) * weight,
+        start,
+        bounds=(lower, upper),
+        x_scale=scale,
+        loss="soft_l1",
+        f_scale=OUTLIER,
+        diff_step=1e-3,
+    )
+    return np.asarray(found.x)
+
+
+def fit_linear(columns: Array, time: Array) -> Array:
+    """Non-negative coefficients of the columns for which the relative errors of their sum are least in square."""
+    from scipy.optimize import nnls
+
+    scaled = columns / time[:, None]
+    norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
+    coefficients, _ = nnls(scaled / norms, np.ones(len(time)))
+    return np.asarray(coefficients / norms)
+
+
+def relative_errors(predicted: Array, time: Array) -> Array:
+    """|predicted / measured - 1|. [-]"""
+    return np.abs(predicted / time - 1.0)
+
+
+def held_out_errors(group: NDArray[Any], time: Array, refit: Callable[[Indices], Callable[[Indices], Array]]) -> Array:
+    """Relative errors where each group of shapes is predicted by a fit to the others. [-]
+
+    group  an integer for each point; whole groups go into one of five folds, by their order
+    refit  (indices to fit) -> (indices to predict -> predicted times)
+    """
+    names = np.unique(group)
+    fold_of = {name: index % NUM_FOLDS for index, name in enumerate(np.random.default_rng(0).permutation(names))}
+    fold = np.array([fold_of[name] for name in group])
+    errors = np.empty(len(time))
+    for held_out in range(min(NUM_FOLDS, len(names))):
+        inside, outside = np.flatnonzero(fold == held_out), np.flatnonzero(fold != held_out)
+        if len(inside) and len(outside):
+            errors[inside] = relative_errors(refit(outside)(inside), time[inside])
+    return errors
+
+
+def octave_weight(*columns: Array) -> Array:
+    """Weights that count each octave of the shapes once, however densely it was measured; mean 1."""
+    octaves = np.stack([np.round(np.log2(column)) for column in columns])
+    _, inverse, counts = np.unique(octaves, axis=1, return_inverse=True, return_counts=True)
+    weight = 1.0 / np.sqrt(counts[inverse.ravel()])
+    return np.asarray(weight / weight.mean())
+
+
+def predict_matmul(model: MatmulModel, table: MatmulTable, cluster: Cluster, dtype: Dtype) -> Array:
+    machine = bare_machine(cluster, dtype, matmul={dtype: model})
+    return np.asarray(matmul_time(batch=1.0, m=table.m, n=table.n, k=table.k, itemsize=itemsize(dtype), machine=machine))
+
+
+def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype) -> MatmulModel:
+    """The model of a GPU's matrix multiplies. Starts from, and stays around, what the tables of four chips gave."""
+
+    def model(x: Array) -> MatmulModel:
+        return MatmulModel(
+            peak_fraction=rounded(x[0]),
+            depth_offset=rounded(x[1]),
+            wave_softness=rounded(x[2]),
+            memory_fraction=rounded(x[3]),
+            floor_time=rounded(x[4] * 1e-6),
+            sharpness=rounded(x[5]),
+            small_tile_penalty=rounded(x[6]),
+            tiles=GPU_TILES,
+        )
+
+    found = fit_logarithm(
+        lambda x: predict_matmul(model(x), table, cluster, dtype),
+        table.time,
+        start=(0.8, 80, 0.2, 0.9, 4, 3, 0.03),
+        lower=(0.3, 0, 0, 0.3, 0.1, 1, 0),
+        upper=(1.2, 600, 1, 1.2, 20, 8, 1),
+        weight=octave_weight(table.m, table.n, table.k),
+    )
+    return model(found)
+
+
+def predict_attention(model: AttentionModel, table: AttentionTable, cluster: Cluster, dtype: Dtype) -> Array:
+    machine = bare_machine(cluster, dtype, attention={"flash": model})
+    time = attention_time(
+        batch=table.batch,
+        heads=table.heads,
+        kv_heads=table.kv_heads,
+        query_length=table.length,
+        key_length=table.length,
+        head_dim=table.head_dim,
+        causal_fraction=0.5,
+        itemsize=itemsize(dtype),
+        machine=machine,
+    )
+    return np.asarray(time)
+
+
+def fit_attention(table: AttentionTable, cluster: Cluster, dtype: Dtype, *, backward_rate: float) -> AttentionModel:
+    """The model of a causal flash kernel, forward. Where a table has one head dim only, its offset cannot be told from the peak."""
+
+    def model(x: Array) -> AttentionModel:
+        return AttentionModel(
+            peak_fraction=rounded(x[0]),
+            head_dim_offset=rounded(x[1]),
+            sequence_offset=rounded(x[2] * 1e4),
+            floor_time=rounded(x[3] * 1e-6),
+            wave_softness=rounded(x[4]),
+            memory_fraction=rounded(x[5]),
+            backward_rate=backward_rate,
+        )
+
+    found = fit_logarithm(
+        lambda x: predict_attention(model(x), table, cluster, dtype),
+        table.time,
+        start=(0.6, 20, 3, 14, 0.3, 0.5),
+        lower=(0.1, 0, 0, 1, 0, 0.05),
+        upper=(0.9, 200, 40, 60, 1, 2),
+    )
+    return model(found)
+
+
+def predict_collective(model: CollectiveModel, kind: CollectiveKind, table: CollectiveTable, cluster: Cluster) -> Array:
+    """On the innermost tier alone."""
+    machine = bare_machine(cluster, next(iter(cluster.chip.peak_flop_rate)), collectives={SCALE_UP: {kind: model}})
+    inside = [table.ranks] * len(cluster.tiers)
+    return np.asarray(collective_time(kind, table.num_bytes, group_size=table.ranks, inside=inside, machine=machine))
+
+
+def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, most_bandwidth: float) -> CollectiveModel:
+    """The model of a collective inside a node; `most_bandwidth`: the largest fraction of the link that is possible at all."""
+
+    def model(x: Array) -> CollectiveModel:
+        return CollectiveModel(
+            base_time=rounded(x[0] * 1e-6),
+            hop_time=rounded(x[1] * 1e-6),
+            bandwidth_fraction=rounded(x[2]),
+            ramp_time=rounded(x[3] * 1e-6),
+            ramp_exponent=rounded(x[4]),
+        )
+
+    found = fit_logarithm(
+        lambda x: predict_collective(model(x), kind, table, cluster),
+        table.time,
+        start=(8, 1, 0.8, 6, 0.6),
+        lower=(0.1, 0, 0.05, 0, 0.2),
+        upper=(60, 30, most_bandwidth, 100, 0.95),
+    )
+    return model(found)
