@@ -87,12 +87,19 @@ def check_sharding(operator: Operator, sharding: Sharding) -> None:
                     "change the rule set so that one of them is left whole"
                 )
             seen[axis] = name
+    for name in _whole_dims(operator):
+        if sharding.get(name):
+            raise InputError(
+                f"operator {operator.name}: dim {name} is cut by {', '.join(sharding[name])}: it needs its rows whole; leave {name} whole"
+            )
+
+
+def _whole_dims(operator: Operator) -> set[str]:
+    """Dims that may not be cut: keys under a softmax, and the head dim anywhere (its cut would leave partial scores; R15)."""
+    whole = {dim.name for dim in operator.dims if dim.logical == "head_dim"}
     if operator.kind is OperatorKind.ATTENTION or operator.kernel_class == "softmax":
-        for name in (*operator.reduced_dims, *(("d",) if operator.kind is OperatorKind.ATTENTION else ())):
-            if sharding.get(name):
-                raise InputError(
-                    f"operator {operator.name}: dim {name} is cut by {sharding[name]}: it needs its rows whole; leave {name} whole"
-                )
+        whole |= set(operator.reduced_dims)
+    return whole
 
 
 def input_layout(operator: Operator, sharding: Sharding, operand: Operand) -> Layout:
@@ -126,37 +133,39 @@ def _axes_outside(sharding: Sharding, operand: Operand) -> frozenset[str]:
 
 def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:
     """The collectives from one layout to another, all axes of one kind merged (R8), in the order slice, reduce-scatter,
-    all-to-all, all-reduce, all-gather (R9): shrink first, grow last."""
+    all-to-all, all-reduce, all-gather (R9): shrink first, grow last.
+
+    Cuts that two layouts share from the outermost one inwards stay. Inside them a position may only lose cuts or only get
+    new ones; where it does both, its chunks are others than before and every axis involved must take part (R10): in an
+    all-to-all if nothing is to be gathered there or an axis goes to or comes from another position, else in an all-gather
+    of them all, from which each chip takes its part.
+    """
     if target.partial - source.partial:
         raise AssertionError("a layout cannot become partial by communication")
     cuts = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
     goal = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
     partial = source.partial - target.partial
-    moved: set[str] = set()
-    gathered: set[str] = set()
-    for position, (have, want) in enumerate(zip(source.cuts, target.cuts, strict=True)):
-        common = 0
-        while common < min(len(have), len(want)) and have[common] == want[common]:
-            common += 1
-        rest = have[common:]
-        stays = [axis for axis in rest if goal.get(axis) == position]
-        leaves = [axis for axis in rest if axis not in goal]
-        moved.update(axis for axis in rest if axis in goal and goal[axis] != position)
-        if stays and leaves and rest.index(leaves[0]) < rest.index(stays[-1]):
-            # gathering an outer axis alone would interleave chunks: gather both, then slice (R10)
-            gathered.update(stays)
-        elif stays and [axis for axis in rest if axis in stays] != [axis for axis in want[common:] if axis in stays]:
-            moved.update(stays)  # the same axes in another order: S(d: a,b) -> S(d: b,a)
-        gathered.update(leaves)
-    current = set(cuts)
-    current |= {axis for axis in goal if axis not in cuts and axis not in partial}  # a slice is free
+    exchanged = {axis for axis in cuts if axis in goal and goal[axis] != cuts[axis]}
+    gathered = {axis for axis in cuts if axis not in goal}
+    sliced = {axis for axis in goal if axis not in cuts and axis not in partial}
+    for have, want in zip(source.cuts, target.cuts, strict=True):
+        common = _common_prefix(have, want)
+        lost, new = frozenset(have[common:]), frozenset(want[common:])
+        if not lost or not new:
+            continue
+        if (lost | new) & exchanged or not lost & gathered:
+            exchanged |= lost | new
+        else:
+            gathered |= (lost | new) - sliced
+            sliced -= new  # after the gather
+    current = set(cuts) | sliced
     steps: list[Step] = []
     scatter = frozenset(axis for axis in partial if axis in goal)
     if scatter:
         steps.append(Step(kind=Collective.REDUCE_SCATTER, axes=scatter, remaining=frozenset(current)))
         current |= scatter
-    if moved:
-        steps.append(Step(kind=Collective.ALL_TO_ALL, axes=frozenset(moved), remaining=frozenset(current)))
+    if exchanged:
+        steps.append(Step(kind=Collective.ALL_TO_ALL, axes=frozenset(exchanged), remaining=frozenset(current)))
     reduce = partial - scatter
     if reduce:
         steps.append(Step(kind=Collective.ALL_REDUCE, axes=reduce, remaining=frozenset(current)))
@@ -166,17 +175,34 @@ def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:
     return tuple(steps)
 
 
+def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:
+    """Number of outermost cuts that two positions share."""
+    common = 0
+    while common < min(len(have), len(want)) and have[common] == want[common]:
+        common += 1
+    return common
+
+
+def sliced_towards(layout: Layout, goal: Layout) -> Layout:
+    """The layout after all slices on the way to `goal` that need no communication: inside the cuts that it already has."""
+    used = layout.cut_axes | layout.partial
+    cuts = []
+    for have, want in zip(layout.cuts, goal.cuts, strict=True):
+        extra = want[len(have) :] if want[: len(have)] == have else ()
+        taken = 0
+        while taken < len(extra) and extra[taken] not in used:
+            taken += 1
+        cuts.append((*have, *extra[:taken]))
+    return Layout(cuts=tuple(cuts), partial=layout.partial)
+
+
 def join_gradients(gradients: list[Layout]) -> list[Layout]:
     """Gradients of one tensor from several consumers, added before they are reduced (R7).
 
-    Where one is partial on an axis, whole ones are promoted to partial (divided by n, free); equal layouts then add up to
-    one. What is left differs in its cuts and is redistributed apart.
+    Of those with equal cuts one is left, partial wherever any of them is: the others are promoted from whole to partial
+    (divided by n, free). What differs in its cuts is redistributed apart.
     """
-    promoted = frozenset(axis for layout in gradients for axis in layout.partial)
-    joined: list[Layout] = []
+    partial: dict[tuple[tuple[str, ...], ...], frozenset[str]] = {}
     for layout in gradients:
-        cut = layout.cut_axes
-        one = Layout(cuts=layout.cuts, partial=layout.partial | frozenset(axis for axis in promoted if axis not in cut))
-        if one not in joined:
-            joined.append(one)
-    return joined
+        partial[layout.cuts] = partial.get(layout.cuts, frozenset()) | layout.partial
+    return [Layout(cuts=cuts, partial=axes) for cuts, axes in partial.items()]
