@@ -16,13 +16,15 @@ from perfmodel.parallel.sharding import (
     Layout,
     Sharding,
     Step,
+    check_sharding,
     gradient_layout,
     input_layout,
     join_gradients,
     output_layout,
     redistribute,
+    sliced_towards,
 )
-from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, TensorRole
+from perfmodel.workload.operator import Dim, Graph, Operator, OperatorKind, TensorRole
 
 
 class Phase(StrEnum):
@@ -104,7 +106,7 @@ def amount_of(
     operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0, axes: frozenset[str] | None = None
 ) -> Amount:
     """Local elements over `dims` under the sharding; `axes` overrides which axes still cut (stretched dims never divide)."""
-    base, per_sample, cutting = scale, False, set()
+    base, per_sample, cutting = scale, False, set[str]()
     padded_size, padded_axes = 1.0, frozenset[str]()
     for name in dims:
         dim: Dim = operator.dim(name)
@@ -122,13 +124,18 @@ def amount_of(
     return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
 
 
-def _step_amount(operator: Operator, operand: Operand, layouts: tuple[Layout, ...], step: Step, itemsize: float) -> Amount:
-    """Bytes of the buffer of one redistribution step: the tensor divided by the axes that still cut it."""
-    base, per_sample, cutting = itemsize, False, set()
+def _step_amount(operator: Operator, source: Layout, target: Layout, step: Step, itemsize: float) -> Amount:
+    """Bytes of the buffer of one redistribution step of the operator's output: the tensor divided by the axes that still cut it."""
+    position_of = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
+    before = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
+    # an all-to-all counts the local buffer that leaves; what comes after it finds the axes at their new positions
+    after_exchange = step.kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
+    position_of = before | position_of if after_exchange else position_of | before
+    base, per_sample, cutting = itemsize, False, set[str]()
     padded_size, padded_axes = 1.0, frozenset[str]()
-    for position, name in enumerate(operand.dims):
+    for position, name in enumerate(operator.output.dims):
         dim = operator.dim(name)
-        here = frozenset(axis for layout in layouts for axis in layout.cuts[position]) & step.remaining
+        here = frozenset(axis for axis in step.remaining if position_of[axis] == position)
         per_sample = per_sample or dim.per_sample
         if dim.stretched:
             continue
@@ -142,69 +149,83 @@ def _step_amount(operator: Operator, operand: Operand, layouts: tuple[Layout, ..
 
 def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
     """All traffic of one microbatch and the layouts of all parameters."""
-    operators = {operator.name: operator for operator in graph.operators}
+    for op in graph.operators:
+        if op.name not in shardings:
+            raise InputError(f"operator {op.name}: has no sharding; give it one (an empty map leaves it whole)")
+        check_sharding(op, shardings[op.name])
     left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
     needed = {(op.name, i): input_layout(op, shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
-    traffic: list[Traffic] = []
     consumers: dict[str, list[tuple[Operator, int]]] = {}
     for op in graph.operators:
         for i, operand in enumerate(op.inputs):
             consumers.setdefault(operand.tensor, []).append((op, i))
+    _check_edges(graph, consumers, needed, left)
     merged = _merged_inputs(graph, left)
+    traffic: list[Traffic] = []
+
+    def add(producer: Operator, source: Layout, target: Layout, *, phase: Phase, region: str, reader: str) -> None:
+        tensor = producer.output.tensor
+        for step in redistribute(source, target):
+            amount = _step_amount(producer, source, target, step, graph.tensors[tensor].itemsize)
+            traffic.append(
+                Traffic(kind=step.kind, axes=step.axes, amount=amount, region=region, phase=phase, tensor=tensor, operator=reader)
+            )
+
     for producer in graph.operators:
         tensor = producer.output.tensor
         readers = consumers.get(tensor, [])
-        itemsize = graph.tensors[tensor].itemsize
-        source = left[tensor]
-        if readers and (readers[0][0].name, tensor) in merged:
+        if not readers or (readers[0][0].name, tensor) in merged:
             continue  # added up locally with another partial input, reduced with it (R7)
-        done: list[Layout] = []
+        start = left[tensor]
         for target, op in _distinct_targets([(needed[op.name, i], op) for op, i in readers]):
-            start = source if not done else done[0]
-            for step in redistribute(start, target):
-                amount = _step_amount(producer, producer.output, (start, target), step, itemsize)
-                traffic.append(
-                    Traffic(
-                        kind=step.kind,
-                        axes=step.axes,
-                        amount=amount,
-                        region=op.region,
-                        phase=Phase.FORWARD,
-                        tensor=tensor,
-                        operator=op.name,
-                    )
-                )
-            if source.partial:
-                done.append(target)  # a second layout starts from the first, already reduced
-        if graph.tensors[tensor].role is not TensorRole.ACTIVATION or not readers:
-            continue
-        gradients = [gradient_layout(op, shardings[op.name], op.inputs[i]) for op, i in readers]
+            add(producer, start, target, phase=Phase.FORWARD, region=op.region, reader=op.name)
+            if start.partial:
+                start = target  # a second layout starts from the first, already reduced
+        goal = left[tensor].resolved()
+        gradients = [sliced_towards(gradient_layout(op, shardings[op.name], op.inputs[i]), goal) for op, i in readers]
         for gradient in join_gradients(gradients):
-            reader = readers[0][0]
-            goal = source.resolved()
-            for step in redistribute(gradient, goal):
-                amount = _step_amount(producer, producer.output, (gradient, goal), step, itemsize)
-                traffic.append(
-                    Traffic(
-                        kind=step.kind,
-                        axes=step.axes,
-                        amount=amount,
-                        region=reader.region,
-                        phase=Phase.BACKWARD,
-                        tensor=tensor,
-                        operator=producer.name,
-                    )
-                )
+            add(producer, gradient, goal, phase=Phase.BACKWARD, region=readers[0][0].region, reader=producer.name)
     for op in graph.operators:
         traffic.extend(_own_traffic(op, shardings[op.name]))
     return Derivation(
         graph=graph,
         shardings=dict(shardings),
         traffic=tuple(traffic),
-        parameters=_parameters(graph, operators, shardings, consumers),
+        parameters=_parameters(graph, shardings, consumers),
         needed=needed,
         left=left,
     )
+
+
+def _check_edges(
+    graph: Graph,
+    consumers: Mapping[str, list[tuple[Operator, int]]],
+    needed: Mapping[tuple[str, int], Layout],
+    left: Mapping[str, Layout],
+) -> None:
+    """What the algebra does not express is refused, not priced wrong.
+
+    Layers follow one another as they follow the embedding, so all edges between regions have one layout. The copies of a
+    stretched dim are there for the axes that cut it: nothing may be redistributed at its position.
+    """
+    entry = graph.producer(graph.boundary)
+    boundary = {left[graph.boundary]: graph.boundary} if entry is not None else {}
+    for producer in graph.operators:
+        tensor = producer.output.tensor
+        for reader, i in consumers.get(tensor, []):
+            wanted = needed[reader.name, i]
+            if reader.region != producer.region:
+                boundary.setdefault(left[tensor], tensor)
+                boundary.setdefault(wanted, reader.name)
+            for position, name in enumerate(producer.output.dims):
+                if producer.dim(name).stretched and left[tensor].cuts[position] != wanted.cuts[position]:
+                    raise InputError(
+                        f"operator {reader.name}: needs {tensor} as {wanted}, made as {left[tensor]}: "
+                        f"copies ({producer.dim(name).logical}) must be cut as they are read; give both dims one rule"
+                    )
+    if len(boundary) > 1:
+        what = ", ".join(f"{name} {layout}" for layout, name in boundary.items())
+        raise InputError(f"layer boundary: {what}: must be one layout; give the operators at the boundary one rule")
 
 
 def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layout, Operator]]:
@@ -216,7 +237,10 @@ def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layou
 
 
 def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, str]]:
-    """(operator, tensor) of partial inputs of an addition that another input of the same layout carries along."""
+    """(operator, tensor) of partial inputs of an addition that another input of the same layout carries along.
+
+    Neither may be read by another operator: the sum is not what that one needs.
+    """
     merged: set[tuple[str, str]] = set()
     for op in graph.operators:
         if op.kind is not OperatorKind.ADD:
@@ -224,9 +248,9 @@ def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, s
         first: dict[Layout, str] = {}
         for operand in op.inputs:
             layout = left.get(operand.tensor)
-            if layout is None or not layout.partial:
+            if layout is None or not layout.partial or len(graph.consumers(operand.tensor)) > 1:
                 continue
-            if layout in first and len(graph.consumers(operand.tensor)) == 1:
+            if layout in first:
                 merged.add((op.name, operand.tensor))
             else:
                 first[layout] = operand.tensor
@@ -255,7 +279,6 @@ def _own_traffic(op: Operator, sharding: Sharding) -> list[Traffic]:
 
 def _parameters(
     graph: Graph,
-    operators: Mapping[str, Operator],
     shardings: Mapping[str, Sharding],
     consumers: Mapping[str, list[tuple[Operator, int]]],
 ) -> tuple[ParameterLayout, ...]:
@@ -264,6 +287,8 @@ def _parameters(
         if tensor.role is not TensorRole.PARAMETER:
             continue
         uses = consumers.get(name, [])
+        if not uses:
+            raise InputError(f"parameter {name}: no operator reads it; remove it")
         layouts = {input_layout(op, shardings[op.name], op.inputs[i]) for op, i in uses}
         if len(layouts) != 1:
             raise InputError(f"parameter {name}: its operators need it in {len(layouts)} layouts; give them one rule")
