@@ -100,7 +100,7 @@ def attention_time(
     """A fused attention kernel, forward. [s]
 
     t = t0 + C + M
-    C = 4 b h q f / R * (z (d + d0) + s1) * wq / w,   w = b h ceil(q / tile) / S
+    C = 4 tile S wq f / R * (z (d + d0) + s1),   wq = (1 - a) * w + a * ceil(w),   w = b h ceil(q / tile) / S
     M = itemsize * b * d * (2 h q + 2 g z) / B
 
     causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
@@ -109,8 +109,7 @@ def attention_time(
     Source: the shape of Dao, FlashAttention-2 (2023): one thread block for each block of queries; offsets are fitted.
     """
     rates = machine.attention[kernel]
-    scores = batch * heads * query_length * causal_fraction
-    compute = _attention_compute(scores, batch * heads, query_length, key_length, head_dim, rates)
+    compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
     return rates.floor_time + compute + memory
 
@@ -133,16 +132,15 @@ def attention_backward_time(
     t = t0 + 2.5 / rate * C + 2 M with C and M of `attention_time`
     """
     rates = machine.attention[kernel]
-    scores = batch * heads * query_length * causal_fraction
-    compute = _attention_compute(scores, batch * heads, query_length, key_length, head_dim, rates)
+    compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
     return rates.floor_time + compute * (rates.model.backward_flops / rates.model.backward_rate) + memory
 
 
-def _attention_compute(query_work: Num, sequences: Num, query_length: Num, key_length: Num, head_dim: Num, rates: AttentionRates) -> Any:
-    """C of `attention_time`; query_work is b h q f, sequences b h. [s]"""
+def _attention_compute(sequences: Num, query_length: Num, key_length: Num, head_dim: Num, fraction: Num, rates: AttentionRates) -> Any:
+    """C of `attention_time`; sequences is b h. Whole blocks of queries are paid, in whole waves to the degree a. [s]"""
     model = rates.model
     waves = np.ceil(query_length / model.query_tile) * sequences / rates.compute_units
-    paid = (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness / waves
+    paid = waves * (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness
     keys = key_length * (head_dim + model.head_dim_offset) + model.sequence_offset
-    return query_work * keys * paid * (4.0 / rates.flop_rate)
+    return paid * fraction * keys * (4.0 * model.query_tile * rates.compute_units / rates.flop_rate)

@@ -223,9 +223,16 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
 def step_time(
     pipeline: Any, gather: Any, reduction: Any, tied: Any, optimizer: Any, accumulation: Any, profile: ExecutionProfile, machine: Machine
 ) -> Any:
-    """The whole step. What does not depend on the schedule is added up first, so that a search adds it once."""
+    """The whole step: the pipeline, and what does not depend on its schedule. [s]"""
+    return pipeline + time_beside_pipeline(gather, reduction, tied, optimizer, accumulation, profile, machine)
+
+
+def time_beside_pipeline(
+    gather: Any, reduction: Any, tied: Any, optimizer: Any, accumulation: Any, profile: ExecutionProfile, machine: Machine
+) -> Any:
+    """What is added to the pipeline's time, in a fixed order, so that a search may add it up once for all schedules. [s]"""
     constant = profile.step_time_constant + machine.host_times.get("step", 0.0)
-    return pipeline + ((((gather + reduction) + tied) + optimizer) + accumulation + constant)
+    return (((gather + reduction) + tied) + optimizer) + accumulation + constant
 
 
 def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
@@ -318,19 +325,16 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     total_b = float((stages.total * regions.backward[LAYER] + regions.backward[0] + regions.backward[2])[0])
     steady = both[critical]
     if profile.uneven_stage_weight != 1.0:
-        steady = float(
-            np.asarray(pace(tuple(np.array([x]) for x in both), np.array([total_f + total_b]), p, profile.uneven_stage_weight))[0]
-        )  # type: ignore[arg-type]
+        three = (np.array([both[0]]), np.array([both[1]]), np.array([both[2]]))
+        steady = _scalar(pace(three, np.array([total_f + total_b]), p, profile.uneven_stage_weight))
     device = sum(detail.values())
     detail["host"] = both[critical] - device
     scale = m * steady / both[critical]
     for name in detail:
         detail[name] *= scale
-    sends = float(
-        np.asarray(
-            exposed_sends(row.hop, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages), profile=profile)
-        ).reshape(-1)[0]
-    )
+    slowest = np.array([max(both)])
+    virtual = float(plan.virtual_stages)
+    sends = _scalar(exposed_sends(row.hop, slowest / virtual, num_ranks=p, num_microbatches=m, virtual_stages=virtual, profile=profile))
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = float(row.pipeline[0]) - sends - m * steady if p > 1 else 0.0
     detail["parameter_gather"] = _scalar(row.gather)

@@ -165,14 +165,16 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     peak = calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or chip.flop_rate(dtype)
     memory_bandwidth = calibration.peaks.get("memory_bandwidth", chip.memory.bandwidth)
     units = float(max(chip.compute_units, 1))
-    label = _label(calibration, chip)
     rests_on = {}
+
+    def label(part: str, is_there: object) -> str:
+        return _label(calibration, chip, part) if is_there else str(Provenance.SPEC_SHEET)
 
     def floor(time: float) -> float:
         return time * calibration.exposed_floor_fraction
 
-    matmul_models, rests_on["matmul"] = (calibration.matmul, label) if calibration.matmul else (SPEC_SHEET.matmul, _label(SPEC_SHEET, chip))
-    matmul_model, is_own = _nearest_matmul(matmul_models, dtype)
+    rests_on["matmul"] = label("matmul", calibration.matmul)
+    matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and calibration.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
     matmul = _matmul_rates(
@@ -180,11 +182,11 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     )
 
     streaming_models = calibration.streaming or SPEC_SHEET.streaming
-    rests_on["streaming"] = label if calibration.streaming else _label(SPEC_SHEET, chip)
+    rests_on["streaming"] = label("streaming", calibration.streaming)
     streaming = _streaming_rates(streaming_models, memory_bandwidth, calibration.exposed_floor_fraction)
 
     attention_models = calibration.attention or SPEC_SHEET.attention
-    rests_on["attention"] = label if calibration.attention else _label(SPEC_SHEET, chip)
+    rests_on["attention"] = label("attention", calibration.attention)
     attention = {
         name: AttentionRates(
             model=model,
@@ -197,7 +199,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     }
 
     for tier in cluster.tiers:
-        rests_on[tier_kind(tier)] = label if _tier_models(cluster, tier, calibration) else _label(SPEC_SHEET, chip)
+        rests_on[tier_kind(tier)] = label(tier_kind(tier), _tier_models(cluster, tier, calibration))
     return Machine(
         cluster=cluster.name,
         chip=chip.name,
@@ -222,10 +224,10 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     )
 
 
-def _label(calibration: Calibration, chip: Chip) -> str:
+def _label(calibration: Calibration, chip: Chip, part: str) -> str:
     if calibration.provenance is Provenance.SPEC_SHEET:
         return str(Provenance.SPEC_SHEET)
-    is_measured = calibration.provenance is Provenance.CALIBRATED and chip.name in calibration.chips
+    is_measured = calibration.provenance is Provenance.CALIBRATED and chip.name in calibration.chips and part not in calibration.borrowed
     return f"{Provenance.CALIBRATED if is_measured else Provenance.PRIOR}: {calibration.name}"
 
 

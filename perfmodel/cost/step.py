@@ -232,15 +232,24 @@ def pipeline_step_time(
         num_microbatches=num_microbatches,
         virtual_stages=virtual_stages,
     )
-    return time + exposed_sends(hop, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages, profile=profile)
+    return time + exposed_sends(
+        hop,
+        slowest_stage(both) / virtual_stages,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        virtual_stages=virtual_stages,
+        profile=profile,
+    )
 
 
-def exposed_sends(hop: Any, *, num_ranks: Any, num_microbatches: Any, virtual_stages: Any, profile: ExecutionProfile) -> Any:
-    """Fill and drain cross every boundary once each way; later sends hide under compute unless the profile says that they do not. [s]"""
+def exposed_sends(hop: Any, chunk: Any, *, num_ranks: Any, num_microbatches: Any, virtual_stages: Any, profile: ExecutionProfile) -> Any:
+    """Fill and drain cross every boundary once each way; later sends hide under the compute of one chunk, if the profile hides them. [s]
+
+    chunk  forward and backward of one microbatch through one virtual stage; it hides one send each way   [s]
+    """
     fill = 2.0 * (num_ranks - 1.0) * hop
-    if profile.pp_overlap:
-        return fill
-    return fill + 2.0 * (num_microbatches * virtual_stages - 1.0) * hop
+    later = num_microbatches * virtual_stages - 1.0
+    return fill + later * _exposed_under(2.0 * hop, chunk, hides=profile.pp_overlap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

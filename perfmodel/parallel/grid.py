@@ -38,18 +38,19 @@ class LayoutGrid:
 
     def size(self, axes: Iterable[str]) -> Column:
         """Members of the group over these fine axes."""
-        return _product((self.fine[axis] for axis in FINE_AXES if axis in axes), self.num_rows)
+        return _product((self.fine[axis] for axis in FINE_AXES if axis in axes), self.degree["pp"])
 
     def group_inside(self, axes: Iterable[str]) -> list[Column]:
         """Members of the group inside one domain of each tier: the product over its axes of the part inside."""
-        return [_product((tier[axis] for axis in FINE_AXES if axis in axes), self.num_rows) for tier in self.inside]
+        return [_product((tier[axis] for axis in FINE_AXES if axis in axes), self.degree["pp"]) for tier in self.inside]
 
 
-def _product(factors: Iterable[Column], num_rows: int) -> Column:
-    result = np.ones(num_rows)
+def _product(factors: Iterable[Column], like: Column) -> Column:
+    """The product, or ones of the shape of `like`. Sizes are whole numbers, so the order does not matter."""
+    result: Column | None = None
     for factor in factors:
-        result = result * factor
-    return result
+        result = factor if result is None else result * factor
+    return np.ones_like(like) if result is None else result
 
 
 def make_grid(

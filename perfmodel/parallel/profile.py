@@ -39,6 +39,7 @@ class ExecutionProfile:
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
+    places_layers_by_cost                pipeline stages are cut where the running cost of the layers passes k / p of the total, head included (nanotron); else evenly
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
     """
 
@@ -71,6 +72,7 @@ class ExecutionProfile:
     step_time_constant: float
     compute_slowdown_under_communication: float
     optimizer_bytes_factor: float
+    places_layers_by_cost: bool
     uneven_stage_weight: float
     default_attention: str
     source: str

@@ -1,0 +1,67 @@
+"""From names to an estimator: which calibration and which execution profile a prediction takes where none is named.
+
+calibration  the newest of the user's own (`perfmodel calibrate`) that was measured on the chip, then the shipped ones: of the chip, then
+             of a relative of it, then the data sheet
+profile      `torch-gloo` for the processes of a CPU, `megatron` for accelerators
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfmodel.cost.estimate import Estimator, make_estimator
+from perfmodel.cost.machine import resolve_machine
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, default_calibration
+from perfmodel.hardware.chip import Chip
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.reader import calibrations_for, load_calibration
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.resources import user_calibrations_dir
+from perfmodel.workload.job import TrainingJob
+
+SPEC_SHEET_NAME = "spec-sheet"
+"""Names the absence of a calibration: typical fractions of the data sheet, whatever was measured."""
+
+ACCELERATOR_PROFILE, CPU_PROFILE = "megatron", "torch-gloo"
+
+
+def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
+    """The calibration of that name or path (`spec-sheet`: none); without a name, the best that is known for the chip."""
+    if str(name) == SPEC_SHEET_NAME:
+        return SPEC_SHEET
+    folders = _user_folders()
+    if name:
+        return load_calibration(name, folders)
+    own = sorted((each for folder in folders for each in _calibrations_in(folder, chip)), key=lambda each: each.date, reverse=True)
+    return default_calibration(chip.name, [*own, *calibrations_for(chip.name)])
+
+
+def default_profile(chip: Chip) -> str:
+    """The execution profile that is assumed where none is named."""
+    return CPU_PROFILE if chip.unit_kind == "core" else ACCELERATOR_PROFILE
+
+
+def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:
+    return load_profile(name or default_profile(chip))
+
+
+def resolve_estimator(job: TrainingJob, cluster: Cluster, *, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
+    """Predicts plans of the job on the cluster."""
+    machine = resolve_machine(cluster, calibration, dtype=job.policy.compute)
+    return make_estimator(job, cluster, machine, profile)
+
+
+def _user_folders() -> tuple[Path, ...]:
+    try:
+        return (user_calibrations_dir(),)
+    except InputError:
+        return ()
+
+
+def _calibrations_in(folder: Path, chip: Chip) -> list[Calibration]:
+    """The calibrations of one folder that were measured on the chip."""
+    if not folder.is_dir():
+        return []
+    shipped = {each.name for each in calibrations_for(chip.name)}
+    return [each for each in calibrations_for(chip.name, (folder,)) if each.name not in shipped and chip.name in each.chips]

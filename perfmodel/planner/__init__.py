@@ -1,0 +1,1 @@
+"""Floor 4: the space of plans, its enumeration, ranking, baselines and reasons."""

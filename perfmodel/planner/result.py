@@ -1,0 +1,53 @@
+"""What a search found: the best plans, the baselines, the front, and why the others were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfmodel.parallel.prediction import Prediction
+
+
+class Objective(StrEnum):
+    TIME = "time"
+    MEMORY = "memory"
+    CHIP_TIME = "chip-time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A well-known plan, shown even where it loses or does not fit. `reason` says why there is none (prediction empty)."""
+
+    name: str
+    prediction: tuple[Prediction, ...]
+    reason: str
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.prediction) and self.prediction[0].fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """num_evaluated   plans of the written space, each with its time and memory
+    rejected        reason -> plans; together with num_feasible they are all that were evaluated
+    left_out        reason -> layouts (degrees whose product is the number of chips) that the space does not admit
+    search_time     CPU seconds in the search itself (it runs on one core)
+    plans           best first; pareto: the front of time against memory among those that fit, fastest first
+    least_memory    the plan that needs the least (none where the space is empty)
+    """
+
+    objective: Objective
+    num_evaluated: int
+    num_feasible: int
+    rejected: Mapping[str, int]
+    left_out: Mapping[str, int]
+    search_time: float
+    plans: tuple[Prediction, ...]
+    pareto: tuple[Prediction, ...]
+    least_memory: tuple[Prediction, ...]
+    baselines: tuple[Baseline, ...]
+    memory_capacity: float
+    memory_headroom: float
+    interrupted: bool

@@ -1,0 +1,165 @@
+"""The space of plans: every knob, its range and the canonical form, in which one plan is one row (docs/space.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule, Recompute
+from perfmodel.parallel.plan import divisors
+from perfmodel.workload.job import TrainingJob
+
+#: Orders of the axes on the network that a search tries, innermost first. Megatron's default; pipeline inside the data axes
+#: (its tp-cp-pp-dp mapping); pipeline between the two data axes; replicas inside shards; context innermost; data inside context.
+SEARCHED_ORDERS: tuple[tuple[str, ...], ...] = (
+    DEFAULT_ORDER,
+    ("tp", "cp", "pp", "dp_shard", "dp_replicate"),
+    ("tp", "cp", "dp_shard", "pp", "dp_replicate"),
+    ("tp", "cp", "dp_replicate", "dp_shard", "pp"),
+    ("cp", "tp", "dp_shard", "dp_replicate", "pp"),
+    ("tp", "dp_shard", "dp_replicate", "cp", "pp"),
+)
+
+KNOBS = (
+    "pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "sequence_parallel", "zero", "micro_batch", "recompute", "schedule",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Which part of the space is searched.
+
+    fixed     knob -> the only value it may take
+    maximum   knob -> the largest value it may take (whole-number knobs)
+    orders    orders of the axes on the network
+    """
+
+    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    maximum: Mapping[str, int] = field(default_factory=dict)
+    orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
+
+    def __post_init__(self) -> None:
+        for knob in (*self.fixed, *self.maximum):
+            if knob not in KNOBS:
+                raise InputError(f"knob={knob}: not in the space{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
+
+    def admits(self, knob: str, value: int | str | bool) -> bool:
+        if knob in self.fixed and self.fixed[knob] != value:
+            return False
+        return knob not in self.maximum or int(value) <= self.maximum[knob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutRows:
+    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders."""
+
+    pp: int
+    data_parallel: int
+    dp_replicate: NDArray[np.int64]
+    dp_shard: NDArray[np.int64]
+    cp: NDArray[np.int64]
+    tp: NDArray[np.int64]
+    order: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> LayoutRows:
+        return LayoutRows(
+            pp=self.pp,
+            data_parallel=self.data_parallel,
+            dp_replicate=self.dp_replicate[rows],
+            dp_shard=self.dp_shard[rows],
+            cp=self.cp[rows],
+            tp=self.tp[rows],
+            order=self.order[rows],
+        )
+
+
+def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
+    """tp divides the heads and the feed-forward, and divides the key-value heads or is a multiple of them."""
+    model = job.model
+    return [
+        t
+        for t in divisors(num_chips)
+        if space.admits("tp", t)
+        and model.num_attention_heads % t == 0
+        and model.intermediate_size % t == 0
+        and max(t, model.num_key_value_heads) % min(t, model.num_key_value_heads) == 0
+    ]
+
+
+def pipeline_choices(job: TrainingJob, pp: int, space: Space) -> list[tuple[PipelineSchedule, int]]:
+    """(schedule, virtual stages) of a pipeline degree: layers divide evenly among all stages. Without a pipeline: 1f1b only."""
+    layers = job.model.num_hidden_layers
+    if layers % pp:
+        return []
+    choices: list[tuple[PipelineSchedule, int]] = [(PipelineSchedule.ONE_F_ONE_B, 1)]
+    if pp > 1:
+        choices.insert(0, (PipelineSchedule.GPIPE, 1))
+        choices += [(PipelineSchedule.INTERLEAVED, v) for v in divisors(layers // pp) if v > 1]
+    return [(s, v) for s, v in choices if space.admits("schedule", str(s)) and space.admits("virtual_stages", v)]
+
+
+def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[int]:
+    return [m for m in divisors(job.global_batch // data_parallel) if space.admits("micro_batch", m)]
+
+
+def recompute_choices(space: Space) -> list[Recompute]:
+    return [r for r in Recompute if space.admits("recompute", str(r))]
+
+
+def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees: Mapping[str, int]) -> bool:
+    """No earlier order lays out the axes that are there in the same sequence."""
+    used = [axis for axis in orders[index] if degrees[axis] > 1]
+    return all([axis for axis in order if degrees[axis] > 1] != used for order in orders[:index])
+
+
+def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[LayoutRows]:
+    """All layouts, grouped by pipeline and data-parallel degree."""
+    tensor = tensor_degrees(job, num_chips, space)
+    canonical: dict[tuple[bool, ...], list[int]] = {}
+    for pp in divisors(num_chips):
+        if not space.admits("pp", pp) or not pipeline_choices(job, pp, space):
+            continue
+        inner = num_chips // pp
+        for data in divisors(inner):
+            if job.global_batch % data or not micro_batches(job, data, space):
+                continue
+            rows: list[tuple[int, int, int, int, int]] = []
+            rest = inner // data
+            for tp in tensor:
+                if rest % tp:
+                    continue
+                cp = rest // tp
+                if not space.admits("cp", cp) or job.seq_len % cp:
+                    continue
+                for shard in divisors(data):
+                    replicate = data // shard
+                    if not (space.admits("dp_shard", shard) and space.admits("dp_replicate", replicate)):
+                        continue
+                    present = (tp > 1, cp > 1, shard > 1, replicate > 1, pp > 1)
+                    if present not in canonical:
+                        degrees = dict(zip(DEFAULT_ORDER, (2 if p else 1 for p in present), strict=True))
+                        canonical[present] = [i for i in range(len(space.orders)) if is_canonical_order(space.orders, i, degrees)]
+                    rows += [(replicate, shard, cp, tp, order) for order in canonical[present]]
+            if rows:
+                columns = np.array(rows, dtype=np.int64).T
+                yield LayoutRows(
+                    pp=pp, data_parallel=data, dp_replicate=columns[0], dp_shard=columns[1], cp=columns[2], tp=columns[3], order=columns[4]
+                )
+
+
+def zero_stages(dp_shard: int, cp: int, space: Space) -> tuple[int, ...]:
+    """ZeRO stages of a layout in canonical form: none where there is nothing to shard over; never none where dp_shard > 1."""
+    stages = (0,) if dp_shard * cp == 1 else (0, 1, 2, 3) if dp_shard == 1 else (1, 2, 3)
+    return tuple(z for z in stages if space.admits("zero", z))
+
+
+def sequence_parallel_choices(job: TrainingJob, tp: int, cp: int, space: Space) -> tuple[bool, ...]:
+    choices = (False,) if tp == 1 or job.seq_len % (cp * tp) else (False, True)
+    return tuple(s for s in choices if space.admits("sequence_parallel", s))

@@ -1,0 +1,170 @@
+"""Costs tabulated on the factors that they depend on.
+
+The work of a microbatch depends on tp, cp, where these lie on the network, and the micro-batch; the cost of parameters on the
+layout and the ZeRO stage. Both are evaluated once for each distinct combination, by the functions that predict single plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.microbatch import microbatch_cost
+from perfmodel.cost.parameters import parameter_cost
+from perfmodel.cost.program import Program
+from perfmodel.cost.step import ActivationTerms, ParameterTerms, RegionTimes, activation_terms, parameter_terms, region_times, tied_time
+from perfmodel.parallel.grid import LayoutGrid, make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.planner.space import LayoutRows
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+_FINE_INNER = ("cp", "tp_kv", "tp_q")
+
+
+def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str, ...], ...]) -> LayoutGrid:
+    count = len(rows)
+    return make_grid(
+        {"pp": np.full(count, rows.pp), "dp_replicate": rows.dp_replicate, "dp_shard": rows.dp_shard, "cp": rows.cp, "tp": rows.tp},
+        orders,
+        order_index=rows.order,
+        tier_sizes=estimator.machine.tier_sizes,
+        num_key_value_heads=estimator.job.model.num_key_value_heads,
+    )
+
+
+def take_grid(grid: LayoutGrid, rows: Index) -> LayoutGrid:
+    return LayoutGrid(
+        degree={axis: column[rows] for axis, column in grid.degree.items()},
+        fine={axis: column[rows] for axis, column in grid.fine.items()},
+        inside=tuple({axis: column[rows] for axis, column in tier.items()} for tier in grid.inside),
+        hop=tuple(column[rows] for column in grid.hop),
+    )
+
+
+def join_grids(grids: list[LayoutGrid]) -> LayoutGrid:
+    first = grids[0]
+    return LayoutGrid(
+        degree={axis: np.concatenate([g.degree[axis] for g in grids]) for axis in first.degree},
+        fine={axis: np.concatenate([g.fine[axis] for g in grids]) for axis in first.fine},
+        inside=tuple({axis: np.concatenate([g.inside[i][axis] for g in grids]) for axis in first.fine} for i in range(len(first.inside))),
+        hop=tuple(np.concatenate([g.hop[i] for g in grids]) for i in range(len(first.hop))),
+    )
+
+
+def distinct(columns: list[Array]) -> tuple[Index, Index]:
+    """First row of each distinct combination of whole-number columns, and each row's combination: keys are built by mixed radix."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, digit = np.unique(column, return_inverse=True)
+        key = key * len(values) + digit
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def microbatch_keys(grid: LayoutGrid) -> tuple[Index, Index]:
+    columns = [grid.degree["tp"], grid.degree["cp"]]
+    for tier in grid.inside:
+        columns += [tier[axis] for axis in _FINE_INNER]
+    return distinct(columns)
+
+
+def parameter_keys(grid: LayoutGrid) -> tuple[Index, Index]:
+    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
+    for tier in grid.inside:
+        columns += list(tier.values())
+    columns += list(grid.hop)  # where the ends of a pipeline meet, for tied embeddings
+    columns.append(np.minimum(grid.degree["pp"], 2.0))
+    return distinct(columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicrobatchTable:
+    """[keys, micro-batches] for one rule set. stacked [6, recompute, keys, micro-batches]: forward then backward, by region."""
+
+    program: Program
+    stacked: Array
+    kept: Array
+    recomputed_layer: Array
+    boundary: Array
+    logits: Array
+    widest: Array
+
+    def block(self, keys: Index, columns: Index) -> tuple[RegionTimes, ActivationTerms]:
+        """Arrays [layouts, micro-batches, recompute] for these layouts' keys and micro-batches."""
+        index = np.ix_(keys, columns)
+        times = [np.moveaxis(self.stacked[i][:, index[0], index[1]], 0, -1) for i in range(6)]
+        kept = [np.moveaxis(self.kept[i][:, index[0], index[1]], 0, -1) for i in range(3)]
+        return RegionTimes(forward=tuple(times[:3]), backward=tuple(times[3:])), ActivationTerms(
+            kept=tuple(kept),
+            recomputed_layer=np.moveaxis(self.recomputed_layer[:, index[0], index[1]], 0, -1),
+            boundary=self.boundary[index][..., None],
+            logits=self.logits[index][..., None],
+            widest=self.widest[index][..., None],
+        )
+
+
+def microbatch_table(
+    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
+) -> MicrobatchTable:
+    """Every layout key with every micro-batch."""
+    num_keys, num_sizes = grid.num_rows, len(sizes)
+    wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
+    micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
+    shape = (num_keys, num_sizes)
+    stacked, kept, working = [], [], []
+    for recompute in recomputes:
+        times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
+        stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
+        terms = activation_terms(micro, recompute)
+        kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
+        working.append(terms.recomputed_layer.reshape(shape))
+    return MicrobatchTable(
+        program=program,
+        stacked=np.array(stacked).swapaxes(0, 1),
+        kept=np.array(kept).swapaxes(0, 1),
+        recomputed_layer=np.array(working),
+        boundary=micro.boundary.reshape(shape),
+        logits=micro.logits.reshape(shape),
+        widest=micro.widest.reshape(shape),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterTable:
+    """Parameter terms of one rule set and ZeRO stage on distinct layouts, and the reduction of tied embeddings."""
+
+    terms: ParameterTerms
+    tied: Array
+
+    def block(self, keys: Index) -> tuple[ParameterTerms, Array]:
+        """Columns [layouts, 1, 1] of these keys."""
+
+        def pick(value: Array) -> Array:
+            return value[keys][:, None, None]
+
+        t = self.terms
+        return ParameterTerms(
+            gather_forward={times: tuple(pick(v) for v in values) for times, values in t.gather_forward.items()},
+            gather_backward={times: tuple(pick(v) for v in values) for times, values in t.gather_backward.items()},
+            reduce={times: tuple(pick(v) for v in values) for times, values in t.reduce.items()},
+            publish=tuple(pick(v) for v in t.publish),
+            full=tuple(pick(v) for v in t.full),
+            shard=tuple(pick(v) for v in t.shard),
+            tied=(pick(t.tied[0]), pick(t.tied[1])),
+            zero=t.zero,
+            program=t.program,
+        ), pick(self.tied)
+
+
+def parameter_table(
+    estimator: Estimator, program: Program, rule_set: str, zero: int, grid: LayoutGrid, *, pipelined: bool
+) -> ParameterTable:
+    compiled = estimator.parameter_program(program, rule_set, zero, pipelined=pipelined, recompute_full=False)
+    terms = parameter_terms(compiled, parameter_cost(compiled, estimator.profile, estimator.machine, grid))
+    tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
+    return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))

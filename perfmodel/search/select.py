@@ -1,0 +1,84 @@
+"""Keeping the best of a stream of costs: the k smallest, and the front of two costs. Arrays only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Smallest:
+    """The `count` smallest values of all blocks offered, with their ids; ties go to the smaller id."""
+
+    count: int
+    values: Array = field(default_factory=lambda: np.empty(0))
+    ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def bound(self) -> float:
+        """A value must be at most this to be kept."""
+        return float(self.values[-1]) if len(self.values) == self.count else np.inf
+
+    def offer(self, values: Array, first_id: int) -> None:
+        """A flat block whose entries have the ids first_id, first_id + 1, ...; infinite values are never kept."""
+        bound = self.bound
+        found = np.flatnonzero(values <= bound) if np.isfinite(bound) else np.flatnonzero(np.isfinite(values))
+        if len(found) == 0:
+            return
+        candidates = values[found]
+        if len(found) > 4 * self.count:
+            keep = np.argpartition(candidates, self.count - 1)[: self.count]
+            edge = candidates[keep].max()
+            keep = np.flatnonzero(candidates <= edge)
+            found, candidates = found[keep], candidates[keep]
+        merged = np.concatenate([self.values, candidates])
+        ids = np.concatenate([self.ids, first_id + found])
+        order = np.lexsort((ids, merged))[: self.count]
+        self.values, self.ids = merged[order], ids[order]
+
+
+@dataclass(slots=True)
+class Front:
+    """The Pareto front of two costs over all blocks offered: no other point is at most as large in both and smaller in one.
+
+    Points are first filtered against the best `first` cost seen in coarse bins of the second, which rejects nearly all at
+    the price of a table look-up, and then compared exactly.
+    """
+
+    low: float
+    high: float
+    num_bins: int = 512
+    first: Array = field(default_factory=lambda: np.empty(0))
+    second: Array = field(default_factory=lambda: np.empty(0))
+    ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    best: Array = field(default_factory=lambda: np.empty(0))
+
+    def __post_init__(self) -> None:
+        # best[i]: smallest first cost of a kept point in a bin below i
+        self.best = np.full(self.num_bins + 1, np.inf)
+
+    def offer(self, first: Array, second: Array, first_id: int) -> None:
+        """Flat blocks of both costs; entries with an infinite first cost are left out."""
+        scale = self.num_bins / (self.high - self.low)
+        bins = np.minimum(np.maximum((second - self.low) * scale, 0.0), self.num_bins - 1.0).astype(np.int32)
+        found = np.flatnonzero(first < self.best[bins])
+        if len(found) == 0:
+            return
+        first = np.concatenate([self.first, first[found]])
+        second = np.concatenate([self.second, second[found]])
+        ids = np.concatenate([self.ids, first_id + found])
+        order = np.lexsort((ids, second, first))
+        running = np.minimum.accumulate(second[order])
+        keep = np.ones(len(order), dtype=bool)
+        keep[1:] = second[order][1:] < running[:-1]
+        chosen = order[keep]
+        self.first, self.second, self.ids = first[chosen], second[chosen], ids[chosen]
+        kept = np.minimum(np.maximum((self.second - self.low) * scale, 0.0), self.num_bins - 1.0).astype(np.int32)
+        in_bin = np.full(self.num_bins, np.inf)
+        np.minimum.at(in_bin, kept, self.first)
+        self.best[1:] = np.minimum.accumulate(in_bin)
