@@ -22,6 +22,8 @@ from torch.distributed.tensor import Partial as PartialPlacement
 from perfmodel.execute.mesh import RunMesh
 from perfmodel.execute.model import Transformer
 from perfmodel.execute.tensor_parallel import has_partial_gradient
+from perfmodel.execute.weights import fill, local_piece, make_weight
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -57,6 +59,7 @@ def build_optimizer(kind: Optimizer, shards: list[torch.Tensor]) -> torch.optim.
 class DataParallel(Protocol):
     """What a step does around forward and backward."""
 
+    def fill(self, config: TransformerConfig) -> None: ...
     def begin_step(self) -> None: ...
     def begin_microbatch(self, *, is_last: bool) -> None: ...
     def finish_gradients(self) -> None: ...
@@ -283,15 +286,16 @@ class FlatData:
         for hook in self._hooks:
             hook.remove()
 
-    def copy_weights_to_master(self) -> None:
-        if self.dtypes.master != self.dtypes.weight:
-            for unit in self.units:
-                unit.master.copy_(unit.weights[unit.shard])
-
-    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+    @torch.no_grad()
+    def fill(self, config: TransformerConfig) -> None:
+        """Random weights. The master copy is not rounded: on the weights' own grid small updates would be lost at first."""
         for unit in self.units:
+            exact = torch.zeros_like(unit.weights, dtype=torch.float32)
             for slot in unit.slots:
-                yield slot.name, slot.parameter
+                whole = make_weight(config, slot.name, slot.parameter.shape, exact.device)
+                exact[slot.offset : slot.offset + slot.numel] = local_piece(whole, slot.parameter).reshape(-1)
+            unit.weights.copy_(exact)
+            unit.master.copy_(exact[unit.shard])
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit in self.units:
@@ -351,6 +355,10 @@ class ShardedData:
             model.tie_weights()
 
     def close(self) -> None: ...
+
+    def fill(self, config: TransformerConfig) -> None:
+        for name, parameter in self.parameters():
+            fill(config, name, parameter)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for model, names in zip(self.stages, self.names, strict=True):

@@ -21,7 +21,7 @@ from perfmodel.execute.launch import Worker
 from perfmodel.execute.mesh import RunMesh, build_mesh
 from perfmodel.execute.model import Sharding, Transformer
 from perfmodel.execute.tensor_parallel import apply_tensor_parallel
-from perfmodel.execute.weights import fill, make_tokens
+from perfmodel.execute.weights import make_tokens
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
@@ -69,7 +69,7 @@ class TrainingProgram:
 
     def __init__(self, worker: Worker, plan: Plan) -> None:
         self.worker, self.plan = worker, plan
-        layout, model_config = plan.layout, plan.job.model
+        layout = plan.layout
         self.mesh: RunMesh = build_mesh(worker, layout, plan.order)
         place = self.mesh.coordinates
         self.sharding = Sharding(
@@ -86,10 +86,7 @@ class TrainingProgram:
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
-        for name, parameter in self.data.parameters():
-            fill(model_config, name, parameter)
-        if isinstance(self.data, FlatData):
-            self.data.copy_weights_to_master()
+        self.data.fill(plan.job.model)
         self.tokens, self.targets = self._local_tokens()
         # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
         data_ranks = layout.data_parallel * layout.cp

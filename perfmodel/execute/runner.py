@@ -167,14 +167,13 @@ def gradient_error(errors: Sequence[dict[str, float]]) -> float:
     together: dict[str, float] = {}
     for found in errors:
         for name, error in found.items():
-            if not error <= together.get(name, 0.0):
-                together[name] = error
-            together.setdefault(name, error)
+            # nan is worse than any number, and stays
+            together[name] = max(together.get(name, 0.0), float("inf") if error != error else error)
     if not together:
         return float("nan")
-    wrong = {name: error for name, error in together.items() if not error <= TOLERANCE}
+    wrong = {name: error for name, error in together.items() if error > TOLERANCE}
     if wrong:
-        name = max(wrong, key=lambda key: wrong[key] if wrong[key] == wrong[key] else float("inf"))
+        name = max(wrong, key=lambda key: wrong[key])
         raise RunError(
             f"gradient check: {name} differs from one process by {wrong[name]:.1e} of its size (allowed {TOLERANCE:.0e}), "
             f"and {len(wrong) - 1} more; the plan's times would mean nothing"

@@ -1,0 +1,35 @@
+"""Worker groups that the tests of a module share: importing torch costs each process seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from perfmodel.execute.launch import WorkerGroup
+
+
+class Groups:
+    """One running group for each number of ranks; a group that a failed test ended is started again."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, WorkerGroup] = {}
+
+    def __call__(self, num_ranks: int) -> WorkerGroup:
+        group = self._groups.get(num_ranks)
+        if group is None or not group.pids:
+            for other in self._groups.values():
+                other.close()  # two cores: one group at a time
+            self._groups = {num_ranks: WorkerGroup(num_ranks, hang_timeout=60.0).__enter__()}
+        return self._groups[num_ranks]
+
+    def close(self) -> None:
+        for group in self._groups.values():
+            group.close()
+
+
+@pytest.fixture(scope="module")
+def groups() -> Iterator[Groups]:
+    groups = Groups()
+    yield groups
+    groups.close()

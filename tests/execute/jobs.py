@@ -1,0 +1,117 @@
+"""Small jobs for the executor's tests, and functions that its workers run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from perfmodel.execute.launch import Worker
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+
+LLAMA = dict(
+    name="tiny-llama", architecture="llama", num_hidden_layers=4, hidden_size=64, num_attention_heads=8, num_key_value_heads=4,
+    head_dim=8, intermediate_size=96, vocab_size=131, max_position_embeddings=64, gated_mlp=True, activation="silu", norm="rmsnorm",
+    position="rotary", qkv_bias=False, attention_output_bias=False, mlp_bias=False, norm_bias=False, tie_word_embeddings=False,
+)  # fmt: skip
+#: What differs from LLAMA in each variant.
+VARIANTS = {
+    "llama": {},
+    "gpt2": dict(
+        gated_mlp=False, activation="gelu_tanh", norm="layernorm", position="learned", qkv_bias=True, attention_output_bias=True,
+        mlp_bias=True, norm_bias=True, tie_word_embeddings=True, num_key_value_heads=8, position_offset=2,
+    ),
+    "qwen3": dict(qk_norm=True, qkv_bias=True, tie_word_embeddings=True),
+    "falcon": dict(parallel_block=True, shared_norm=True, gated_mlp=False, activation="gelu", norm="layernorm", norm_bias=True),
+    "neox": dict(parallel_block=True, gated_mlp=False, activation="gelu", norm="layernorm", norm_bias=True, qkv_bias=True,
+                 attention_output_bias=True, mlp_bias=True, num_key_value_heads=8),
+    "gemma2": dict(sandwich_norm=True, sliding_window=8, full_attention_every=2, tie_word_embeddings=True, activation="gelu_tanh"),
+    "bloom": dict(position="alibi", embedding_layernorm=True, norm="layernorm", norm_bias=True, gated_mlp=False, activation="relu",
+                  lm_head_bias=True),
+}  # fmt: skip
+
+
+def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
+    return TransformerConfig(**{**LLAMA, **VARIANTS[variant], "name": f"tiny-{variant}", **changes})  # type: ignore[arg-type]
+
+
+def tiny_plan(
+    num_chips: int,
+    *,
+    model: TransformerConfig | None = None,
+    batch: int = 8,
+    seq_len: int = 32,
+    precision: Precision = Precision.FP32,
+    optimizer: Optimizer = Optimizer.ADAMW,
+    **knobs: object,
+) -> Plan:
+    job = TrainingJob(model=model or tiny(), global_batch=batch, seq_len=seq_len, precision=precision, optimizer=optimizer)
+    return make_plan(job, cluster="localhost", num_chips=num_chips, **knobs)  # type: ignore[arg-type]
+
+
+def worst_error(results: list[dict[str, float]]) -> tuple[str, float]:
+    """Name and size of the largest error on any rank; nan counts as infinite."""
+    return max(
+        ((name, error if error == error else float("inf")) for errors in results for name, error in errors.items()),
+        key=lambda item: item[1],
+    )
+
+
+# ------------------------------------------------------------------------------------ functions that the workers run
+
+
+def rank_of(worker: Worker) -> int:
+    return worker.rank
+
+
+def fail_on_rank(worker: Worker, rank: int, how: str) -> None:
+    """Every rank takes steps together; one of them ends or stops in the way that `how` names."""
+    import torch
+    import torch.distributed as dist
+
+    for step in range(1000):
+        worker.beat(f"step {step}")
+        if step == 3 and worker.rank == rank:
+            match how:
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "exit":
+                    os._exit(7)
+                case "raise":
+                    raise ValueError("a fault of its own")
+                case "sleep":
+                    time.sleep(3600)
+                case "stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case "spin":
+                    while True:
+                        pass
+        dist.all_reduce(torch.ones(8))
+
+
+def check_with_lost_norm_gradients(worker: Worker, plan: Plan) -> dict[str, float]:
+    """The gradient check of a program that forgets to add up the norm weights' gradients over tp."""
+    from perfmodel.execute.data_parallel import FlatData
+    from perfmodel.execute.gradient_check import check_gradients_on_rank
+
+    original = FlatData._reduce_partial
+    FlatData._reduce_partial = lambda self: None  # type: ignore[method-assign]
+    try:
+        return check_gradients_on_rank(worker, plan)
+    finally:
+        FlatData._reduce_partial = original  # type: ignore[method-assign]
+
+
+def losses_of_steps(worker: Worker, plan: Plan, steps: int) -> list[float]:
+    """This rank's share of the loss of each of the first steps, optimizer included."""
+    from perfmodel.execute.parallelize import TrainingProgram
+
+    program = TrainingProgram(worker, plan)
+    shares = []
+    for _ in range(steps):
+        program.step()
+        shares.append(program.loss_share())
+    program.close()
+    return shares

@@ -1,0 +1,103 @@
+"""What the planner asks of the executor: reasons and shrunk plans, without importing torch."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.shrink import shrink, shrink_degrees
+from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
+from perfmodel.parallel.plan import make_plan
+from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.models import load_model
+from tests.execute.jobs import tiny, tiny_plan
+
+
+def test_neither_needs_torch():
+    modules = "perfmodel.execute.refuse, perfmodel.execute.shrink, perfmodel.execute.runner, perfmodel.results"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    "plan, says",
+    [
+        (tiny_plan(4), "chips=4"),
+        (tiny_plan(2, precision=Precision.FP16_MIXED), "precision=fp16-mixed"),
+        (tiny_plan(2, model=tiny(num_key_value_heads=1), tp=2), "tp=2: must divide num_key_value_heads=1"),
+        (tiny_plan(2, pp=2, micro_batch=8), "schedule=1f1b"),
+        (tiny_plan(2, recompute="selective", recompute_operators=("mlp_act",)), "recompute_operators=mlp_act"),
+        (tiny_plan(2, model=tiny(head_dim=7), tp=2), "head_dim=7"),
+        (replace(tiny_plan(2), rule_set="owt"), "rule_set=owt"),
+    ],
+)
+def test_a_plan_that_cannot_run_has_a_reason(plan, says):
+    assert executable_reason(plan, 2).startswith(says)
+    assert ";" in executable_reason(plan, 2)
+
+
+def test_an_inner_stage_needs_a_layer():
+    assert executable_reason(tiny_plan(4, pp=4, stage_layers=(2, 0, 2, 0)), 4).startswith("stage_layers[1]=0")
+
+
+@pytest.mark.parametrize("knobs", [dict(), dict(zero=3), dict(tp=2), dict(cp=2), dict(pp=2, schedule="gpipe", micro_batch=8)])
+def test_a_plan_that_can_run_has_none(knobs):
+    assert executable_reason(tiny_plan(2, **knobs), 2) == ""
+
+
+def test_axes_in_use_stay_in_use():
+    degrees = dict(pp=8, dp_replicate=1, dp_shard=16, cp=1, tp=8)
+    assert shrink_degrees(degrees, 8) == dict(pp=2, dp_replicate=1, dp_shard=2, cp=1, tp=2)
+    assert shrink_degrees(degrees, 1) == dict.fromkeys(degrees, 1)
+
+
+LLAMA = load_model("llama-3-70b")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pp=st.sampled_from([1, 2, 4]),
+    virtual=st.sampled_from([1, 2, 5]),
+    dp=st.sampled_from([(1, 1, 0), (4, 1, 0), (2, 4, 3), (1, 8, 1), (1, 2, 2)]),
+    cp=st.sampled_from([1, 2]),
+    tp=st.sampled_from([1, 2, 8]),
+    ranks=st.integers(1, 9),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    order=st.permutations(DEFAULT_ORDER),
+)
+def test_a_shrunk_plan_fits_runs_and_keeps_its_form(pp, virtual, dp, cp, tp, ranks, recompute, order):
+    replicate, shard, zero = dp
+    interleaved = pp > 1 and virtual > 1
+    plan = make_plan(
+        TrainingJob(model=LLAMA, global_batch=256, seq_len=8192),
+        cluster="dgx-h100",
+        num_chips=pp * replicate * shard * cp * tp,
+        pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, zero=zero,
+        virtual_stages=virtual if interleaved else 1,
+        recompute=recompute,
+        order=tuple(order),
+    )  # fmt: skip
+    small = shrink(plan, ranks)
+    assert small.num_chips <= ranks
+    assert executable_reason(small, ranks) == ""
+    assert small.job.model.num_parameters < 60e6
+    assert small.recompute == plan.recompute
+    assert small.order == plan.order
+    used = [axis for axis in DEFAULT_ORDER if plan.layout.degree(axis) > 1]
+    kept = [axis for axis in DEFAULT_ORDER if small.layout.degree(axis) > 1]
+    assert set(kept) <= set(used)
+    if 2 ** len(used) <= ranks:
+        assert kept == used
+        assert small.sequence_parallel == plan.sequence_parallel
+        assert (small.schedule is PipelineSchedule.INTERLEAVED) == interleaved
+        assert small.zero == plan.zero
+
+
+def test_shrinking_to_nothing_is_refused():
+    with pytest.raises(InputError, match="ranks=0"):
+        shrink(tiny_plan(2), 0)

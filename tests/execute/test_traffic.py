@@ -1,0 +1,122 @@
+"""The collectives that a step issues are those that the sharding algebra derives."""
+
+import pytest
+
+from perfmodel.execute.measure import count_collectives_on_rank
+from tests.execute.jobs import tiny, tiny_plan
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+
+LAYERS, HIDDEN, SEQ, BATCH = 4, 64, 32, 8
+FP32 = 4
+UNITS = LAYERS + 1  # each layer, and the embedding, final norm and head together
+
+
+def traffic(group, plan, rank=0):
+    tally = group.call(count_collectives_on_rank, plan)[rank]
+    return {key: (tally.counts[key], tally.num_bytes[key]) for key in tally.counts}
+
+
+@pytest.mark.parametrize("recompute, extra", [("none", 0), ("full", 1)])
+def test_tensor_parallelism_reduces_twice_forward_and_twice_backward_a_layer(recompute, extra, groups):
+    """And once for the embedding, once for the head's input, and three numbers a token for the loss. Recomputing a layer
+    repeats its first reduction; torch stops before the second."""
+    plan = tiny_plan(2, tp=2, sequence_parallel=False, micro_batch=BATCH, recompute=recompute)
+    found = traffic(groups(2), plan)
+    activations = LAYERS * (4 + extra) + 2
+    assert found == {
+        ("all_reduce", "tp"): (activations + 3, activations * BATCH * SEQ * HIDDEN * FP32 + 3 * BATCH * SEQ * FP32),
+    }
+
+
+@pytest.mark.parametrize("recompute, scatters, gathers", [("none", 0, 0), ("full", 1, 2)])
+def test_sequence_parallelism_moves_the_same_bytes_as_scatters_and_gathers(recompute, scatters, gathers, groups):
+    plan = tiny_plan(2, tp=2, micro_batch=BATCH, recompute=recompute)
+    found = traffic(groups(2), plan)
+    message = BATCH * SEQ * HIDDEN * FP32
+    norms = (2 * LAYERS + 1) * HIDDEN * FP32
+    assert found == {
+        ("reduce_scatter", "tp"): (LAYERS * (4 + scatters) + 2, (LAYERS * (4 + scatters) + 2) * message),
+        ("all_gather", "tp"): (LAYERS * (4 + gathers) + 2, (LAYERS * (4 + gathers) + 2) * message),
+        # the loss, and every norm weight's gradient once, together
+        ("all_reduce", "tp"): (3 + 1, 3 * BATCH * SEQ * FP32 + norms),
+    }
+
+
+@pytest.mark.parametrize("variant, forward, backward", [("falcon", 1, 1), ("neox", 1, 2)])
+def test_parallel_branches_are_added_before_they_are_reduced(variant, forward, backward, groups):
+    found = traffic(groups(2), tiny_plan(2, model=tiny(variant), tp=2, sequence_parallel=False, micro_batch=BATCH))
+    assert found["all_reduce", "tp"][0] == LAYERS * (forward + backward) + 2 + 3
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_data_parallelism_reduces_each_unit_once_a_step(micro_batch, groups):
+    plan = tiny_plan(2, micro_batch=micro_batch)
+    assert traffic(groups(2), plan) == {("all_reduce", "dp_replicate"): (UNITS, plan.job.model.num_parameters * FP32)}
+
+
+def padded_parameters(model, ways):
+    """fully_shard pads the rows of each tensor to its ranks."""
+    total = 0
+    for shape in model.parameter_shapes():
+        rows, rest = shape.shape[0], shape.num_elements // shape.shape[0]
+        total += -(-rows // ways) * ways * rest
+    return total
+
+
+@pytest.mark.parametrize("zero, gathers", [(2, 1), (3, 2)])
+@pytest.mark.parametrize("micro_batch", [1, 4])
+def test_fully_sharded_weights_are_gathered_for_each_pass_of_each_microbatch(zero, gathers, micro_batch, groups):
+    plan = tiny_plan(2, zero=zero, micro_batch=micro_batch)
+    microbatches = BATCH // 2 // micro_batch
+    size = padded_parameters(plan.job.model, 2) * FP32
+    assert traffic(groups(2), plan) == {
+        ("all_gather", "dp_shard"): (gathers * microbatches * UNITS, gathers * microbatches * size),
+        ("reduce_scatter", "dp_shard"): (microbatches * UNITS, microbatches * size),
+    }
+
+
+def test_zero_1_scatters_gradients_and_gathers_weights_once_a_step(groups):
+    plan = tiny_plan(2, zero=1)
+    size = plan.job.model.num_parameters * FP32
+    assert traffic(groups(2), plan) == {("reduce_scatter", "dp_shard"): (UNITS, size), ("all_gather", "dp_shard"): (UNITS, size)}
+
+
+def test_hybrid_sharding_reduces_a_shard_over_replicas(groups):
+    plan = tiny_plan(4, dp_replicate=2, dp_shard=2, zero=3)
+    found = traffic(groups(4), plan)
+    size = padded_parameters(plan.job.model, 2) * FP32
+    assert found["reduce_scatter", "dp_shard"] == (2 * UNITS, 2 * size)  # two microbatches
+    assert found["all_reduce", "dp_replicate"] == (UNITS, size / 2)
+
+
+def test_context_parallelism_gathers_keys_and_values(groups):
+    plan = tiny_plan(2, cp=2, micro_batch=BATCH)
+    model = plan.job.model
+    keys = BATCH * SEQ * model.num_key_value_heads * model.head_dim * FP32
+    assert traffic(groups(2), plan) == {
+        ("all_gather", "cp"): (2 * LAYERS, 2 * LAYERS * keys),
+        ("reduce_scatter", "cp"): (2 * LAYERS, 2 * LAYERS * keys),
+        ("all_reduce", "cp"): (UNITS, model.num_parameters * FP32),
+    }
+
+
+def test_pipeline_sends_each_microbatch_once_each_way(groups):
+    plan = tiny_plan(2, pp=2, micro_batch=2)
+    sent = (4, 4 * 2 * SEQ * HIDDEN * FP32)
+    for rank in (0, 1):
+        assert traffic(groups(2), plan, rank) == {("send", "pp"): sent, ("recv", "pp"): sent}
+
+
+def test_tied_embeddings_on_two_stages_are_reduced_between_them(groups):
+    model = tiny("gpt2")
+    found = traffic(groups(2), tiny_plan(2, model=model, pp=2, micro_batch=2))
+    assert found["all_reduce", "pp"] == (1, model.vocab_size * model.hidden_size * FP32)
+
+
+def test_a_pipelined_fully_sharded_model_reduces_once_and_gathers_once_more_than_its_microbatches(groups):
+    """torch's schedules accumulate unsharded gradients and keep the weights gathered between backwards."""
+    found = traffic(groups(4), tiny_plan(4, pp=2, dp_shard=2, zero=3))
+    units, microbatches = LAYERS // 2 + 1, BATCH // 2
+    assert found["reduce_scatter", "dp_shard"][0] == units
+    assert found["all_gather", "dp_shard"][0] == units * (microbatches + 1)
