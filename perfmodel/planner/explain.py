@@ -1,0 +1,201 @@
+"""Why this plan, and why not another: answers in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.errors import InputError, suggest
+from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.reasons import layouts_left_out
+from perfmodel.planner.search import sweep
+from perfmodel.planner.space import KNOBS, SEARCHED_ORDERS, Space
+
+_WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
+_WORDS: Mapping[str, tuple[str, ...]] = {"recompute": tuple(Recompute), "schedule": tuple(PipelineSchedule)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """The best plan with some knobs fixed.
+
+    knobs        what was fixed
+    prediction   the fastest such plan that fits, else the one that needs the least memory; none where no plan has these knobs
+    reason       why it is not the plan of choice, as a sentence with numbers
+    slower_by    seconds a step over the plan in question (0 where there is no prediction)
+    parts        part -> seconds more (or less) than in the plan in question
+    """
+
+    knobs: Mapping[str, int | str | bool]
+    prediction: tuple[Prediction, ...]
+    reason: str
+    slower_by: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """neighbours: the same plan with one knob turned; why_not: the answers to what was asked."""
+
+    prediction: Prediction
+    bottleneck: str
+    neighbours: tuple[Alternative, ...]
+    why_not: tuple[Alternative, ...]
+
+
+def parse_knobs(text: str) -> dict[str, int | str | bool]:
+    """`tp=16,pp=2` as knobs of the space."""
+    knobs: dict[str, int | str | bool] = {}
+    for item in text.split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        name = name.replace("-", "_")
+        if not equals or not value:
+            raise InputError(f"why-not={item.strip()}: must be knob=value; write for example tp=16,pp=2")
+        if name not in KNOBS:
+            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, KNOBS)}; use one of {', '.join(KNOBS)}")
+        if name in _WHOLE:
+            if not value.isdecimal() or (int(value) < 1 and name != "zero"):
+                raise InputError(
+                    f"why-not={item.strip()}: {name} must be a whole number of at least {0 if name == 'zero' else 1}; give one"
+                )
+            knobs[name] = int(value)
+        elif name == "sequence_parallel":
+            if value.lower() not in ("true", "false"):
+                raise InputError(f"why-not={item.strip()}: sequence_parallel must be true or false; write one of them")
+            knobs[name] = value.lower() == "true"
+        else:
+            if value not in _WORDS[name]:
+                raise InputError(f"why-not={item.strip()}: not known{suggest(value, _WORDS[name])}; use {', '.join(_WORDS[name])}")
+            knobs[name] = value
+    return knobs
+
+
+def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
+    layout = plan.layout
+    return {
+        "pp": layout.pp,
+        "virtual_stages": plan.virtual_stages,
+        "dp_replicate": layout.dp_replicate,
+        "dp_shard": layout.dp_shard,
+        "cp": layout.cp,
+        "tp": layout.tp,
+        "sequence_parallel": plan.sequence_parallel,
+        "zero": int(plan.zero),
+        "micro_batch": plan.micro_batch,
+        "recompute": str(plan.recompute),
+        "schedule": str(plan.schedule),
+    }
+
+
+def explain(
+    estimator: Estimator, plan: Plan, *, why_not: Mapping[str, int | str | bool] | None = None, memory_headroom: float = 0.0
+) -> Explanation:
+    """What decides this plan's time and memory, what turning one knob would do, and why a plan with other knobs was not chosen."""
+    own = estimator.predict(plan, memory_headroom=memory_headroom)
+    neighbours = tuple(_compare(estimator, own, turned, memory_headroom, space=_around(plan, turned)) for turned in _turns(plan))
+    asked = (_compare(estimator, own, dict(why_not), memory_headroom, space=Space(fixed=why_not)),) if why_not else ()
+    return Explanation(prediction=own, bottleneck=max(own.parts, key=lambda part: own.parts[part]), neighbours=neighbours, why_not=asked)
+
+
+def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
+    """One knob turned: degrees doubled and halved, the data axes taking up the rest; the other choices one by one."""
+    turns: list[dict[str, int | str | bool]] = []
+    layout = plan.layout
+    for axis in ("tp", "pp", "cp"):
+        value = layout.degree(axis)
+        turns += [{axis: v} for v in (value * 2, value // 2) if v >= 1 and v != value]
+    turns += [{"micro_batch": v} for v in (plan.micro_batch * 2, plan.micro_batch // 2) if v >= 1]
+    turns += [{"recompute": str(r)} for r in Recompute if r is not plan.recompute]
+    if layout.tp > 1:
+        turns.append({"sequence_parallel": not plan.sequence_parallel})
+    if layout.dp_shard * layout.cp > 1:
+        turns += [{"zero": z} for z in range(0 if layout.dp_shard == 1 else 1, 4) if z != int(plan.zero)]
+    if layout.pp > 1:
+        turns += [{"schedule": str(s)} for s in PipelineSchedule if s is not plan.schedule]
+    return turns
+
+
+def _around(plan: Plan, turned: Mapping[str, int | str | bool]) -> Space:
+    """The plan's own knobs with those turned; data axes, micro-batch and schedule adapt where a degree was turned."""
+    fixed = {**plan_knobs(plan), **turned}
+    if set(turned) & {"tp", "pp", "cp"}:
+        for knob in ("dp_replicate", "dp_shard", "zero", "virtual_stages", "schedule", "sequence_parallel"):
+            if knob not in turned:
+                fixed.pop(knob)
+    if "schedule" in turned:
+        fixed.pop("virtual_stages")
+    orders = (plan.order, *(order for order in SEARCHED_ORDERS if order != plan.order))
+    return Space(fixed=fixed, orders=orders[:1])
+
+
+def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | str | bool], headroom: float, *, space: Space) -> Alternative:
+    state = sweep(
+        estimator,
+        space,
+        top=1,
+        memory_headroom=headroom,
+        attention=own.plan.attention,
+        recompute_operators=own.plan.recompute_operators,
+    )
+    named = ", ".join(f"{knob}={_text(value)}" for knob, value in knobs.items())
+    if state.num_evaluated == 0:
+        return Alternative(
+            knobs=dict(knobs), prediction=(), reason=f"{named}: {_rule(estimator, own.plan, knobs)}", slower_by=0.0, parts={}
+        )
+    ids = state.best_time.ids if state.num_feasible else state.least.ids
+    other = estimator.predict(state.plan(int(ids[0])), memory_headroom=headroom)
+    difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
+    gib = 2.0**30
+    if not other.fits:
+        lacking = other.memory["total"] - own.memory_capacity * (1.0 - headroom)
+        largest = max((c for c in other.memory if c != "total"), key=lambda c: other.memory[c])
+        reason = (
+            f"{named}: none of {state.num_evaluated:,} such plans fits; the smallest needs {other.memory['total'] / gib:.1f} GiB, "
+            f"{lacking / gib:.1f} GiB too much (mostly {largest.replace('_', ' ')}: {other.memory[largest] / gib:.1f} GiB)"
+        )
+    else:
+        change = other.step_time / own.step_time - 1.0
+        cause = max(difference, key=lambda part: difference[part]) if change > 0 else min(difference, key=lambda part: difference[part])
+        word = "slower" if change > 0 else "faster"
+        reason = f"{named}: {abs(change):.1%} {word} ({other.step_time:.4g} s against {own.step_time:.4g} s)" + (
+            f", mostly {cause.replace('_', ' ')} ({difference[cause]:+.3g} s)" if abs(change) > 1e-9 else ""
+        )
+    return Alternative(knobs=dict(knobs), prediction=(other,), reason=reason, slower_by=other.step_time - own.step_time, parts=difference)
+
+
+def _text(value: int | str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _rule(estimator: Estimator, plan: Plan, knobs: Mapping[str, int | str | bool]) -> str:
+    """The rule that the knobs break, from the plan's own checks or from the layouts that are left out."""
+    wanted = {**plan_knobs(plan), **knobs}
+    if set(knobs) & {"tp", "pp", "cp", "dp_replicate", "dp_shard"}:
+        for axis in ("dp_replicate", "dp_shard", "zero"):
+            if axis not in knobs:
+                wanted.pop(axis)
+    if "virtual_stages" not in knobs and ({"pp", "schedule"} & set(knobs)):
+        wanted["virtual_stages"] = 1
+        if "schedule" not in knobs:
+            wanted["schedule"] = "1f1b"
+    if wanted["tp"] == 1:
+        wanted["sequence_parallel"] = False
+    if wanted.get("zero") == 0 and int(wanted.get("dp_shard", 1)) > 1:
+        return f"no such plan: dp_shard={wanted['dp_shard']} shards nothing with zero=0; it is written dp_replicate={wanted['dp_shard']}"
+    try:
+        make_plan(
+            estimator.job,
+            cluster=plan.cluster,
+            num_chips=plan.num_chips,
+            order=plan.order,
+            attention=str(plan.attention),
+            profile=plan.profile,
+            **wanted,  # type: ignore[arg-type]
+        )
+    except InputError as error:
+        return f"no such plan: {error}"
+    broken = [reason for reason in layouts_left_out(estimator.job, plan.num_chips, Space(fixed=knobs)) if "given flag" not in reason]
+    return "no such plan" + (f": {'; '.join(broken)}" if broken else " in the searched space (docs/space.md)")
