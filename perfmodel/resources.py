@@ -17,6 +17,18 @@ def resource_dir(name: str) -> Path:
     raise PerfModelError(f"{name}: the shipped data folder is missing from this installation; install perfmodel again")
 
 
+def user_calibrations_dir() -> Path:
+    """Where `perfmodel calibrate` leaves calibrations and predictions look first: ~/.local/share/perfmodel/calibrations.
+
+    It is the XDG default below the home folder; it need not exist.
+    """
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise InputError("home: this user has no home folder; save the calibration with --save and name it with --calibration") from error
+    return home / ".local" / "share" / "perfmodel" / "calibrations"
+
+
 def write_atomically(path: str | Path, text: str) -> None:
     """Write `text` to `path` whole or not at all.
 

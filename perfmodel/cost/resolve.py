@@ -1,7 +1,7 @@
 """From names to an estimator: which calibration and which execution profile a prediction takes where none is named.
 
-calibration  the newest of the user's own (`perfmodel calibrate`) that was measured on the chip, then the shipped ones: of the chip, then
-             of a relative of it, then the data sheet
+calibration  the user's own (`perfmodel calibrate` keeps one for each chip), else a shipped one of the chip, else of a relative of it,
+             else typical fractions of the data sheet
 profile      `torch-gloo` for the processes of a CPU, `megatron` for accelerators
 """
 
@@ -30,11 +30,9 @@ def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
     """The calibration of that name or path (`spec-sheet`: none); without a name, the best that is known for the chip."""
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
-    folders = _user_folders()
     if name:
-        return load_calibration(name, folders)
-    own = sorted((each for folder in folders for each in _calibrations_in(folder, chip)), key=lambda each: each.date, reverse=True)
-    return default_calibration(chip.name, [*own, *calibrations_for(chip.name)])
+        return load_calibration(name, _user_folders())
+    return default_calibration(chip.name, calibrations_for(chip.name, _user_folders()))
 
 
 def default_profile(chip: Chip) -> str:
@@ -57,11 +55,3 @@ def _user_folders() -> tuple[Path, ...]:
         return (user_calibrations_dir(),)
     except InputError:
         return ()
-
-
-def _calibrations_in(folder: Path, chip: Chip) -> list[Calibration]:
-    """The calibrations of one folder that were measured on the chip."""
-    if not folder.is_dir():
-        return []
-    shipped = {each.name for each in calibrations_for(chip.name)}
-    return [each for each in calibrations_for(chip.name, (folder,)) if each.name not in shipped and chip.name in each.chips]

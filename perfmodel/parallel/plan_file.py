@@ -11,7 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, suggest
+from perfmodel.errors import InputError, one_line, suggest
+from perfmodel.files import read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
 from perfmodel.resources import resource_dir, write_atomically
@@ -180,24 +181,17 @@ def _model(value: Any, where: str) -> TransformerConfig:
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a strategy file; a bare name is looked up among the shipped ones."""
-    import yaml
-
     path = Path(path)
-    if not path.exists() and path.suffix == "" and path.parent == Path():
-        shipped = resource_dir("strategies") / "plans" / f"{path.name}.yaml"
-        if shipped.exists():
-            path = shipped
-    if not path.exists():
-        raise InputError(f"plan={path}: no such file; give a strategy file or one of {', '.join(list_plans())}")
+    is_name = path.suffix not in (".yaml", ".yml") and path.parent == Path()
+    shipped = resource_dir("strategies") / "plans" / f"{path.name}.yaml"
     try:
-        text = path.read_text(encoding="utf-8")
-        data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"plan={path}: cannot be read ({error}); give a strategy file") from None
-    except (yaml.YAMLError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"plan={path}: is not YAML ({first}); give a strategy file") from None
-    return plan_from_dict(data, where=str(path))
+        found = path if path.is_file() else shipped if is_name and shipped.is_file() else None
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        found = None
+    if found is None:
+        shown = one_line(path, 200)
+        raise InputError(f"plan={shown}: no such file{suggest(shown, list_plans())}; give a strategy file or one of {', '.join(list_plans())}")
+    return plan_from_dict(read_yaml(found), where=str(found))
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
