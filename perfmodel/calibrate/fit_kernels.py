@@ -155,8 +155,6 @@ SIMAI_NIC_BANDWIDTH = 50e9
 FIT_POINTS = 6000
 """Points of a table that a fit looks at (drawn at random, seed 0); errors are on all of them."""
 
-_MOST_BANDWIDTH = {CollectiveKind.ALL_REDUCE: 1.3}  # reduced in the switch (NVLS): bus bandwidth may exceed the link's
-
 
 def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> Calibration:
     """The calibration of one chip from the tables in `folder`; `say` reports each part."""
@@ -186,6 +184,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         name=name,
         chips=(tables.chip,),
         relatives=tables.relatives,
+        borrowed=() if name == "h100" else (SCALE_OUT,),
         software=f"aiconfigurator tables: TensorRT-LLM {tables.gemm.split('/')[1]}, attention {tables.attention}, NCCL {tables.nccl}",
         source=(
             "fitted by perfmodel.calibrate.fit_kernels to aiconfigurator (matmul, attention, collectives in a node), LLMCompass and "
@@ -324,15 +323,15 @@ def _joined(first: CollectiveTable, second: CollectiveTable) -> CollectiveTable:
 
 
 def _fit_one_inside(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, note: Note) -> CollectiveModel:
-    most_bandwidth = _MOST_BANDWIDTH.get(kind, 1.0)
+    in_switch = kind is CollectiveKind.ALL_REDUCE and cluster.name != "dgx-a100"  # NVLink SHARP came with the H100's switches
 
     def refit(chosen: Indices) -> Callable[[Indices], Array]:
-        model = fit_collective(table.rows(chosen), kind, cluster, most_bandwidth=most_bandwidth)
+        model = fit_collective(table.rows(chosen), kind, cluster, reduces_in_switch=in_switch)
         return lambda rows: predict_collective(model, kind, table.rows(rows), cluster)
 
     held_out = held_out_errors(np.round(np.log2(table.num_bytes)), table.time, refit)
     note(f"scale_up.{kind}", len(table.time), np.median(held_out))
-    model = fit_collective(table, kind, cluster, most_bandwidth=most_bandwidth)
+    model = fit_collective(table, kind, cluster, reduces_in_switch=in_switch)
     # A tree instead of the ring's hops beyond the ranks that were measured; equal to the ring at the largest that was.
     most_ranks = float(table.ranks.max())
     return replace(model, tree_hop_time=rounded(model.hop_time * (most_ranks - 1) / np.ceil(np.log2(most_ranks))))
@@ -344,7 +343,7 @@ def _fit_outside(folder: Path, note: Note) -> dict[CollectiveKind, CollectiveMod
     cluster = load_cluster("dgx-h100", num_chips=1024)
     silent: Note = lambda part, number, error: None  # noqa: E731
     inside = {
-        kind: fit_collective(read_collectives(folder, tables.folder, tables.nccl, kind), kind, cluster, most_bandwidth=1.3)
+        kind: fit_collective(read_collectives(folder, tables.folder, tables.nccl, kind), kind, cluster)
         for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
     }
     inside[CollectiveKind.ALL_REDUCE] = _fit_inside(folder, tables, cluster, silent)[CollectiveKind.ALL_REDUCE]

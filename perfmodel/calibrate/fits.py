@@ -246,8 +246,8 @@ def predict_collective(model: CollectiveModel, kind: CollectiveKind, table: Coll
     return np.asarray(collective_time(kind, table.num_bytes, group_size=table.ranks, inside=inside, machine=machine))
 
 
-def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, most_bandwidth: float) -> CollectiveModel:
-    """The model of a collective inside a node; `most_bandwidth`: the largest fraction of the link that is possible at all."""
+def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, reduces_in_switch: bool = False) -> CollectiveModel:
+    """The model of a collective inside a node; `reduces_in_switch`: the switch can add, so that all-reduce has a second bound."""
 
     def model(x: Array) -> CollectiveModel:
         return CollectiveModel(
@@ -256,13 +256,14 @@ def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluste
             bandwidth_fraction=rounded(x[2]),
             ramp_time=rounded(x[3] * 1e-6),
             ramp_exponent=rounded(x[4]),
+            switch_fraction=rounded(x[5]) if reduces_in_switch else 0.0,
         )
 
     found = fit_logarithm(
         lambda x: predict_collective(model(x), kind, table, cluster),
         table.time,
-        start=(8, 1, 0.8, 6, 0.6),
-        lower=(0.1, 0, 0.05, 0, 0.2),
-        upper=(60, 30, most_bandwidth, 100, 0.95),
+        start=(8, 1, 0.8, 6, 0.6, 0.6),
+        lower=(0.1, 0, 0.05, 0, 0.2, 0.1),
+        upper=(60, 30, 1.0, 100, 0.95, 1.0),
     )
     return model(found)

@@ -131,7 +131,7 @@ def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
     return MatmulTable(m=m, n=n, k=k, time=2 * m * n * k / (fractions * entry["tflops"] * 1e12)), fractions
 
 
-def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 32) -> float:
+def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 64) -> float:
     """Rate of the attention kernel's backward over that of its forward: median over head dim 128, many heads. [-]"""
     forward = system["accelerator"]["op"]["sdp_fwd"]["accurate_efficient_factor"]
     backward = system["accelerator"]["op"]["sdp_bwd"]["accurate_efficient_factor"]
@@ -140,4 +140,4 @@ def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 32) -> f
         heads, head_dim = (int(re.findall(rf"\b{name}=(\d+)", key)[0]) for name in ("head_num", "qk_head_dim"))
         if key in backward and heads >= least_heads and head_dim == 128:
             ratios.append(backward[key] / rate)
-    return float(np.median(ratios))
+    return round(float(np.median(ratios)), 3)

@@ -50,6 +50,7 @@ def collective_time(
     hierarchical  p V (1 / n_{i-1} - 1 / n_i)   the inner tiers have reduced or will gather the rest
     all-to-all    V (n_i - n_{i-1}) / n
     Tiers work at the same time on different chunks: the slowest sets the pace. In one tier all three are p V (n - 1) / n.
+    A switch that reduces (`switch_fraction`) bounds the bytes' time by that of V, whatever n.
     Where the library can (`one_shot_time`), a small all-reduce instead sends V to each of the n - 1 peers at once.
     Full mesh: B_i grows with the peers, min(bandwidth, (n - 1) * pair bandwidth). Torus: see `machine._torus_slowdown`.
 
@@ -68,7 +69,7 @@ def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
 
 
 def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates) -> Any:
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _ = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _, in_switch = coefficients
     n = group_size
     peers = n - 1.0
     crossed = np.minimum(peers, 1.0)
@@ -80,7 +81,10 @@ def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: Li
     if links.torus[0][0].size:
         rings, exchanges = _torus_slowdown(n, links, 0)
         seconds = seconds * np.where(pairwise > 0, exchanges, rings)
-    time = base * crossed + latency + sent * seconds + ramp * np.power(sent, exponent)
+    moving = sent * seconds
+    if links.has_in_switch:
+        moving = np.minimum(moving, num_bytes * in_switch)
+    time = base * crossed + latency + moving + ramp * np.power(sent, exponent)
     if links.has_one_shot:
         time = np.minimum(time, crossed * one_shot + (peers * num_bytes) * seconds)
     return time
@@ -92,7 +96,7 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
     num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
     coefficients = links.table[:, :, code]
     coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims - np.ndim(code)), *np.shape(code))
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop, in_switch = coefficients
     members = np.empty((len(inside) + 1, *(1,) * (num_dims - len(shape)), *shape))
     members[0] = 1.0
     for tier, count in enumerate(inside):
@@ -110,7 +114,10 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
         seconds = seconds * _topology_slowdown(branches, pairwise, links)
     ring_latency = _total(hops * hop) + _total(hops[:-1] * (inner_hop[1:] * crossed[1:]))
     latency = np.minimum(ring_latency, _total(_tree_levels(branches) * tree))
-    time = _total(base * crossed) + latency + _slowest(sent * seconds + ramp * np.power(sent, exponent))
+    moving = sent * seconds
+    if links.has_in_switch:
+        moving = np.minimum(moving, num_bytes * in_switch)
+    time = _total(base * crossed) + latency + _slowest(moving + ramp * np.power(sent, exponent))
     if links.has_one_shot:
         time = np.minimum(time, _total(crossed * one_shot) + ((n - 1.0) * num_bytes) * _slowest(crossed * seconds))
     return time

@@ -118,16 +118,30 @@ class LinkRates:
 
     mesh         for each tier, links to distinct peers that together make the bandwidth (1 on a switch)
     torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays where it is no torus
-    has_one_shot some entry has a one-shot algorithm
+    has_one_shot, has_in_switch   some entry has a one-shot algorithm, a switch that reduces
     """
 
     table: Array
     mesh: tuple[float, ...]
     torus: tuple[tuple[Array, Array], ...]
     has_one_shot: bool
+    has_in_switch: bool
 
 
-LINK_ROWS = ("base", "hop", "tree", "inverse_bandwidth", "ramp", "exponent", "nested", "ring", "pairwise", "one_shot", "inner_hop")
+LINK_ROWS = (
+    "base",
+    "hop",
+    "tree",
+    "inverse_bandwidth",
+    "ramp",
+    "exponent",
+    "nested",
+    "ring",
+    "pairwise",
+    "one_shot",
+    "inner_hop",
+    "in_switch",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -292,7 +306,7 @@ def tier_kind(tier: NetworkTier) -> str:
 def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
     table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind)))
     mesh, torus = [], []
-    has_one_shot = False
+    has_one_shot = has_in_switch = False
     domain = 1
     for index, tier in enumerate(cluster.tiers):
         models = _tier_models(cluster, tier, calibration)
@@ -315,12 +329,14 @@ def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
                 passes * is_pairwise,
                 model.one_shot_time or NEVER,
                 model.inner_hop_time,
+                1.0 / (bandwidth * model.switch_fraction) if model.switch_fraction > 0 else NEVER,
             )
             has_one_shot = has_one_shot or model.one_shot_time > 0
+            has_in_switch = has_in_switch or model.switch_fraction > 0
         mesh.append(tier.link.bandwidth / tier.link.pair_bandwidth if tier.topology is Topology.FULL_MESH else 1.0)
         torus.append(_torus_slowdown(tier, max(min(cluster.num_chips, tier.size) // domain, 1)))
         domain = tier.size
-    return LinkRates(table=table, mesh=tuple(mesh), torus=tuple(torus), has_one_shot=has_one_shot)
+    return LinkRates(table=table, mesh=tuple(mesh), torus=tuple(torus), has_one_shot=has_one_shot, has_in_switch=has_in_switch)
 
 
 def _tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -> Mapping[CollectiveKind, CollectiveModel]:

@@ -48,6 +48,9 @@ SCALE_UP = "scale_up"
 SCALE_OUT = "scale_out"
 """Every tier outside it."""
 
+PARTS = ("matmul", "streaming", "attention", SCALE_UP, SCALE_OUT)
+"""Parts of a calibration; a prediction says of each what it rests on."""
+
 PEAK_NAMES = ("flop_rate", "memory_bandwidth", "memory_capacity", f"{SCALE_UP}_bandwidth", f"{SCALE_OUT}_bandwidth")
 
 
@@ -162,7 +165,9 @@ class CollectiveModel:
 
     base_time           a   [s] once
     hop_time            a1  [s] for each ring hop
-    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach; above 1 where the switch reduces
+    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach
+    switch_fraction     of the link's bandwidth at which the whole buffer comes back from a switch that reduces, whatever the number of
+                        ranks (NVLink SHARP), where that is quicker than the ring; 0: the switch does not
     ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
     inner_hop_time      [s] more for each ring hop inside the inner domains of a ring that leaves them (slower protocol)
@@ -173,6 +178,7 @@ class CollectiveModel:
     base_time: float = 0.0
     hop_time: float = 0.0
     bandwidth_fraction: float = 0.8
+    switch_fraction: float = 0.0
     ramp_time: float = 0.0
     ramp_exponent: float = 0.5
     tree_hop_time: float = 0.0
@@ -183,8 +189,16 @@ class CollectiveModel:
     def __post_init__(self) -> None:
         _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
         _require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
-        times = (self.base_time, self.hop_time, self.ramp_time, self.tree_hop_time, self.inner_hop_time, self.one_shot_time)
-        _require(min(times) >= 0, "collective", times, "times must not be negative")
+        times = (
+            self.base_time,
+            self.hop_time,
+            self.ramp_time,
+            self.tree_hop_time,
+            self.inner_hop_time,
+            self.one_shot_time,
+            self.switch_fraction,
+        )
+        _require(min(times) >= 0, "collective", times, "must not be negative")
 
 
 RAMP_BYTES = 2.0**20
@@ -197,6 +211,7 @@ class Calibration:
 
     chips               the chips that it was measured on; for them a prediction is `calibrated`
     relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
+    borrowed            parts that were measured on another chip (matmul, streaming, attention, scale_up, scale_out): a `prior` here too
     software            libraries and their versions
     matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
                         that differs by dtype has a second entry, such as `flash.bf16`
@@ -218,6 +233,7 @@ class Calibration:
     date: str
     provenance: Provenance = Provenance.CALIBRATED
     relatives: tuple[str, ...] = ()
+    borrowed: tuple[str, ...] = ()
     matmul: Mapping[Dtype, MatmulModel] = field(default_factory=dict)
     streaming: Mapping[KernelClass, StreamingModel] = field(default_factory=dict)
     attention: Mapping[str, AttentionModel] = field(default_factory=dict)
@@ -247,6 +263,9 @@ class Calibration:
         for tier in self.collectives:
             if tier not in (SCALE_UP, SCALE_OUT):
                 raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")
+        for part in self.borrowed:
+            if part not in PARTS:
+                raise bad_field("borrowed", part, f"unknown part{suggest(part, PARTS)}")
         for peak, value in self.peaks.items():
             if peak.partition(".")[0] not in PEAK_NAMES:
                 raise bad_field("peaks", peak, f"unknown figure{suggest(peak, PEAK_NAMES)}")

@@ -35,7 +35,7 @@ THIRD_PARTY_OF_FLOOR = {
     5: {"numpy"},
     6: {"numpy", "typer", "rich"},
 }
-THIRD_PARTY_OF_PACKAGE = {"report": {"pandas", "matplotlib"}, "calibrate": {"scipy"}, "execute": {"torch"}}
+THIRD_PARTY_OF_PACKAGE = {"report": {"pandas", "matplotlib"}, "calibrate": {"scipy", "pandas"}, "execute": {"torch"}}
 
 #: Packages of the file edge: below the costs, inside a function anywhere, at the head of a module only where files are read or written.
 FILE_EDGE = {"pydantic", "pydantic_core", "yaml"}

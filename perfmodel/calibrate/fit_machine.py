@@ -1,0 +1,319 @@
+"""Fits a calibration to microbenchmarks of one machine (`perfmodel.hardware.samples`): a pure function, no torch.
+
+Every part is linear in its parameters here, so a few dozen samples are enough and the fit cannot wander off: no tiles and no waves, one
+cache after the other, an additive floor. What a class of kernels or a collective was not measured for is left out, and the cost model
+falls back as it does for any calibration.
+"""
+
+import datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+
+from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, fit_linear, held_out_errors, relative_errors, rounded
+from perfmodel.cost.machine import RING_PASSES
+from perfmodel.dtypes import Dtype, itemsize
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import (
+    RAMP_BYTES,
+    SCALE_UP,
+    AttentionModel,
+    Calibration,
+    CollectiveKind,
+    CollectiveModel,
+    KernelClass,
+    MatmulModel,
+    StreamingModel,
+)
+from perfmodel.hardware.samples import (
+    AttentionSample,
+    CollectiveSample,
+    ContentionSample,
+    HostSample,
+    MatmulSample,
+    Sample,
+    StreamingSample,
+)
+
+LAUNCH = "launch"
+"""Name of the host sample that becomes `launch_time`."""
+
+CACHE_STEPS = tuple(2.0**exponent for exponent in range(15, 31))
+"""Candidate capacities of caches: 32 KiB to 1 GiB of the bytes that a kernel touches."""
+
+MAX_CACHES = 2
+
+Item = TypeVar("Item")
+
+
+@dataclass(slots=True)
+class _Record:
+    """Points and held-out errors of the parts fitted so far."""
+
+    points: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def add(self, part: str, columns: Array, time: Array) -> Array:
+        """Fit `columns`, note how well it does on points that it did not see, return the coefficients."""
+
+        def refit(chosen: Indices) -> Callable[[Indices], Array]:
+            coefficients = fit_linear(columns[chosen], time[chosen])
+            return lambda rows: np.asarray(columns[rows] @ coefficients)
+
+        coefficients = fit_linear(columns, time)
+        enough = len(time) > columns.shape[1] + NUM_FOLDS
+        errors = held_out_errors(np.arange(len(time)), time, refit) if enough else relative_errors(columns @ coefficients, time)
+        self.points[part] = len(time)
+        self.errors[part] = round(float(np.median(errors)), 4)
+        return coefficients
+
+
+def fit_machine(
+    samples: Sequence[Sample], *, name: str, chip: str, software: str, source: str = "perfmodel calibrate, microbenchmarks of this machine"
+) -> Calibration:
+    """The calibration that the samples support.
+
+    name, chip, software   as in `Calibration`; chip is the name of the one chip that was measured
+    """
+    if any(not np.isfinite(_time_of(sample)) or _time_of(sample) <= 0 for sample in samples):
+        raise InputError("samples: a time is not a positive number; measure again")
+    record = _Record()
+    peaks: dict[str, float] = {}
+    bandwidth, streaming = _fit_streaming(_of(samples, StreamingSample), record)
+    if bandwidth > 0:
+        peaks["memory_bandwidth"] = bandwidth
+    matmul = {}
+    for dtype, products in _grouped(_of(samples, MatmulSample), lambda sample: sample.dtype).items():
+        peaks[f"flop_rate.{dtype}"], matmul[Dtype(dtype)] = _fit_matmul(products, dtype, peaks, record)
+    attention = _fit_attention(_of(samples, AttentionSample), peaks, record)
+    link, collectives = _fit_collectives(_of(samples, CollectiveSample), record)
+    if link > 0:
+        peaks[f"{SCALE_UP}_bandwidth"] = link
+    host_times = {name: _median(sample.time for sample in group) for name, group in _by_name(_of(samples, HostSample)).items()}
+    contention = {name: _median(sample.factor for sample in group) for name, group in _by_name(_of(samples, ContentionSample)).items()}
+    return Calibration(
+        name=name,
+        chips=(chip,),
+        software=software,
+        source=source,
+        date=datetime.date.today().isoformat(),
+        matmul=matmul,
+        streaming=streaming,
+        attention=attention,
+        collectives={SCALE_UP: collectives} if collectives else {},
+        peaks=peaks,
+        launch_time=host_times.pop(LAUNCH, 0.0),
+        host_times=host_times,
+        contention=contention,
+        points=record.points,
+        errors=record.errors,
+    )
+
+
+def _time_of(sample: Sample) -> float:
+    return sample.factor if isinstance(sample, ContentionSample) else sample.time
+
+
+def _of(samples: Iterable[Sample], kind: type[Item]) -> list[Item]:
+    return [sample for sample in samples if isinstance(sample, kind)]
+
+
+def _grouped(samples: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
+    groups: dict[str, list[Item]] = defaultdict(list)
+    for sample in samples:
+        groups[key(sample)].append(sample)
+    return dict(groups)
+
+
+def _by_name(samples: Iterable[Item]) -> dict[str, list[Item]]:
+    return _grouped(samples, lambda sample: sample.name)  # type: ignore[attr-defined]  # host and contention samples have one
+
+
+def _median(values: Iterable[float]) -> float:
+    return rounded(float(np.median(list(values))))
+
+
+def _array(values: Iterable[float]) -> Array:
+    return np.array(list(values), dtype=float)
+
+
+def _inverse(coefficient: float, most: float) -> float:
+    """1 / coefficient, at most `most` where the coefficient vanished."""
+    return float(min(1.0 / coefficient, most)) if coefficient > 1.0 / most else most
+
+
+def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, float], record: _Record) -> tuple[float, MatmulModel]:
+    """Peak rate [FLOP/s] and model: t = t0 + 2 b m n (k + k0) / R + bytes / B, the best rate that was seen being the peak."""
+    m, n, k, batch, time = (_array(getattr(sample, name) for sample in samples) for name in ("m", "n", "k", "batch", "time"))
+    flops = 2 * batch * m * n * k
+    num_bytes = batch * (m * k + k * n + m * n) * itemsize(Dtype(dtype))
+    columns = np.stack([np.ones_like(time), flops, 2 * batch * m * n, num_bytes], axis=1)
+    if len(time) < columns.shape[1]:
+        columns[:, [0, 2, 3]] = 0.0
+    floor_time, per_flop, per_start, per_byte = record.add(f"matmul.{dtype}", columns, time)
+    peak = float((flops / time).max())
+    rate = _inverse(per_flop, 2.0 * peak)
+    memory = peaks.get("memory_bandwidth", 0.0) or _inverse(per_byte, num_bytes.max() / time.min())
+    peaks.setdefault("memory_bandwidth", memory)
+    return rounded(peak, 6), MatmulModel(
+        peak_fraction=rounded(rate / peak),
+        depth_offset=rounded(per_start * rate),
+        memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
+        floor_time=rounded(floor_time),
+        sharpness=1.0,
+    )
+
+
+def _fit_streaming(samples: Sequence[StreamingSample], record: _Record) -> tuple[float, dict[KernelClass, StreamingModel]]:
+    """Memory bandwidth [byte/s] and models. The default class gives the curve from cache to memory; the others are it, scaled, plus a
+    time for each element, whichever their samples ask for."""
+    by_class = _grouped(samples, lambda sample: sample.kernel_class)
+    if not by_class:
+        return 0.0, {}
+    plain = by_class.get(KernelClass.DEFAULT) or max(by_class.values(), key=len)
+    floor_time, inverse, caches = _fit_caches(plain, record)
+    memory = 1.0 / (inverse + sum(step for _, step in caches))
+    levels, slower = [], inverse
+    for capacity, step in caches:
+        levels.append((rounded(capacity), rounded(1.0 / slower / memory)))
+        slower += step
+    default = StreamingModel(bandwidth_fraction=1.0, floor_time=rounded(floor_time), caches=tuple(levels))
+    models = {KernelClass.DEFAULT: default}
+    for kernel, group in by_class.items():
+        if KernelClass(kernel) is not KernelClass.DEFAULT:
+            num_bytes, elements, time = _stream_arrays(group)
+            curve = num_bytes * (inverse + sum(step * _step(num_bytes / capacity) for capacity, step in caches))
+            floor, scale, element_time = record.add(f"streaming.{kernel}", np.stack([np.ones_like(time), curve, elements], axis=1), time)
+            scale = max(scale, LEAST_CURVE)
+            models[KernelClass(kernel)] = StreamingModel(
+                bandwidth_fraction=rounded(1.0 / scale),
+                floor_time=rounded(floor),
+                element_time=rounded(element_time),
+                caches=tuple((capacity, rounded(fraction / scale)) for capacity, fraction in levels),
+            )
+    return rounded(memory, 6), models
+
+
+LEAST_CURVE = 0.01
+"""Share of the plain bandwidth curve that a compute-bound class keeps: its bytes are hidden, but not free."""
+
+
+def _stream_arrays(samples: Sequence[StreamingSample]) -> tuple[Array, Array, Array]:
+    num_bytes, elements, time = (_array(getattr(sample, name) for sample in samples) for name in ("num_bytes", "num_elements", "time"))
+    return num_bytes, elements, time
+
+
+def _step(x: Array) -> Array:
+    """The smooth step of `streaming_time`."""
+    return x * x / (1.0 + x * x)
+
+
+def _fit_caches(samples: Sequence[StreamingSample], record: _Record) -> tuple[float, float, list[tuple[float, float]]]:
+    """Floor [s], [s/byte] of the innermost level and, for each cache, its capacity and the [s/byte] beyond it: the best of all choices.
+
+    A cache more must earn its place: it has to lower the squared relative error by a fifth.
+    """
+    num_bytes, _, time = _stream_arrays(samples)
+
+    def columns(capacities: Sequence[float]) -> Array:
+        steps = [num_bytes * _step(num_bytes / capacity) for capacity in capacities]
+        return np.stack([np.ones_like(time), num_bytes, *steps], axis=1)
+
+    def loss(capacities: Sequence[float]) -> float:
+        matrix = columns(capacities)
+        return float(np.square(matrix @ fit_linear(matrix, time) / time - 1.0).sum())
+
+    chosen: tuple[float, ...] = ()
+    least = loss(())
+    inside = [capacity for capacity in CACHE_STEPS if num_bytes.min() < capacity < num_bytes.max()]
+    for number in range(1, MAX_CACHES + 1):
+        if len(time) > number + 3:
+            best = min(combinations(inside, number), key=loss, default=())
+            if best and loss(best) < 0.8 * least:
+                chosen, least = best, loss(best)
+    floor_time, inverse, *steps = record.add(f"streaming.{KernelClass.DEFAULT}", columns(chosen), time)
+    fastest = max(inverse, 1.0 / (100.0 * float((num_bytes / time).max())))
+    caches = [(capacity, step) for capacity, step in zip(chosen, steps, strict=True) if step > 0]
+    return float(floor_time), float(fastest), caches
+
+
+def _fit_attention(samples: Sequence[AttentionSample], peaks: dict[str, float], record: _Record) -> dict[str, AttentionModel]:
+    models: dict[str, AttentionModel] = {}
+    for kernel, of_kernel in _grouped(samples, lambda sample: sample.kernel).items():
+        by_dtype = _grouped(of_kernel, lambda sample: sample.dtype)
+        for dtype, group in by_dtype.items():
+            model = _fit_one_attention(group, f"attention.{kernel}.{dtype}", Dtype(dtype), peaks, record)
+            models[f"{kernel}.{dtype}"] = model
+        largest = max(by_dtype, key=lambda dtype: len(by_dtype[dtype]))
+        models[kernel] = models[f"{kernel}.{largest}"]
+    return models
+
+
+def _fit_one_attention(
+    samples: Sequence[AttentionSample], part: str, dtype: Dtype, peaks: dict[str, float], record: _Record
+) -> AttentionModel:
+    """t = t0 + 4 b h q f (z (d + d0) + s1) / R + bytes / B; the rate of backward is the median of what its samples ask for."""
+    names = ("batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "causal_fraction", "time", "backward_time")
+    b, h, g, q, z, d, f, time, backward_time = (_array(getattr(sample, name) for sample in samples) for name in names)
+    queries = 4 * b * h * q * f
+    num_bytes = itemsize(dtype) * b * d * 2 * (h * q + g * z)
+    columns = np.stack([np.ones_like(time), queries * z * d, queries * z, queries, num_bytes], axis=1)
+    if len(np.unique(d)) < 2:
+        columns[:, 2] = 0.0
+    if len(time) <= columns.shape[1]:
+        columns[:, [2, 3, 4]] = 0.0
+    floor_time, per_flop, per_score, per_query, per_byte = record.add(part, columns, time)
+    rate = _inverse(per_flop, 2.0 * float((queries * z * d / time).max()))
+    peak = peaks.setdefault(f"flop_rate.{dtype}", rounded(rate, 6))
+    memory = peaks.setdefault("memory_bandwidth", rounded(float((num_bytes / time).max()), 6))
+    model = AttentionModel(
+        peak_fraction=rounded(rate / peak),
+        head_dim_offset=rounded(per_score * rate),
+        sequence_offset=rounded(per_query * rate),
+        floor_time=rounded(floor_time),
+        query_tile=1.0,
+        memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
+    )
+    compute = columns[:, 1:4] @ np.array([per_flop, per_score, per_query])
+    left = backward_time - floor_time - 2.0 * num_bytes * per_byte
+    asked = model.backward_flops * compute[left > 0] / left[left > 0]
+    return replace(model, backward_rate=rounded(float(np.median(asked)))) if len(asked) else model
+
+
+def _fit_collectives(samples: Sequence[CollectiveSample], record: _Record) -> tuple[float, dict[CollectiveKind, CollectiveModel]]:
+    """Link bandwidth [byte/s] (the best of all kinds) and models: t = a + a1 (n - 1) + wire / B + c sqrt(wire)."""
+    fitted = {}
+    for name, group in _grouped((sample for sample in samples if sample.group_size > 1), lambda sample: sample.kind).items():
+        kind = CollectiveKind(name)
+        num_bytes, ranks, time = (_array(getattr(sample, column) for sample in group) for column in ("num_bytes", "group_size", "time"))
+        wire = RING_PASSES[kind] * num_bytes * (ranks - 1) / ranks
+        columns = np.stack([np.ones_like(time), ranks - 1, wire, np.sqrt(wire / RAMP_BYTES)], axis=1)
+        if len(np.unique(ranks)) < 2:
+            columns[:, 1] = 0.0
+        num_sizes = len(np.unique(num_bytes))
+        if num_sizes < LEAST_RAMP_SIZES:
+            columns[:, 3] = 0.0
+        if num_sizes < 2:
+            columns[:, 0] = 0.0
+        base_time, hop_time, per_byte, ramp_time = record.add(f"{SCALE_UP}.{kind}", columns, time)
+        fitted[kind] = base_time, hop_time, _inverse(per_byte, float((wire / time).max()) * 10.0), ramp_time
+    if not fitted:
+        return 0.0, {}
+    link = rounded(max(bandwidth for _, _, bandwidth, _ in fitted.values()), 6)
+    return link, {
+        kind: CollectiveModel(
+            base_time=rounded(base_time),
+            hop_time=rounded(hop_time),
+            bandwidth_fraction=rounded(bandwidth / link),
+            ramp_time=rounded(ramp_time),
+        )
+        for kind, (base_time, hop_time, bandwidth, ramp_time) in fitted.items()
+    }
+
+
+LEAST_RAMP_SIZES = 6
+"""Message sizes from which a ramp can be told from noise."""
