@@ -31,6 +31,7 @@ class MicrobatchCost:
     communication                  [segments * 3, rows] seconds, by class (tensor parallel, context parallel, re-gather)
     saved                          [regions * 3, rows] bytes (kept, dropped by selective recomputation, block boundary)
     boundary, logits, widest       bytes of a stage boundary; logit elements; bytes of a layer's largest tensor
+    crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
     matmul: Array
@@ -41,6 +42,7 @@ class MicrobatchCost:
     boundary: Array
     logits: Array
     widest: Array
+    crosses_nodes: Array
 
 
 def amounts(program: Program, grid: LayoutGrid, microbatch: Array) -> tuple[Array, Array]:
@@ -115,7 +117,13 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         boundary=amount[program.boundary],
         logits=amount[program.logits],
         widest=amount[program.layer_transient],
+        crosses_nodes=pipeline_crosses_nodes(grid),
     )
+
+
+def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:
+    """1.0 where not all pipeline ranks of a column lie in one domain of the innermost tier."""
+    return np.where((grid.degree["pp"] > 1) & (grid.hop[0] < 2), 1.0, 0.0)
 
 
 def _causal_fraction(program: Program, grid: LayoutGrid) -> Array:

@@ -128,8 +128,8 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
                 b = b + phase["regather"]  # full recomputation gathers its inputs anyway
             for name in recomputed_phases(recompute, profile):
                 b = b + phase[name]
-            if profile.host_layer_time > 0 or profile.host_layer_time_per_tp > 0:
-                scale = host_floor_factor(f + b, profile, recompute, tp)
+            if profile.has_host_floor:
+                scale = host_floor_factor(f + b, profile, recompute, tp, micro.crosses_nodes)
                 f, b = f * scale, b * scale
         else:
             b = b + phase["regather"]
@@ -138,12 +138,12 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     return RegionTimes(forward=tuple(forward), backward=tuple(backward))
 
 
-def host_floor_factor(device: Array, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
+def host_floor_factor(device: Array, profile: ExecutionProfile, recompute: Recompute, tp: Array, crosses_nodes: Array) -> Any:
     """A layer and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8) / d. [-]
 
-    A maximum, smooth where the two are alike. Fitted form: h = h0 + h1 tp, more under full recomputation.
+    A maximum, smooth where the two are alike. Fitted form: h = h0 + (h1 + h2 [pipeline across nodes]) tp, more under full recomputation.
     """
-    host = profile.host_layer_time + profile.host_layer_time_per_tp * tp
+    host = profile.host_layer_time + (profile.host_layer_time_per_tp + profile.host_layer_time_per_tp_across_nodes * crosses_nodes) * tp
     if recompute is Recompute.FULL:
         host = host * profile.host_recompute_factor
     ratio = host / device

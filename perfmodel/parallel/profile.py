@@ -15,15 +15,15 @@ class ExecutionProfile:
     """A framework's habits. Nothing in the cost model asks for the name.
 
     dropout                              dropout operators run (in training, with the model's probability)
-    saved_input_layout                   where the redistributed input of a matmul is saved: consumer (gathered) or producer (shard; gathered again)
+    saved_input_layout                   where a matmul's redistributed input is saved: consumer (gathered), producer (shard; gathered again)
     fused_cross_entropy                  softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
     logit_bytes                          memory traffic of the loss, forward and backward together, a logit
     fuses_elementwise                    chains of elementwise operators are one kernel that keeps what is between in registers
     elementwise_traffic                  memory traffic of streaming operators over the minimum
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
-    stores_master_weights                the weights that stay are the master copy; operators read a cast copy (torch); else both are kept (Megatron)
+    stores_master_weights                the weights that stay are the master copy and operators read a cast (torch); else both stay (Megatron)
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
-    zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or full copies and publishes once (DeepSpeed)
+    zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
     bucket_bytes                         gradients are reduced in buckets of this size; 0: one collective per unit
     parameter_unit                       what one parameter gather or publish takes along: layer or tensor
@@ -34,12 +34,13 @@ class ExecutionProfile:
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation does not re-run the last collectives of a layer (torch) or does (Megatron)
     host_layer_time, host_layer_time_per_tp   least forward + backward time of a layer and microbatch that the host allows
+    host_layer_time_per_tp_across_nodes  more of that for each tp rank, where the pipeline leaves the node
     host_recompute_factor                that floor times this under full recomputation
-    pipeline_keeps_parameters            under a pipeline, parameters stay gathered and gradients stay unreduced until the last microbatch (torch)
+    pipeline_keeps_parameters            under a pipeline, parameters stay gathered and gradients unreduced until the last microbatch (torch)
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
-    places_layers_by_cost                pipeline stages are cut where the running cost of the layers passes k / p of the total, head included (nanotron); else evenly
+    places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
     """
 
@@ -68,6 +69,7 @@ class ExecutionProfile:
     pipeline_keeps_parameters: bool
     host_layer_time: float
     host_layer_time_per_tp: float
+    host_layer_time_per_tp_across_nodes: float
     host_recompute_factor: float
     step_time_constant: float
     compute_slowdown_under_communication: float
@@ -85,6 +87,10 @@ class ExecutionProfile:
         for name in ("accumulate_dtype", "reduce_dtype"):
             if getattr(self, name) not in ("fp32", "compute"):
                 raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")
+
+    @property
+    def has_host_floor(self) -> bool:
+        return max(self.host_layer_time, self.host_layer_time_per_tp, self.host_layer_time_per_tp_across_nodes) > 0
 
 
 def list_profiles() -> list[str]:

@@ -175,7 +175,7 @@ class _Tables:
         self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
         whole = join_grids(self.grids)
         bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
-        first, keys = microbatch_keys(whole)
+        first, keys = microbatch_keys(whole, estimator.profile)
         self.micro_keys = [keys[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         sizes: set[int] = set()
         for rows in blocks:

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.microbatch import microbatch_cost
+from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.parameters import parameter_cost
 from perfmodel.cost.program import Program
 from perfmodel.cost.step import ActivationTerms, ParameterTerms, RegionTimes, activation_terms, parameter_terms, region_times, tied_time
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.space import LayoutRows
 
 Array = NDArray[np.float64]
@@ -66,8 +67,10 @@ def distinct(columns: list[Array]) -> tuple[Index, Index]:
     return first, inverse
 
 
-def microbatch_keys(grid: LayoutGrid) -> tuple[Index, Index]:
+def microbatch_keys(grid: LayoutGrid, profile: ExecutionProfile) -> tuple[Index, Index]:
     columns = [grid.degree["tp"], grid.degree["cp"]]
+    if profile.host_layer_time_per_tp_across_nodes > 0:
+        columns.append(pipeline_crosses_nodes(grid))
     for tier in grid.inside:
         columns += [tier[axis] for axis in _FINE_INNER]
     return distinct(columns)

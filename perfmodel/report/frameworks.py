@@ -1,0 +1,157 @@
+"""What the name of a training framework says of a published run that does not say it itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.config import TransformerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """Defaults of one framework.
+
+    pattern      what its name looks like (the first that matches wins)
+    profile      execution profile
+    attention    kernel, where the run states none
+    zero         ZeRO stage, where the run states neither a stage nor a distributed optimizer
+    recompute    where the run states none
+    selective    operators that "selective" recomputation runs again
+    fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
+    """
+
+    pattern: str
+    profile: str
+    attention: str = "flash"
+    zero: int = 0
+    recompute: str = "none"
+    selective: tuple[str, ...] = ("attention_core",)
+    fills_memory: bool = False
+
+
+#: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
+#: again, the outputs of attention and of the others are kept (torchtitan, parallelize_llama.py, `_save_list`).
+_TITAN_SELECTIVE = (
+    "attention_norm",
+    "mlp_norm",
+    "q_rotary",
+    "k_rotary",
+    "activation",
+    "gate_product",
+    "k_proj",
+    "o_proj",
+    "up_proj",
+)
+
+FRAMEWORKS = (
+    Framework(pattern=r"deepspeed.*zero-?3", profile="deepspeed", attention="unfused", zero=3),
+    Framework(pattern=r"megatron-?deepspeed|deepspeed", profile="deepspeed", attention="unfused"),
+    Framework(pattern=r"megatron-lm (2020|\(sc21\)|\(ptd-p\)|\(2022\))", profile="megatron", attention="unfused"),
+    Framework(pattern=r"megascale", profile="megatron", zero=2),
+    Framework(pattern=r"megatron-lm dev", profile="megatron"),
+    Framework(pattern=r"megatron|nemo|transformer engine", profile="megatron", zero=1),
+    Framework(pattern=r"nanotron", profile="nanotron"),
+    Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
+    Framework(
+        pattern=r"torchtitan|fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True
+    ),
+    Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="torch-fsdp2", zero=3, recompute="full", fills_memory=True),
+    Framework(pattern=r"llm\.c", profile="megatron"),
+    Framework(pattern=r"colossal", profile="megatron"),
+    Framework(pattern=r".*", profile="megatron"),
+)
+
+
+def framework_of(name: object) -> Framework:
+    """The framework that a run names; an unknown or missing name is taken as Megatron's kin."""
+    text = name.lower()[:200] if isinstance(name, str) else ""
+    return next(framework for framework in FRAMEWORKS if re.match(f".*(?:{framework.pattern})", text, re.DOTALL))
+
+
+def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Megatron-LM's own flags, as far as they concern time or memory."""
+    flags = (
+        {str(flag).partition("=")[0]: str(flag).partition("=")[2] for flag in value if isinstance(flag, str)}
+        if isinstance(value, list)
+        else {}
+    )
+    if flags.get("cross-entropy-loss-fusion") == "True":
+        profile = _fused_cross_entropy(profile, True)
+    if flags.get("no-gradient-accumulation-fusion") == "True":
+        profile = replace(profile, fuses_gradient_accumulation=False)
+    return profile
+
+
+def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES) if value is True else profile
+
+
+def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, fuses_elementwise=True, elementwise_traffic=1.0) if value is True else profile
+
+
+def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
+    return replace(profile, bucket_bytes=float(value) * 1e6) if is_size else profile
+
+
+def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, bucket_bytes=0.0, overlaps_gradients=False) if value is False else profile
+
+
+def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
+
+
+def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
+
+
+FUSED_LOGIT_BYTES = 14.0
+"""Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
+
+ASYNC_TP_OVERLAP = 0.5
+"""Share of tensor-parallel communication that asynchronous tensor parallelism (micro-pipelined symmetric memory) hides."""
+
+#: What a stated setting changes about the profile.
+_SETTINGS: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
+    "megatron_args": _megatron_arguments,
+    "fused_cross_entropy": _fused_cross_entropy,
+    "compile": _compile,
+    "gradient_bucket_mb": _bucket,
+    "gradient_bucketing": _bucketing,
+    "fp32_gradient_accumulation": _accumulation,
+    "async_tp": _async_tp,
+}
+
+
+def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
+    """The profile of a run with these `settings`; settings that mean nothing to the model are passed over."""
+    for name, change in _SETTINGS.items():
+        if settings.get(name) is not None:
+            profile = change(profile, settings[name])
+    return profile
+
+
+def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage where blocks are placed by their cumulative cost, as nanotron does.
+
+    A block starts the next stage once the running sum of costs, itself included, exceeds k / p of the total; the head is a block too and
+    ends on the last stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else nothing.
+
+    Source: nanotron v0.5, `get_block_compute_costs` and the placement in `models/base.py`.
+    """
+    h, f = model.hidden_size, model.intermediate_size
+    layer = 4 * h * model.num_attention_heads * model.head_dim + 3 * h * f
+    total = model.num_hidden_layers * layer + model.vocab_size * h
+    layers, stage, running = [0] * num_stages, 0, 0
+    for _ in range(model.num_hidden_layers):
+        running += layer
+        if stage < num_stages - 1 and running * num_stages > total * (stage + 1):
+            stage += 1
+        layers[stage] += 1
+    return tuple(layers)
