@@ -1,0 +1,61 @@
+"""Invariants of a calibration, and which one a chip gets."""
+
+import pickle
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import (
+    SPEC_SHEET,
+    AttentionModel,
+    Calibration,
+    CollectiveModel,
+    MatmulModel,
+    StreamingModel,
+    default_calibration,
+)
+from perfmodel.hardware.reader import calibrations_for, list_calibrations, load_calibration
+from perfmodel.hardware.writer import save_calibration
+
+EMPTY = {"name": "x", "chips": ("chip",), "software": "", "source": "", "date": ""}
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: MatmulModel(peak_fraction=0.0), "peak_fraction"),
+        (lambda: MatmulModel(peak_fraction=0.8, wave_softness=1.5), "wave_softness"),
+        (lambda: MatmulModel(peak_fraction=0.8, sharpness=0.5), "sharpness"),
+        (lambda: StreamingModel(bandwidth_fraction=-1.0), "bandwidth_fraction"),
+        (lambda: StreamingModel(bandwidth_fraction=1.0, caches=((2e6, 4.0), (1e6, 2.0))), "caches"),
+        (lambda: StreamingModel(bandwidth_fraction=1.0, caches=((1e6, 0.5),)), "caches"),
+        (lambda: AttentionModel(peak_fraction=0.5, backward_rate=0.0), "backward_rate"),
+        (lambda: CollectiveModel(base_time=-1.0), "collective"),
+        (lambda: CollectiveModel(ramp_exponent=0.0), "ramp_exponent"),
+        (lambda: Calibration(**EMPTY, sustained_clock_fraction=1.2), "sustained_clock_fraction"),
+        (lambda: Calibration(**EMPTY, collectives={"sideways": {}}), "did you mean|use one of"),
+        (lambda: Calibration(**EMPTY, peaks={"flops": 1.0}), "flop_rate"),
+        (lambda: Calibration(**EMPTY, borrowed=("attension",)), "attention"),
+    ],
+)
+def test_a_figure_that_cannot_be_is_refused(make, field):
+    with pytest.raises(InputError, match=field):
+        make()
+
+
+@pytest.mark.parametrize("name", list_calibrations())
+def test_files_and_pickles_give_back_the_calibration(name, tmp_path):
+    calibration = load_calibration(name)
+    save_calibration(calibration, tmp_path / "copy.yaml")
+    assert load_calibration(tmp_path / "copy.yaml") == calibration
+    assert pickle.loads(pickle.dumps(calibration)) == calibration
+
+
+@pytest.mark.parametrize(
+    ("chip", "name"),
+    [("a100-sxm-80gb", "a100"), ("a100-pcie-80gb", "a100"), ("h200-sxm-141gb", "h200"), ("gb200-nvl72", "b200"), ("mi300x-192gb", "")],
+)
+def test_a_chip_gets_its_own_calibration_or_a_relatives_or_the_spec_sheet(chip, name):
+    found = default_calibration(chip, calibrations_for(chip))
+    assert found.name == name
+    assert (found is SPEC_SHEET) == (name == "")
