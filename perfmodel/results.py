@@ -11,6 +11,7 @@ from typing import Any
 
 from perfmodel.errors import InputError, suggest
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
 from perfmodel.resources import write_atomically
 
 MEASUREMENT_VERSION = 1
@@ -104,6 +105,22 @@ class Measurement:
                 value = None
             data[field.name] = value
         return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A plan predicted and measured. Errors are shares: predicted / measured - 1."""
+
+    prediction: Prediction
+    measurement: Measurement
+
+    @property
+    def time_error(self) -> float:
+        return self.prediction.step_time / self.measurement.step_time - 1.0
+
+    @property
+    def memory_error(self) -> float:
+        return self.prediction.memory["total"] / self.measurement.peak_memory - 1.0
 
 
 def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measurement:
