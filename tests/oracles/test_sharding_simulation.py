@@ -1,0 +1,261 @@
+"""Every rank's local program of random sharded operators and graphs, in numpy, against the program on whole tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from perfmodel.parallel.derive import derive
+from perfmodel.parallel.sharding import Layout, Sharding, gradient_layout, output_layout
+from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
+from tests.oracles.simulated_operators import Algebra, GraphRun, derived
+from tests.oracles.simulated_ranks import SimulatedMesh
+
+MESHES = (
+    {"dp_shard": 2, "tp_kv": 3},
+    {"cp": 4, "tp_kv": 2},
+    {"cp": 3, "tp_kv": 4},
+    {"dp_shard": 2, "cp": 2, "tp_kv": 2},
+    {"cp": 2, "tp_kv": 3, "tp_q": 2},
+)
+
+EINSUMS = (
+    "bsh,hf->bsf",  # linear, column
+    "bsf,hf->bsh",  # linear, row
+    "bsh,gdh->bsgd",  # projection to heads
+    "bsgd,hgd->bsh",  # and back
+    "bqgd,bzgd->bgqz",  # attention scores
+    "bgqz,bzgd->bqgd",  # attention context
+    "bqgr,bzg->bgrqz",  # queries that share a key
+    "bsv,vh->bsh",  # embedding as a product with one-hot rows
+    "ecd,edf->ecf",  # experts
+    "bsh,h->bs",
+    "i,j->ij",
+    "bsh,bsh->bsh",
+    "bsh,bsh->s",
+)
+
+
+@dataclass
+class GraphMaker:
+    """Collects operators on dims that all have the same size."""
+
+    size: int
+    random: np.random.Generator
+    operators: list[Operator] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    leaves: dict[str, np.ndarray] = field(default_factory=dict)
+    twins: dict[str, str] = field(default_factory=dict)
+    """Operators that do the same as another one and are cut as it is."""
+
+    def leaf(self, num_dims: int, role: TensorRole = TensorRole.PARAMETER, *, integers: bool = False) -> str:
+        name = f"leaf{len(self.leaves)}"
+        self.tensors[name] = Tensor(name=name, role=role, itemsize=2.0, num_rows=1)
+        shape = (self.size,) * num_dims
+        self.leaves[name] = self.random.integers(0, self.size, shape) if integers else self.random.normal(size=shape) / self.size**0.5
+        return name
+
+    def op(self, kind: OperatorKind, inputs: list[tuple[str, str]], output: str, *, kernel_class: str = "", reduced: str = "") -> str:
+        """Operands' dims are one letter each."""
+        name = f"op{len(self.operators)}"
+        letters = sorted({*"".join(dims for _, dims in inputs), *output})
+        padded = str(self.random.choice(letters))
+        self.tensors[f"{name}.out"] = Tensor(name=f"{name}.out", role=TensorRole.ACTIVATION, itemsize=2.0)
+        self.operators.append(
+            Operator(
+                name=name,
+                kind=kind,
+                region="layer",
+                dims=tuple(Dim(name=d, size=self.size, logical="head_dim" if d == "d" else "s", padded=d == padded) for d in letters),
+                inputs=tuple(Operand(tensor=tensor, dims=tuple(dims)) for tensor, dims in inputs),
+                output=Operand(tensor=f"{name}.out", dims=tuple(output)),
+                kernel_class=kernel_class,
+                reduced_dims=tuple(reduced),
+            )
+        )
+        return f"{name}.out"
+
+    def graph(self) -> Graph:
+        return Graph(
+            name="random", operators=tuple(self.operators), tensors=self.tensors, num_layers=1, boundary=self.operators[0].output.tensor
+        )
+
+    # --- random operators on the tensors made so far ------------------------------------------------------------
+
+    def num_dims(self, tensor: str) -> int:
+        return next(len(op.output.dims) for op in self.operators if op.output.tensor == tensor)
+
+    def any(self, num_dims: int | None = None) -> str:
+        made = [op.output.tensor for op in self.operators if num_dims is None or len(op.output.dims) == num_dims]
+        return str(self.random.choice(made)) if made else self.linear(num_dims or 3)
+
+    def linear(self, num_dims: int) -> str:
+        """Contracts one or more of the last dims of a tensor with a weight and puts new ones in their place."""
+        x = self.any()
+        have = "bsh"[: self.num_dims(x)]
+        kept = have[: int(self.random.integers(0, min(len(have) - 1, num_dims) + 1))]
+        new = "fge"[: num_dims - len(kept)]
+        weight = new + have[len(kept) :]
+        return self.op(OperatorKind.EINSUM, [(x, have), (self.leaf(len(weight)), weight)], kept + new)
+
+    def grow(self) -> None:
+        letters = "bsh"
+        match self.random.choice(
+            ["linear", "linear", "product", "branches", "add", "add", "tanh", "mul", "bias", "rmsnorm", "identity", "attention"]
+        ):
+            case "linear":
+                self.linear(int(self.random.integers(1, 4)))
+            case "product":
+                self.op(OperatorKind.EINSUM, [(self.any(3), "bqk"), (self.any(3), "bzk")], "bqz")
+            case "branches":  # two products that may be partial alike, added
+                first = self.linear(int(self.random.integers(1, 4)))
+                model = self.operators[-1]
+                (x, dims), (_, weight) = ((operand.tensor, "".join(operand.dims)) for operand in model.inputs)
+                second = self.op(OperatorKind.EINSUM, [(x, dims), (self.leaf(len(weight)), weight)], "".join(model.output.dims))
+                self.twins[self.operators[-1].name] = model.name
+                dims = letters[: len(model.output.dims)]
+                self.op(OperatorKind.ADD, [(first, dims), (second, dims)], dims, kernel_class="add")
+            case "add":
+                x = self.any()
+                more = [self.any(self.num_dims(x)) for _ in range(int(self.random.integers(1, 3)))]
+                dims = letters[: self.num_dims(x)]
+                self.op(OperatorKind.ADD, [(t, dims) for t in (x, *more)], dims, kernel_class="add")
+            case "mul":
+                x = self.any()
+                dims = letters[: self.num_dims(x)]
+                self.op(OperatorKind.STREAM, [(x, dims), (self.any(len(dims)), dims)], dims, kernel_class="mul")
+            case "attention" if self.random.random() < 0.5:
+                inputs = [(self.any(3), "qgd"), (self.any(3), "zgd"), (self.any(3), "zgd")]
+                self.op(OperatorKind.ATTENTION, inputs, "qgd", kernel_class="flash", reduced="z")
+            case "attention":
+                inputs = [(self.any(3), "qrd"), (self.any(2), "zd"), (self.any(2), "zd")]
+                self.op(OperatorKind.ATTENTION, inputs, "qrd", kernel_class="flash", reduced="z")
+            case "identity":
+                dims = letters[: self.num_dims(x := self.any())]
+                self.op(OperatorKind.IDENTITY, [(x, dims)], dims, kernel_class="identity")
+            case "tanh":
+                dims = letters[: self.num_dims(x := self.any())]
+                self.op(OperatorKind.STREAM, [(x, dims)], dims, kernel_class="tanh")
+            case kernel_class:  # bias, rmsnorm: with a parameter on the last position
+                dims = letters[: self.num_dims(x := self.any())]
+                inputs = [(x, dims), (self.leaf(1), dims[-1])]
+                self.op(OperatorKind.STREAM, inputs, dims, kernel_class=kernel_class, reduced=dims[-1] if kernel_class == "rmsnorm" else "")
+
+
+def random_sharding(op: Operator, axes: list[str], random: np.random.Generator) -> Sharding:
+    """Each axis cuts one dim or none; what must stay whole (and, here, what a norm reduces) is not cut."""
+    whole = {dim.name for dim in op.dims if dim.logical == "head_dim"} | set(op.reduced_dims)
+    free = [dim.name for dim in op.dims if dim.name not in whole]
+    sharding: dict[str, tuple[str, ...]] = {}
+    for axis in random.permutation(axes):
+        if free and random.random() < 0.75:
+            name = str(random.choice(free))
+            sharding[name] = (*sharding.get(name, ()), str(axis))
+    return sharding
+
+
+def random_graph(mesh: SimulatedMesh, random: np.random.Generator) -> tuple[GraphMaker, dict[str, Sharding]]:
+    maker = GraphMaker(size=mesh.size(frozenset(mesh.sizes)), random=random)
+    tokens = maker.leaf(2, TensorRole.INDEX, integers=True)
+    maker.op(OperatorKind.EMBEDDING, [(tokens, "bs"), (maker.leaf(2), "vh")], "bsh", kernel_class="embedding")
+    for _ in range(int(random.integers(2, 7))):
+        maker.grow()
+    shardings = {op.name: random_sharding(op, list(mesh.sizes), random) for op in maker.operators}
+    return maker, {name: shardings[maker.twins.get(name, name)] for name in shardings}
+
+
+def check(mesh: SimulatedMesh, maker: GraphMaker, shardings: dict[str, Sharding], algebra: Algebra | None = None) -> GraphRun:
+    graph = maker.graph()
+    run = GraphRun(mesh, graph, shardings, maker.leaves, np.random.default_rng(0), algebra or Algebra()).run()
+    derivation = derive(graph, shardings)
+    run.check_parameters(derivation)
+    assert Counter(run.sent) == derived(mesh, derivation)
+    return run
+
+
+@pytest.mark.parametrize("equation", EINSUMS)
+def test_an_einsum_under_any_sharding(equation):
+    """Forward and both gradients, as the layouts claim; nothing is sent inside one operator."""
+    random = np.random.default_rng(len(equation))
+    operands, output = equation.split("->")
+    for sizes in ({"cp": 2, "tp_kv": 3}, {"dp_shard": 2, "cp": 2, "tp_kv": 2}):
+        mesh = SimulatedMesh(sizes)
+        for _ in range(25):
+            maker = GraphMaker(size=mesh.size(frozenset(sizes)), random=random)
+            maker.op(
+                OperatorKind.EINSUM,
+                [(maker.leaf(len(dims)), dims.replace("d", "k")) for dims in operands.split(",")],
+                output.replace("d", "k"),
+            )
+            run = check(mesh, maker, {"op0": random_sharding(maker.operators[0], list(sizes), random)})
+            assert run.sent == []
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+def test_random_graphs(sizes):
+    """Chains, forks and additions: every layout, every gradient, and every collective's bytes as derived."""
+    random = np.random.default_rng(sum(sizes.values()))
+    mesh = SimulatedMesh(sizes)
+    num_sent = 0
+    for _ in range(40):
+        num_sent += len(check(mesh, *random_graph(mesh, random)).sent)
+    assert num_sent > 200
+
+
+def test_random_graphs_reach_the_corners():
+    """The seeds above hold forks, partial sums that are added up before they are reduced, and promotions."""
+    random = np.random.default_rng(11)
+    mesh = SimulatedMesh({"cp": 2, "tp_kv": 2})
+    carried = promoted = 0
+    for _ in range(150):
+        run = check(mesh, *random_graph(mesh, random))
+        carried += len(run.carried)
+        for op in run.graph.operators:
+            layouts = [run.gradients[reader.name, i][0] for reader, i in run.graph.consumers(op.output.tensor)]
+            promoted += any(a.cuts == b.cuts and a.partial < b.partial for a in layouts for b in layouts)
+    assert carried >= 3
+    assert promoted >= 3
+
+
+# --- a wrong rule is found ------------------------------------------------------------------------------------------
+
+
+def gradients_partial_on_unused_axes(op: Operator, sharding: Sharding, operand: Operand) -> Layout:
+    """Wrong: takes replicated compute for a partial sum."""
+    right = gradient_layout(op, sharding, operand)
+    used = {axis for axes in sharding.values() for axis in axes}
+    return replace(right, partial=right.partial | (frozenset(("cp", "tp_kv")) - used))
+
+
+def gradients_never_partial(op: Operator, sharding: Sharding, operand: Operand) -> Layout:
+    return gradient_layout(op, sharding, operand).resolved()
+
+
+def outputs_never_partial(op: Operator, sharding: Sharding) -> Layout:
+    return output_layout(op, sharding).resolved()
+
+
+@pytest.mark.parametrize(
+    "algebra",
+    [
+        Algebra(promotes=False),
+        Algebra(gradient_layout=gradients_partial_on_unused_axes),
+        Algebra(gradient_layout=gradients_never_partial),
+        Algebra(output_layout=outputs_never_partial),
+        Algebra(redistribute=lambda source, target: ()),
+    ],
+    ids=["no division on promotion", "unused axes partial", "gradients whole", "outputs whole", "nothing sent"],
+)
+def test_a_wrong_rule_is_found(algebra):
+    random = np.random.default_rng(11)
+    mesh = SimulatedMesh({"cp": 2, "tp_kv": 2})
+    found = 0
+    for _ in range(150):
+        try:
+            check(mesh, *random_graph(mesh, random), algebra)
+        except AssertionError:
+            found += 1
+    assert found
