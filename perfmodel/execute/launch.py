@@ -47,6 +47,10 @@ _WAITING = ("distributed_c10d.py", "_functional_collectives.py", "pipelining/sch
 _SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "timed out waiting", "connection refused", "gloo", "nccl", "store")
 
 
+#: glibc: a worker keeps the memory that it frees, as the caching allocator of a GPU does; else every step pays for fresh pages again.
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
+
+
 class Heartbeat:
     """One rank's sign of life, in a file that the parent can read while the rank is stuck."""
 
@@ -192,14 +196,18 @@ class WorkerGroup:
         return [process.popen.pid for process in self._processes]
 
     def __enter__(self) -> WorkerGroup:
-        self._folder = tempfile.mkdtemp(prefix="perfmodel-run-")
         try:
+            self._folder = tempfile.mkdtemp(prefix="perfmodel-run-")
             for rank in range(self.num_ranks):
                 self._processes.append(self._start(rank))
             port = self._receive([0], self.start_timeout, kind="port")[0]
             for process in self._processes[1:]:
                 process.connection.send(port)
             self._receive(range(self.num_ranks), self.start_timeout)
+        except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
+            raise RunError(f"the worker processes could not be started ({reason}); free some memory or disk space and run again") from error
         except BaseException:
             self.close()
             raise
@@ -220,6 +228,8 @@ class WorkerGroup:
         environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         if self.device == "cpu":
             environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = "1"
+            for name, value in _KEEP_MEMORY.items():
+                environment.setdefault(name, value)
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform.startswith("linux") else "lo0")
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
@@ -348,7 +358,7 @@ class WorkerGroup:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def torchrun_worker() -> Worker | None:
+def torchrun_worker(timeout: float = 25.0) -> Worker | None:
     """The worker of this process where a launcher such as torchrun has set RANK and WORLD_SIZE; else None."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
@@ -358,5 +368,6 @@ def torchrun_worker() -> Worker | None:
     worker = Worker(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_initialized():
         # No parent of ours watches here: the transfers' own limit ends a run with a dead or hung rank.
-        init_process_group(worker, None, timeout=25.0)
+        die_with_parent()
+        init_process_group(worker, None, timeout=timeout)
     return worker

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
+from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.collective_ops import gather_sequence, reduce_partial, scatter_partial
@@ -70,12 +72,14 @@ class CoreAttention(nn.Module):
         self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
 
     def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the scores: None where plain causal masking says it all."""
+        """What is added to the scores: None where plain causal masking says it all, or a mask that the fused kernel knows."""
         config = self.config
         window = self.window
         windowed = 0 < window < keys
         if self.fused and queries == keys and not windowed and config.position != "alibi":
             return None
+        if self.fused and not windowed and config.position != "alibi":
+            return causal_lower_right(queries, keys)
         query = torch.arange(keys - queries, keys, device=like.device).unsqueeze(1)
         key = torch.arange(keys, device=like.device).unsqueeze(0)
         allowed = key <= query
@@ -97,14 +101,15 @@ class CoreAttention(nn.Module):
             k, v = k[:, :last], v[:, :last]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         bias = self._bias(queries, k.shape[2], heads, q)
+        repeats = heads // k.shape[1]
+        if repeats > 1 and not (self.fused and bias is None):
+            # the fused kernels that take a bias want as many key heads as query heads
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         if self.fused:
-            grouped = k.shape[1] != heads
-            context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=bias is None, enable_gqa=grouped)
+            plain = bias is None
+            context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=plain, enable_gqa=plain and repeats > 1)
         else:
-            assert bias is not None
-            repeats = heads // k.shape[1]
-            if repeats > 1:
-                k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+            assert isinstance(bias, torch.Tensor)
             scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5) + bias
             context = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
         return context.transpose(1, 2).flatten(2)
@@ -334,6 +339,9 @@ class Transformer(nn.Module):
         if self.is_tied and self.has_embedding and self.has_head:
             self.lm_head.weight = self.embedding.weight
 
+    def _beat_backward(self, index: str, gradient: torch.Tensor) -> None:
+        self.beat(f"backward of layer {index}")
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits."""
         if self.has_embedding:
@@ -345,6 +353,8 @@ class Transformer(nn.Module):
         for index, layer in self.layers.items():
             self.beat(f"layer {index}")
             x = layer(x)
+            if x.requires_grad:
+                x.register_hook(partial(self._beat_backward, index))
         if self.has_head:
             x = self.lm_head(self.final_norm(x))
         return x

@@ -131,7 +131,7 @@ def run_plan(
     """
     if steps < 1 or warmup < 0:
         raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 20")
-    launched = torchrun_worker() if group is None else None
+    launched = torchrun_worker(hang_timeout + 5.0) if group is None else None
     if launched is not None:
         if launched.world_size != plan.num_chips:
             raise InputError(f"chips={plan.num_chips}: the launcher started {launched.world_size} processes; start {plan.num_chips}")

@@ -1,0 +1,123 @@
+"""Real training steps on one GPU, as JSON: `python -m perfmodel.execute.gpu_checks [--limit SECONDS] [--steps N]`.
+
+Each case is a shipped configuration (cut in depth where it must fit) under one kind of attention, recomputation and
+precision. The records are Measurements, plan included, so that anything can be predicted for the same plans later.
+One GPU has no traffic: what this measures is compute and memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import PerfModelError
+from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.runner import num_gpus, run_plan
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.models import load_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One training step to measure. layers=0 keeps the model's own depth."""
+
+    model: str
+    seq_len: int
+    micro_batch: int
+    num_microbatches: int = 1
+    layers: int = 0
+    precision: Precision = Precision.BF16_MIXED
+    attention: str = "flash"
+    recompute: str = "none"
+    checks: bool = False
+
+    def plan(self) -> Plan:
+        config = load_model(self.model)
+        if self.layers:
+            config = config.with_layers(self.layers)
+        job = TrainingJob(
+            model=config, global_batch=self.micro_batch * self.num_microbatches, seq_len=self.seq_len, precision=self.precision
+        )
+        return make_plan(
+            job,
+            cluster="localhost",
+            num_chips=1,
+            micro_batch=self.micro_batch,
+            attention=self.attention,
+            recompute=self.recompute,
+            profile="torch-fsdp2",
+        )
+
+
+#: Ordered by what they tell: a short run has the most useful ones. Sizes leave room on an 80 GB chip.
+CASES = (
+    Case(model="gpt2", seq_len=1024, micro_batch=2, precision=Precision.FP32, checks=True),
+    Case(model="gpt2", seq_len=1024, micro_batch=16),
+    Case(model="llama-3-8b", layers=8, seq_len=4096, micro_batch=1),
+    Case(model="llama-3-8b", layers=8, seq_len=4096, micro_batch=1, recompute="full"),
+    Case(model="gpt2-xl", seq_len=1024, micro_batch=4),
+    Case(model="gpt2-xl", seq_len=1024, micro_batch=4, recompute="full"),
+    Case(model="gpt2-xl", seq_len=1024, micro_batch=4, attention="unfused"),
+    Case(model="gpt2-xl", seq_len=1024, micro_batch=4, attention="unfused", recompute="selective"),
+    Case(model="llama-2-7b", layers=8, seq_len=4096, micro_batch=2),
+    Case(model="llama-3-8b", layers=4, seq_len=8192, micro_batch=2, num_microbatches=2),
+    Case(model="llama-3-8b", layers=4, seq_len=16384, micro_batch=1, recompute="full"),
+    Case(model="llama-3-70b", layers=2, seq_len=4096, micro_batch=1),
+    Case(model="gpt2-medium", seq_len=1024, micro_batch=8, num_microbatches=4),
+    Case(model="gpt2-medium", seq_len=512, micro_batch=8, precision=Precision.FP32),
+    Case(model="gpt2-large", seq_len=1024, micro_batch=8, precision=Precision.BF16),
+)
+
+
+def run_cases(cases: tuple[Case, ...], *, steps: int, time_limit: float) -> list[dict[str, Any]]:
+    """Each case's measurement or its error; what does not start within `time_limit` seconds is said to be skipped."""
+    start, records = time.monotonic(), []
+    group: WorkerGroup | None = None
+    try:
+        for case in cases:
+            plan = case.plan()
+            sizes = f"{plan.job.model.name} s={case.seq_len} b={case.micro_batch}x{case.num_microbatches}"
+            label = f"{sizes} {case.precision} {case.attention} recompute={case.recompute}"
+            record: dict[str, Any] = {"case": label}
+            records.append(record)
+            if time.monotonic() - start > time_limit:
+                record["error"] = "skipped: the time limit had passed"
+                continue
+            try:
+                if group is None:
+                    group = WorkerGroup(1, device="cuda", hang_timeout=60.0).__enter__()
+                record["measurement"] = run_plan(plan, steps=steps, warmup=3, check_gradients=case.checks, group=group).to_dict()
+            except PerfModelError as error:
+                record["error"] = str(error)
+                record["notes"] = getattr(error, "__notes__", [])[-1:]
+                group = None  # it ended with the error; the next case gets a new one
+            measured = record.get("measurement", {})
+            summary = f"{measured['step_time'] * 1e3:9.2f} ms {measured['peak_memory'] / 2**30:7.2f} GiB" if measured else record["error"]
+            print(f"{label:80s} {summary}", file=sys.stderr, flush=True)
+    finally:
+        if group is not None:
+            group.close()
+    return records
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure training steps of real models on one GPU; prints JSON.")
+    parser.add_argument("--limit", type=float, default=420.0, help="start no case later than this many seconds")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps of each case")
+    parser.add_argument("--first", type=int, default=len(CASES), help="run only so many cases")
+    options = parser.parse_args()
+    if num_gpus() < 1:
+        print("gpus=0: this needs one NVIDIA GPU; run it where nvidia-smi lists one", file=sys.stderr)
+        return 2
+    records = run_cases(CASES[: options.first], steps=options.steps, time_limit=options.limit)
+    print(json.dumps({"schema_version": 1, "records": records}))
+    return 0 if all("measurement" in record for record in records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

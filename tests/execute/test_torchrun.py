@@ -1,0 +1,77 @@
+"""The same run under a launcher that has started the processes already."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.execute.jobs import tiny_plan
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import json, os, signal, sys, time
+from perfmodel.execute.runner import run_plan
+from perfmodel.errors import PerfModelError
+from tests.execute.jobs import tiny_plan
+chips = int(sys.argv[1])
+try:
+    found = run_plan(tiny_plan(chips, zero=3, batch=chips), steps=2, warmup=1)
+except PerfModelError as error:
+    sys.exit(str(error))
+if os.environ["RANK"] == "0":
+    print(json.dumps(found.to_dict()), flush=True)
+if sys.argv[2:] == ["wait"]:
+    print("PID", os.getpid(), flush=True)
+    time.sleep(600)
+"""
+
+
+def launch(tmp_path, *arguments):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, str(program), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def test_a_plan_runs_under_torchrun(tmp_path):
+    output, errors = launch(tmp_path, "2").communicate(timeout=100)
+    found = json.loads(output.splitlines()[0])
+    assert found["num_ranks"] == 2, errors
+    assert found["plan_hash"] == tiny_plan(2, zero=3, batch=2).hash()
+    assert found["gradient_error"] < 1e-4
+
+
+def test_the_wrong_number_of_processes_is_refused(tmp_path):
+    with launch(tmp_path, "4") as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode != 0
+    assert "chips=4: the launcher started 2 processes" in errors
+
+
+def test_workers_die_with_torchrun(tmp_path):
+    """torchrun itself leaves its workers behind when it is killed."""
+    with launch(tmp_path, "2", "wait") as process:
+        try:
+            pids = []
+            while len(pids) < 2:
+                line = process.stdout.readline()
+                assert line, process.stderr.read()
+                if line.startswith("PID"):
+                    pids.append(int(line.split()[1]))
+            os.kill(process.pid, signal.SIGKILL)
+            deadline = time.monotonic() + 10
+            while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+        finally:
+            process.kill()
