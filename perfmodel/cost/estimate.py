@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -121,7 +121,17 @@ class Estimator:
 
 
 def make_estimator(job: TrainingJob, cluster: Cluster, machine: Machine, profile: ExecutionProfile) -> Estimator:
+    machine = with_attention_of(profile, machine, cluster.chip.launch_year)
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=element_bytes(job.policy, job.optimizer, profile))
+
+
+def with_attention_of(profile: ExecutionProfile, machine: Machine, launch_year: int) -> Machine:
+    """The machine with the framework's generation of fused attention, where that is older than the one it was calibrated with."""
+    share = profile.attention_rate_fraction_since_2022 if launch_year >= 2022 else profile.attention_rate_fraction
+    if share == 1.0:
+        return machine
+    rates = {name: replace(kernel, flop_rate=kernel.flop_rate * share) for name, kernel in machine.attention.items()}
+    return replace(machine, attention=rates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,8 +249,8 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
     time = float(row.step_time[0])
     job, model, machine = plan.job, plan.job.model, estimator.machine
     tokens = job.tokens_per_step
-    matmul_parameters = model.num_parameters_non_embedding + (model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0)
-    dense = 6.0 * matmul_parameters
+    # the output matrix multiplies every token, tied or not; the tables at the input are looked up
+    dense = 6.0 * (model.num_parameters_non_embedding + model.vocab_size * model.hidden_size)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
@@ -318,8 +328,9 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
             for j, name in enumerate(COMM):
                 time = float(micro.communication[segment * len(COMM) + j][0]) * exposed_communication(profile, name)
                 if name == "regather":
-                    name = "tensor_parallel"
                     time *= 0.0 if region == LAYER and plan.recompute is Recompute.FULL else 1.0
+                if name in ("regather", "input_gradient"):
+                    name = "tensor_parallel"
                 detail[f"{name}_communication"] += time * times * weights[region]
     total_f = float((stages.total * regions.forward[LAYER] + regions.forward[0] + regions.forward[2])[0])
     total_b = float((stages.total * regions.backward[LAYER] + regions.backward[0] + regions.backward[2])[0])
@@ -360,8 +371,12 @@ def _memory(row: PlanRow) -> tuple[dict[str, float], float]:
     weights, gradients, states, copies = (_scalar(x) for x in row.static[rank])
     kept, temporary, buffers = (_scalar(x) for x in row.dynamic[rank])
     values = dict(zip(MEMORY, (weights, gradients, states, kept, copies, temporary, buffers, 0.0), strict=True))
-    values["framework"] = totals[rank] - sum(values.values())
-    values["total"] = sum(values.values())
+    overhead = totals[rank] - sum(values.values())
+    values["framework"] = overhead if overhead > 1e-12 * totals[rank] else 0.0
+    largest = max(values, key=lambda name: values[name])
+    for _ in range(4):  # rounding of the order of addition: the classes shall add up to the last digit
+        values[largest] += totals[rank] - sum(values.values())
+    values["total"] = totals[rank]
     return values, totals[rank]
 
 

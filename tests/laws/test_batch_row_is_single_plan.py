@@ -1,0 +1,103 @@
+"""A plan costs the same alone and among a million, to the last bit: the search and the prediction run the same formulas."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.estimate import evaluate_plan
+from perfmodel.hardware.calibration import SPEC_SHEET
+from perfmodel.hardware.network import Topology
+from perfmodel.hardware.reader import load_calibration, load_cluster
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.planner.space import Space
+from perfmodel.workload.job import Optimizer, Precision
+from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, sweep_all
+from tests.cost.machines import make_tier
+
+
+def assert_cells_equal_single_plans(estimator, state, ids):
+    """Step time and memory of these ids, as the sweep has them and as a single prediction has them."""
+    times = dict(zip(state.best_time.ids.tolist(), state.best_time.values.tolist(), strict=True))
+    memory = dict(zip(state.best_memory.ids.tolist(), state.best_memory.values.tolist(), strict=True))
+    for plan_id in ids:
+        plan = state.plan(plan_id)
+        row = evaluate_plan(estimator, plan)
+        assert times[plan_id] == float(row.step_time[0]), plan
+        assert memory[plan_id] == max(float(np.ravel(total)[0]) for total in row.memory), plan
+        prediction = estimator.predict(plan)
+        assert (prediction.step_time, prediction.memory["total"]) == (times[plan_id], memory[plan_id])
+
+
+models = st.builds(
+    lambda layers, heads, kv, head_dim, wide, vocab, tied, llama: make_model(
+        **((LLAMA_LIKE if llama else {})
+        | {
+            "num_hidden_layers": layers,
+            "hidden_size": heads * head_dim,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv if heads % kv == 0 else heads,
+            "head_dim": head_dim,
+            "intermediate_size": wide,
+            "vocab_size": vocab,
+            "tie_word_embeddings": tied,
+        })
+    ),
+    st.sampled_from([2, 4, 6, 8, 12]),
+    st.sampled_from([4, 6, 8, 16]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([32, 64]),
+    st.sampled_from([512, 768, 1536]),
+    st.integers(100, 60000),
+    st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+jobs = st.builds(
+    lambda model, batch, seq_len, precision, optimizer: make_job(model, batch=batch, seq_len=seq_len, precision=precision, optimizer=optimizer),
+    models,
+    st.sampled_from([4, 6, 8, 16, 24]),
+    st.sampled_from([64, 96, 128, 512]),
+    st.sampled_from(Precision),
+    st.sampled_from(Optimizer),
+)
+
+
+@given(job=jobs, profile=st.sampled_from(PROFILES), attention=st.sampled_from(AttentionKernel), shape=st.data())
+@settings(max_examples=40)
+def test_random_cells_of_random_sweeps(job, profile, attention, shape):
+    node = shape.draw(st.sampled_from([1, 2, 4]), label="chips of a node")
+    chips = node * shape.draw(st.sampled_from([1, 2, 4, 6]), label="nodes")
+    topology = shape.draw(st.sampled_from([Topology.SWITCH, Topology.FULL_MESH, Topology.PCIE_TREE]))
+    estimator = estimator_of(job, chips=chips, profile=profile, tiers=_tiers(topology, node))
+    state = sweep_all(estimator, attention=attention)
+    if len(state.best_time.ids):
+        ids = shape.draw(st.lists(st.sampled_from(state.best_time.ids.tolist()), min_size=15, max_size=15), label="ids")
+        assert_cells_equal_single_plans(estimator, state, ids)
+
+
+def _tiers(topology, node):
+    outer = make_tier(Topology.FAT_TREE, size=4096 * node, bandwidth=25e9, latency=5e-6)
+    return (make_tier(topology, size=node, peer_to_peer=topology is not Topology.PCIE_TREE), outer) if node > 1 else (make_tier(size=1), outer)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_cell_of_a_small_sweep(profile):
+    estimator = estimator_of(make_job(make_model(num_hidden_layers=4), batch=4), chips=4, node=2, profile=profile)
+    state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER, ("dp_shard", "pp", "tp", "cp", "dp_replicate"))))
+    assert state.num_evaluated == len(state.best_time.ids) > 500
+    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
+
+
+@pytest.mark.parametrize("cluster, calibration", [("dgx-a100", "a100"), ("dgx-h100", "h100"), ("gb200-nvl72", ""), ("tpu-v5p", "")])
+def test_cells_on_shipped_clusters(cluster, calibration):
+    from perfmodel.cost.resolve import resolve_estimator
+    from perfmodel.parallel.profile import load_profile
+    from perfmodel.workload.models import load_model
+
+    job = make_job(load_model("megatron-1.7b"), batch=48, seq_len=1024)
+    where = load_cluster(cluster).with_chips(64)
+    overlay = load_calibration(calibration) if calibration else SPEC_SHEET
+    estimator = resolve_estimator(job, where, calibration=overlay, profile=load_profile("megatron"))
+    state = sweep_all(estimator)
+    ids = np.random.default_rng(7).choice(state.best_time.ids, size=60, replace=False)
+    assert_cells_equal_single_plans(estimator, state, ids.tolist())
