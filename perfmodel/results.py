@@ -123,6 +123,21 @@ class Comparison:
         return self.prediction.memory["total"] / self.measurement.peak_memory - 1.0
 
 
+_KINDS: dict[str, type] = {
+    "plan_hash": str,
+    "chip": str,
+    "software": dict,
+    "num_ranks": int,
+    "device": str,
+    "warmup": int,
+    "steps": int,
+    "step_times": list,
+    "parts": dict,
+    "memory_by_rank": list,
+    "collectives": list,
+}
+
+
 def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measurement:
     """The measurement of a file's contents. Raises InputError naming the field."""
     from perfmodel.parallel.plan_file import plan_from_dict
@@ -139,6 +154,9 @@ def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measureme
     for key in known:
         if key not in data:
             raise InputError(f"{where}: {key} is missing; run the plan again")
+    for key, kind in _KINDS.items():
+        if not isinstance(data[key], kind) or isinstance(data[key], bool):
+            raise InputError(f"{where}: {key} has the wrong form; run the plan again")
     values = dict(data)
     values["plan"] = plan_from_dict(data["plan"], where=f"{where}: plan")
     try:
@@ -149,7 +167,7 @@ def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measureme
             values[key] = dict(data[key])
         for key in ("step_time", "step_time_spread", "peak_memory", "loss", "gradient_error"):
             values[key] = float("nan") if data[key] is None else float(data[key])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{where}: a field has the wrong form ({error}); run the plan again") from None
     return Measurement(**values)
 

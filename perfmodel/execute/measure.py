@@ -50,7 +50,7 @@ def peak_bytes(program: TrainingProgram) -> float:
     return float(tracker.peak)
 
 
-def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int) -> RankMeasurement:
+def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, inspects: bool = True) -> RankMeasurement:
     """Build the plan's program on this rank, run it and look at it."""
     on_gpu = worker.device == "cuda"
     program = TrainingProgram(worker, plan)
@@ -73,10 +73,12 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int) -> Rank
             parts.append(phases)
     last_loss = program.loss_share()
     memory = float(torch.cuda.max_memory_allocated()) if on_gpu else 0.0
-    worker.beat("counted step")
-    dist.barrier()
-    tally = count_step(program, times_them=True)
-    if not on_gpu:
+    tally = CollectiveTally()
+    if inspects:
+        worker.beat("counted step")
+        dist.barrier()
+        tally = count_step(program, times_them=True)
+    if inspects and not on_gpu:
         worker.beat("tracked step")
         dist.barrier()
         memory = peak_bytes(program)

@@ -8,7 +8,8 @@ import statistics
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.launch import Worker, WorkerGroup, torchrun_worker
@@ -19,6 +20,9 @@ from perfmodel.results import CollectiveCount, Measurement
 
 if TYPE_CHECKING:
     from perfmodel.execute.measure import RankMeasurement
+
+#: From one rank: errors of gradients by name, what it measured, its device's name, versions of software.
+RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"
 
 #: Processes that may share a core. Beyond one each they time the scheduler: right for checks, useless for times.
 RANKS_PER_CORE = 4
@@ -85,28 +89,28 @@ def check_room(plan: Plan, device: str) -> None:
             )
 
 
-def run_on_rank(
-    worker: Worker, plan: Plan, steps: int, warmup: int, *, check: bool
-) -> tuple[dict[str, float], RankMeasurement, str, dict[str, str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the ranks do with a plan: steps to run and to time, the gradient check, the counted and tracked steps."""
+
+    steps: int
+    warmup: int
+    checks: bool
+    inspects: bool
+
+
+def run_on_rank(worker: Worker, plan: Plan, options: RunOptions) -> RankResult:
     """Check and measure the plan on this rank."""
     import gc
 
     from perfmodel.execute.gradient_check import check_gradients_on_rank
     from perfmodel.execute.measure import describe_on_rank, measure_on_rank
 
-    errors = check_gradients_on_rank(worker, plan) if check else {}
+    errors = check_gradients_on_rank(worker, plan) if options.checks else {}
     gc.collect()
-    measured = measure_on_rank(worker, plan, steps, warmup)
+    measured = measure_on_rank(worker, plan, options.steps, options.warmup, inspects=options.inspects)
     gc.collect()
     return errors, measured, *describe_on_rank(worker)
-
-
-def _run_checked(worker: Worker, plan: Plan, steps: int, warmup: int) -> object:
-    return run_on_rank(worker, plan, steps, warmup, check=True)
-
-
-def _run_unchecked(worker: Worker, plan: Plan, steps: int, warmup: int) -> object:
-    return run_on_rank(worker, plan, steps, warmup, check=False)
 
 
 def run_plan(
@@ -116,6 +120,7 @@ def run_plan(
     warmup: int = 3,
     device: str = "auto",
     check_gradients: bool = True,
+    inspects: bool = True,
     hang_timeout: float = 20.0,
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
@@ -124,6 +129,7 @@ def run_plan(
 
     steps, warmup    steps that are timed, and steps before them
     check_gradients  compare every gradient with one process's first (models of up to CHECKED_PARAMETERS parameters)
+    inspects         also run a step that counts collectives and one that tracks memory, none of them timed
     hang_timeout     seconds without a sign of life after which the run is ended
     group            a running WorkerGroup of the right size to use; without one, processes are started for this run,
                      unless a launcher such as torchrun has started them already
@@ -143,12 +149,17 @@ def run_plan(
     else:
         device = pick_device(device, plan.num_chips)
     check_room(plan, device)
-    checks = check_gradients and plan.job.model.num_parameters <= CHECKED_PARAMETERS
+    options = RunOptions(
+        steps=steps,
+        warmup=warmup,
+        checks=check_gradients and plan.job.model.num_parameters <= CHECKED_PARAMETERS,
+        inspects=inspects,
+    )
     if launched is not None:
         import torch.distributed as dist
 
-        results: list[object] = [None] * launched.world_size
-        dist.all_gather_object(results, run_on_rank(launched, plan, steps, warmup, check=checks))
+        results: list[RankResult] = [({}, None, "", {})] * launched.world_size  # type: ignore[list-item]
+        dist.all_gather_object(results, run_on_rank(launched, plan, options))
     else:
         scope = (
             nullcontext(group)
@@ -156,8 +167,65 @@ def run_plan(
             else WorkerGroup(plan.num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
         )
         with scope as workers:
-            results = workers.call(_run_checked if checks else _run_unchecked, plan, steps, warmup)
-    return assemble(plan, results, device=device, warmup=warmup)  # type: ignore[arg-type]
+            results = workers.call(run_on_rank, plan, options)
+    return assemble(plan, results, device=device, warmup=warmup)
+
+
+def run_plans(
+    plans: Sequence[Plan],
+    *,
+    group: WorkerGroup,
+    steps: int = 20,
+    warmup: int = 3,
+    rounds: int = 2,
+    check_gradients: bool = True,
+    on_plan: Callable[[Plan, int], None] | None = None,
+) -> tuple[Measurement, ...]:
+    """Measure several plans in turn, A B C A B C: what else the machine does then disturbs all of them alike.
+
+    The steps of a plan are spread over the rounds, each with its own warm-up; `on_plan` is told what starts, and in which
+    round. Everything else is as in `run_plan`.
+    """
+    if rounds < 1 or steps < rounds:
+        raise InputError(f"rounds={rounds}: must lie from 1 to steps={steps}; use 2")
+    found: list[list[Measurement]] = [[] for _ in plans]
+    for index in range(rounds):
+        share = steps // rounds + (index < steps % rounds)
+        for plan, measurements in zip(plans, found, strict=True):
+            if on_plan is not None:
+                on_plan(plan, index)
+            first = index == 0
+            measurements.append(
+                run_plan(plan, steps=share, warmup=warmup, check_gradients=check_gradients and first, inspects=first, group=group)
+            )
+    return tuple(merge(measurements) for measurements in found)
+
+
+def merge(measurements: Sequence[Measurement]) -> Measurement:
+    """One measurement from several rounds of the same plan: times of all, and what only the first one looked at."""
+    first = measurements[0]
+    times = tuple(time for measurement in measurements for time in measurement.step_times)
+    parts = {
+        name: statistics.median(m.parts[name] for m in measurements if name in m.parts) for name in first.parts
+    }  # phases of every round; communication of the first
+    memory = tuple(max(peaks) for peaks in zip(*(m.memory_by_rank for m in measurements), strict=True))
+    return replace(
+        first,
+        steps=len(times),
+        step_times=times,
+        step_time=statistics.median(times),
+        step_time_spread=interquartile_range(times),
+        parts=parts,
+        memory_by_rank=memory,
+        peak_memory=max(memory),
+    )
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return third - first
 
 
 def gradient_error(errors: Sequence[dict[str, float]]) -> float:
@@ -183,7 +251,7 @@ def gradient_error(errors: Sequence[dict[str, float]]) -> float:
 
 def assemble(
     plan: Plan,
-    results: Sequence[tuple[dict[str, float], RankMeasurement, str, dict[str, str]]],
+    results: Sequence[RankResult],
     *,
     device: str,
     warmup: int,
@@ -207,10 +275,6 @@ def assemble(
         )
         for kind, axis in keys
     )
-    spread = 0.0
-    if len(times) > 1:
-        first, _, third = statistics.quantiles(times, n=4, method="inclusive")
-        spread = third - first
     memory = tuple(rank.peak_memory for rank in ranks)
     return Measurement(
         plan=plan,
@@ -223,7 +287,7 @@ def assemble(
         steps=len(times),
         step_times=times,
         step_time=statistics.median(times),
-        step_time_spread=spread,
+        step_time_spread=interquartile_range(times),
         parts=parts,
         peak_memory=max(memory),
         memory_by_rank=memory,

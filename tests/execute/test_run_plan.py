@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.execute.runner import run_plan
+from perfmodel.execute.runner import run_plan, run_plans
 from perfmodel.results import append_measurement, read_measurements
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import tiny, tiny_plan
@@ -80,3 +80,15 @@ def test_one_process_is_a_plan_too():
 def test_what_cannot_run_is_refused_before_it_starts(plan, options, says):
     with pytest.raises(InputError, match=says):
         run_plan(plan, **options)
+
+
+def test_plans_measured_in_turn_keep_their_order_and_all_their_steps(groups):
+    plans, started = [tiny_plan(2), tiny_plan(2, zero=3)], []
+    found = run_plans(plans, group=groups(2), steps=5, warmup=1, rounds=2, on_plan=lambda plan, index: started.append((plan, index)))
+    assert [measurement.plan for measurement in found] == plans
+    assert started == [(plans[0], 0), (plans[1], 0), (plans[0], 1), (plans[1], 1)]
+    for measurement in found:
+        assert measurement.steps == len(measurement.step_times) == 5
+        assert measurement.collectives
+        assert measurement.peak_memory > 0
+        assert measurement.gradient_error < 1e-4
