@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
+MEBIBYTE = 2.0**20
+"""Unit of the host times that are counted by bytes, such as `gather_mebibyte`."""
+
 NEVER = 1e30
 """[s] Latency of an algorithm that the library does not have: never the cheapest, and still 0 when multiplied by no hops."""
 
@@ -53,6 +56,11 @@ _NEAREST_DTYPE: Mapping[Dtype, tuple[Dtype, ...]] = MappingProxyType(
         Dtype.INT8: (Dtype.FP8, Dtype.BF16, Dtype.FP16),
         Dtype.FP4: (Dtype.FP8, Dtype.BF16, Dtype.FP16),
     }
+)
+
+# Where a class of kernels was not measured: another one of its cost, before the default.
+_NEAREST_KERNEL: Mapping[KernelClass, KernelClass] = MappingProxyType(
+    {KernelClass.GELU_TANH: KernelClass.GELU, KernelClass.SILU: KernelClass.GELU}
 )
 
 # Where a collective was not measured on a tier: the one that is nearest.
@@ -212,6 +220,10 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         for name, model in _of_dtype(attention_models, dtype).items()
     }
 
+    def slowdown(part: str) -> float:
+        return contention_factor(calibration.contention, part, cluster.num_chips)
+
+    sharing = slowdown("host")
     for tier in cluster.tiers:
         rests_on[tier_kind(tier)] = label(tier_kind(tier), _tier_models(cluster, tier, calibration))
     return Machine(
@@ -224,18 +236,50 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         memory_capacity=calibration.peaks.get("memory_capacity", chip.memory.capacity),
         compute_units=units,
         tier_sizes=tuple(tier.size for tier in cluster.tiers),
-        matmul=matmul,
-        streaming=streaming,
-        attention=MappingProxyType(attention),
+        matmul=_slower_matmul(matmul, slowdown("matmul")),
+        streaming=_slower_streaming(streaming, slowdown("streaming")),
+        attention=MappingProxyType({name: _slower_attention(rates, slowdown("attention")) for name, rates in attention.items()}),
         links=_link_rates(cluster, calibration),
         sustained_clock_fraction=calibration.sustained_clock_fraction,
-        launch_time=calibration.launch_time,
-        host_times=calibration.host_times,
+        launch_time=calibration.launch_time * sharing,
+        host_times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),
         context_bytes=calibration.context_bytes,
         allocator_factor=calibration.allocator_factor,
         contention=calibration.contention,
         rests_on=MappingProxyType(rests_on),
     )
+
+
+def contention_factor(contention: Mapping[str, float], part: str, num_processes: int) -> float:
+    """How much longer `part` takes where `num_processes` ranks of one machine all compute. [-]
+
+    contention["cores"] processes have a core each and share memory and caches only: together they take contention[part] times as long
+    as one alone, fewer proportionally less. More than that take turns. 1 on a machine whose ranks are chips of their own.
+    """
+    cores = contention.get("cores", 0.0)
+    if cores <= 0:
+        return 1.0
+    busy = (min(float(num_processes), cores) - 1.0) / max(cores - 1.0, 1.0)
+    return (1.0 + (contention.get(part, 1.0) - 1.0) * busy) * max(num_processes / cores, 1.0)
+
+
+def _slower_matmul(rates: MatmulRates, factor: float) -> MatmulRates:
+    if factor == 1.0:
+        return rates
+    return replace(rates, flop_rate=rates.flop_rate / factor, bandwidth=rates.bandwidth / factor, floor_time=rates.floor_time * factor)
+
+
+def _slower_streaming(rates: StreamingRates, factor: float) -> StreamingRates:
+    if factor == 1.0:
+        return rates
+    caches = tuple(cache * np.array([[1.0], [factor]]) for cache in rates.caches)  # capacities stay
+    return replace(rates, table=rates.table * factor, caches=caches)
+
+
+def _slower_attention(rates: AttentionRates, factor: float) -> AttentionRates:
+    if factor == 1.0:
+        return rates
+    return replace(rates, flop_rate=rates.flop_rate / factor, bandwidth=rates.bandwidth / factor, floor_time=rates.floor_time * factor)
 
 
 def _label(calibration: Calibration, chip: Chip, part: str) -> str:
@@ -288,7 +332,7 @@ def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwi
     if KernelClass.DEFAULT not in models:
         raise InputError("streaming: the calibration has no class 'default'; add it")
     for code, kernel in enumerate(KernelClass):
-        model = models.get(kernel, models[KernelClass.DEFAULT])
+        model = models.get(kernel) or models.get(_NEAREST_KERNEL.get(kernel, kernel)) or models[KernelClass.DEFAULT]
         inverse = [1.0 / (fraction * memory_bandwidth) for _, fraction in model.caches] + [
             1.0 / (model.bandwidth_fraction * memory_bandwidth)
         ]

@@ -7,13 +7,14 @@ plan alone and the same plan among many give the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
-from perfmodel.cost.machine import Machine
+from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.program import COMM, PHASES, SAVED, Program, Rows
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.workload.operator import REGIONS
@@ -70,7 +71,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     matmul = matmul_time(
         batch=amount[mm["batch"]], m=amount[mm["m"]], n=amount[mm["n"]], k=amount[mm["k"]], itemsize=itemsize, machine=machine
     )
-    work_matmul = _by_segment(matmul + machine.launch_time, program.matmul, _SEGMENTS, columns)
+    work_matmul = _by_segment(matmul + _host_time(program.matmul, sizes, machine), program.matmul, _SEGMENTS, columns)
     work_attention = np.zeros((_SEGMENTS, columns))
     at = program.attention.columns
     for row, segment in enumerate(program.attention.segments):
@@ -93,7 +94,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     streaming = streaming_time(
         num_bytes=num_bytes, num_elements=amount[st["elements"]], kernel_class=st["kernel"][:, None], machine=machine
     )
-    work_streaming = _by_segment(streaming + machine.launch_time, program.streaming, _SEGMENTS, columns)
+    work_streaming = _by_segment(streaming + _host_time(program.streaming, sizes, machine), program.streaming, _SEGMENTS, columns)
     tr = program.traffic.columns
     if len(program.traffic.segments):
         inside = _inside(program, grid)
@@ -104,6 +105,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
             inside=[tier[tr["group"]] for tier in inside],
             machine=machine,
         )
+        time = time + redistribution_time(amount[tr["amount"]], sizes[tr["group"]], machine)
         communication = _by_segment(time, program.traffic, _SEGMENTS * len(COMM), columns)
     else:
         communication = np.zeros((_SEGMENTS * len(COMM), columns))
@@ -119,6 +121,22 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         widest=amount[program.layer_transient],
         crosses_nodes=pipeline_crosses_nodes(grid),
     )
+
+
+def _host_time(rows: Rows, sizes: Array, machine: Machine) -> Any:
+    """Host time of each row that nothing hides: launching it, and handling its tensors where they are distributed objects. [s]"""
+    distributed = machine.host_times.get("dtensor_op", 0.0)
+    if distributed == 0.0:
+        return machine.launch_time
+    return machine.launch_time + distributed * np.minimum(sizes[rows.columns["mesh"]] - 1.0, 1.0)
+
+
+def redistribution_time(num_bytes: Array, group_size: Array, machine: Machine) -> Any:
+    """Around a collective of activations: host time of its issue and wait, and copies of its buffer (2^20 bytes a MiB). [s]"""
+    once, per_mebibyte = machine.host_times.get("redistribution", 0.0), machine.host_times.get("redistribution_mebibyte", 0.0)
+    if once == 0.0 and per_mebibyte == 0.0:
+        return 0.0
+    return np.minimum(group_size - 1.0, 1.0) * (once + num_bytes * (per_mebibyte / MEBIBYTE))
 
 
 def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:

@@ -7,12 +7,13 @@ become time on columns. The layer region counts one layer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.machine import Machine
+from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, CollectiveKind
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
@@ -181,7 +182,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             inside=inside,
             machine=machine,
         )
-        values = one * num_calls / num_units
+        values = one * num_calls / num_units + _handling_time(program, num_bytes, sizes[program.unit_mask], machine)
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
     full = np.zeros((len(REGIONS), sizes.shape[1]))
@@ -196,6 +197,20 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             tied[0] = tied[0] + local[i]
             tied[1] = tied[1] + shard_elements[i]
     return ParameterCost(time=time, full=full, shard=shard, tied=tied)
+
+
+def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Array, machine: Machine) -> Any:
+    """Around the collective of a unit: host time of its bookkeeping, and packing and unpacking of its buffer. [s]
+
+    Weights that are stored whole need neither: their gradients are reduced where they lie.
+    """
+    if not program.holds_sharded_weights:
+        return 0.0
+    host = machine.host_times
+    is_gather = (program.unit_kind == COLLECTIVE_CODE[CollectiveKind.ALL_GATHER])[:, None]
+    once = np.where(is_gather, host.get("gather_unit", 0.0), host.get("reduce_unit", 0.0))
+    per_byte = np.where(is_gather, host.get("gather_mebibyte", 0.0), host.get("reduce_mebibyte", 0.0)) / MEBIBYTE
+    return np.minimum(group_size - 1.0, 1.0) * (once + num_bytes * per_byte)
 
 
 def _inside(program: ParameterProgram, grid: LayoutGrid) -> list[list[Array]]:

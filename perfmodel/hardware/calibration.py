@@ -38,6 +38,8 @@ class KernelClass(StrEnum):
     EMBEDDING = "embedding"
     CROSS_ENTROPY = "cross_entropy"
     OPTIMIZER = "optimizer"
+    GELU_TANH = "gelu_tanh"
+    SILU = "silu"
 
 
 COLLECTIVE_CODE: Mapping[CollectiveKind, int] = MappingProxyType({kind: code for code, kind in enumerate(CollectiveKind)})
@@ -219,10 +221,15 @@ class Calibration:
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
     launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
-    host_times          [s] by name: dtensor_op, autograd_op, fsdp_unit, step ...
+    host_times          [s] by name: `dtensor_op` an operator pass on distributed tensors, beyond the launch; `redistribution` a collective
+                        of activations, its issue and copies beside the transfer; `gather_unit`, `reduce_unit` bookkeeping around
+                        the collective of a parameter unit; `pipeline_send` one pass of a microbatch through a stage; `step` once
+                        a step; and for copies of buffers, each MiB of them: `redistribution_mebibyte`, `gather_mebibyte`,
+                        `reduce_mebibyte`, `gradient_mebibyte`
     context_bytes       memory that the framework's context takes
     allocator_factor    memory reserved over memory allocated
-    contention          slow-down factors by name: processes that share cores, compute under communication
+    contention          slow-down factors by name. `matmul`, `streaming`, `attention`: all the cores compute, over one alone;
+                        `cores`: how many processes that is; `compute_under_communication`
     points, errors      number of measurements and held-out median errors, by part
     """
 
