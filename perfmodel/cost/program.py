@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, CollectiveKind, KernelClass
-from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, amount_of
+from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, amount_of
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import Collective, gradient_layout
 from perfmodel.workload.operator import REGIONS, Graph, Operand, Operator, OperatorKind, TensorRole
@@ -26,7 +26,10 @@ TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
 PHASES = ("core", "rest", "tail", "backward")
 WORK = ("matmul", "attention", "streaming")
-COMM = ("tensor_parallel", "context_parallel", "regather")
+#: Communication of activations. Tensor-parallel collectives of backward that have a matrix product beside them on which nothing waits
+#: are kept apart: gathering a saved input again (the input's gradient is computed meanwhile) and reducing an input's gradient (the
+#: weight's gradient is).
+COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient")
 SAVED = ("kept", "dropped_by_selective", "boundary")
 
 _ELEMENTWISE = frozenset(("bias", "gelu", "silu", "relu", "mul", "dropout", "add"))
@@ -340,6 +343,14 @@ def comm_class(axes: frozenset[str]) -> str:
     return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"
 
 
+def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
+    """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
+    if traffic.phase is not Phase.BACKWARD or traffic.kind not in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER):
+        return False
+    is_tensor_parallel = bool(traffic.axes & TENSOR_AXES)
+    return is_tensor_parallel and any(op.kind is OperatorKind.EINSUM for op, _ in graph.consumers(traffic.tensor))
+
+
 def _traffic_rows(
     derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], compiler: _Compiler
 ) -> tuple[list[tuple[int, str, dict[str, int]]], set[tuple[str, str]]]:
@@ -361,7 +372,8 @@ def _traffic_rows(
             producer = graph.producer(traffic.tensor)
             if phase == "core" and producer is not None and phases[producer.name] != "core":
                 phase = "rest"
-        add(traffic.region, phase, comm_class(traffic.axes), traffic.tensor, traffic.kind, traffic.axes, traffic.amount)
+        name = "input_gradient" if _is_input_gradient(graph, traffic) else comm_class(traffic.axes)
+        add(traffic.region, phase, name, traffic.tensor, traffic.kind, traffic.axes, traffic.amount)
     regathers: set[tuple[str, str]] = set()
     if profile.saved_input_layout == "producer":
         seen: set[tuple[str, object]] = set()

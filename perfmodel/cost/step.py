@@ -88,7 +88,12 @@ class RegionTimes:
 
 def exposed_communication(profile: ExecutionProfile, name: str) -> float:
     """Share of a class of communication that does not hide under compute."""
-    return 1.0 - profile.tp_overlap_fraction if name in ("tensor_parallel", "regather") else 1.0
+    match name:
+        case "tensor_parallel":
+            return 1.0 - profile.tp_overlap_fraction
+        case "regather" | "input_gradient":
+            return 1.0 - max(profile.tp_overlap_fraction, profile.tp_backward_overlap_fraction)
+    return 1.0
 
 
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
@@ -285,9 +290,11 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
     )
 
 
-def _exposed_under(communication: Any, compute: Any, *, hides: bool) -> Any:
-    """Of communication that runs beside compute of one unit, what sticks out."""
-    return np.maximum(communication - compute, 0.0) if hides else communication
+def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: float = 0.0) -> Any:
+    """Of communication that runs beside compute of one unit, what sticks out, and by how much it slows that compute."""
+    if not hides:
+        return communication
+    return np.maximum(communication - compute, 0.0) + slowdown * np.minimum(communication, compute)
 
 
 def parameter_time(
@@ -301,26 +308,27 @@ def parameter_time(
     """
     m = num_microbatches
     prefetches, overlaps = profile.prefetches_parameters, profile.overlaps_gradients
+    slowdown = profile.compute_slowdown_under_communication
     gather: Any = 0.0
     for times, count in (("microbatch", m), ("step", 1.0)):
         f, b = terms.gather_forward[times], terms.gather_backward[times]
         exposed = (
             f[EMBEDDING] + b[EMBEDDING],
-            _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches)
-            + _exposed_under(b[LAYER], regions.backward[LAYER], hides=prefetches),
-            _exposed_under(f[HEAD], regions.forward[LAYER], hides=prefetches) + b[HEAD],
+            _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
+            + _exposed_under(b[LAYER], regions.backward[LAYER], hides=prefetches, slowdown=slowdown),
+            _exposed_under(f[HEAD], regions.forward[LAYER], hides=prefetches, slowdown=slowdown) + b[HEAD],
         )
         gather = gather + count * slowest_stage(stage_sums(exposed, stages))
     per_microbatch = terms.reduce["microbatch"]
     left = tuple(
         np.maximum(regions.backward[i] - (terms.gather_backward["microbatch"][i] if prefetches else 0.0), 0.0) for i in range(len(REGIONS))
     )
-    exposed = tuple(_exposed_under(per_microbatch[i], left[i], hides=overlaps) for i in range(len(REGIONS)))
+    exposed = tuple(_exposed_under(per_microbatch[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
     reduction = m * slowest_stage(stage_sums(exposed, stages))
     windows = stage_sums(regions.backward, stages)
     once = stage_sums(terms.reduce["step"], stages)
     if overlaps:
-        share = profile.exposed_gradient_fraction + profile.compute_slowdown_under_communication
+        share = profile.exposed_gradient_fraction + slowdown
         once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, windows, strict=True))  # type: ignore[assignment]
     reduction = reduction + slowest_stage(once) + slowest_stage(stage_sums(terms.publish, stages))
     return gather, reduction

@@ -15,13 +15,13 @@ class ExecutionProfile:
     """A framework's habits. Nothing in the cost model asks for the name.
 
     dropout                              dropout operators run (in training, with the model's probability)
-    saved_input_layout                   where a matmul's redistributed input is saved: consumer (gathered), producer (shard; gathered again)
+    saved_input_layout                   where a matmul's redistributed input is saved: consumer (gathered) or producer (gathered again)
     fused_cross_entropy                  softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
     logit_bytes                          memory traffic of the loss, forward and backward together, a logit
     fuses_elementwise                    chains of elementwise operators are one kernel that keeps what is between in registers
     elementwise_traffic                  memory traffic of streaming operators over the minimum
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
-    stores_master_weights                the weights that stay are the master copy and operators read a cast (torch); else both stay (Megatron)
+    stores_master_weights                the weights that stay are the master copy, operators read a cast (torch); else both stay (Megatron)
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
     zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
@@ -30,13 +30,17 @@ class ExecutionProfile:
     overlaps_gradients, exposed_gradient_fraction   reduction runs under the last backward; the share of what could hide that does not
     prefetches_parameters                the next unit's gather runs under this unit's compute
     tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
+    tp_backward_overlap_fraction         the same of those in backward beside which a matmul runs that nothing waits for (Megatron:
+                                         re-gathers and input gradients, while the input's and the weight's gradient are computed)
+    attention_rate_fraction, attention_rate_fraction_since_2022   rate of its fused attention over the calibrated kernel's, on chips
+                                         launched before 2022 / since (a kernel written for Ampere reaches less on Hopper)
     pp_overlap                           pipeline sends hide in the steady state
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation does not re-run the last collectives of a layer (torch) or does (Megatron)
     host_layer_time, host_layer_time_per_tp   least forward + backward time of a layer and microbatch that the host allows
     host_layer_time_per_tp_across_nodes  more of that for each tp rank, where the pipeline leaves the node
     host_recompute_factor                that floor times this under full recomputation
-    pipeline_keeps_parameters            under a pipeline, parameters stay gathered and gradients unreduced until the last microbatch (torch)
+    pipeline_keeps_parameters            under a pipeline, parameters stay gathered, gradients unreduced until the last microbatch (torch)
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
@@ -63,6 +67,9 @@ class ExecutionProfile:
     exposed_gradient_fraction: float
     prefetches_parameters: bool
     tp_overlap_fraction: float
+    tp_backward_overlap_fraction: float
+    attention_rate_fraction: float
+    attention_rate_fraction_since_2022: float
     pp_overlap: bool
     scatters_pipeline_sends: bool
     recompute_stops_early: bool
