@@ -46,7 +46,7 @@ def rule_set_from_dict(data: Any, *, where: str = "rule set", known_names: tuple
             raise InputError(f"{where}: {name}={axes!r}: must be a list of axes, outermost cut first; write [tp]")
         fine: list[str] = []
         for axis in axes:
-            if axis not in AXIS_PARTS:
+            if not isinstance(axis, str) or axis not in AXIS_PARTS:
                 raise InputError(f"{where}: {name}: axis {axis!r} is not known; use one of {', '.join(AXIS_PARTS)}")
             fine.extend(AXIS_PARTS[axis])
         if len(set(fine)) != len(fine):

@@ -115,6 +115,11 @@ class Operator:
             for dim in operand.dims:
                 if dim not in names:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
+            if len(set(operand.dims)) != len(operand.dims):
+                raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
+        padded = [dim.name for dim in self.dims if dim.padded]
+        if len(padded) > 1:
+            raise InputError(f"operator {self.name}: padded dims={padded}: at most one may be padded; let the others divide")
         if self.kind is OperatorKind.EINSUM and len(self.inputs) != 2:
             raise InputError(f"operator {self.name}: an einsum has {len(self.inputs)} operands: must be one product of two; split it")
 
@@ -153,7 +158,7 @@ class Graph:
     tied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        made = {operator.output.tensor for operator in self.operators}
+        made: set[str] = set()
         for operator in self.operators:
             if operator.region not in REGIONS:
                 raise InputError(f"operator {operator.name}: region={operator.region}: must be one of {', '.join(REGIONS)}")
@@ -162,7 +167,12 @@ class Graph:
                     raise InputError(f"operator {operator.name}: tensor {operand.tensor!r} is not in the graph; declare it")
             for operand in operator.inputs:
                 if self.tensors[operand.tensor].role is TensorRole.ACTIVATION and operand.tensor not in made:
-                    raise InputError(f"operator {operator.name}: input {operand.tensor!r} is made by no operator; add its producer")
+                    raise InputError(
+                        f"operator {operator.name}: input {operand.tensor!r} is made by no operator before it; put its producer first"
+                    )
+            if operator.output.tensor in made:
+                raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
+            made.add(operator.output.tensor)
 
     def consumers(self, tensor: str) -> list[tuple[Operator, int]]:
         return [(op, i) for op in self.operators for i, operand in enumerate(op.inputs) if operand.tensor == tensor]

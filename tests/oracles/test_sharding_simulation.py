@@ -200,9 +200,9 @@ def test_random_graphs(sizes):
     random = np.random.default_rng(sum(sizes.values()))
     mesh = SimulatedMesh(sizes)
     num_sent = 0
-    for _ in range(40):
+    for _ in range(30):
         num_sent += len(check(mesh, *random_graph(mesh, random)).sent)
-    assert num_sent > 200
+    assert num_sent > 150
 
 
 def test_random_graphs_reach_the_corners():
@@ -252,10 +252,10 @@ def outputs_never_partial(op: Operator, sharding: Sharding) -> Layout:
 def test_a_wrong_rule_is_found(algebra):
     random = np.random.default_rng(11)
     mesh = SimulatedMesh({"cp": 2, "tp_kv": 2})
-    found = 0
-    for _ in range(150):
-        try:
+
+    def checks_150_graphs() -> None:
+        for _ in range(150):
             check(mesh, *random_graph(mesh, random), algebra)
-        except AssertionError:
-            found += 1
-    assert found
+
+    with pytest.raises(AssertionError):
+        checks_150_graphs()
