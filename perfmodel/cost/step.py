@@ -302,9 +302,9 @@ def parameter_time(
 ) -> tuple[Any, Any]:
     """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step. [s]
 
-    A layer's gather hides under the layer before it, gathers and reductions of backward share the wire under backward. What is
-    reduced once a step hides under the backward of the last microbatch: max(0, t - window) + s min(t, window).
-    The embedding's gather comes first and hides under nothing.
+    A layer's gather hides under the layer before it, the first one's under the embedding, the head's under the last layer; gathers and
+    reductions of backward share the wire under backward. What is reduced once a step hides under what those leave of the last
+    microbatch's backward: max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
     """
     m = num_microbatches
     prefetches, overlaps = profile.prefetches_parameters, profile.overlaps_gradients
@@ -312,11 +312,13 @@ def parameter_time(
     gather: Any = 0.0
     for times, count in (("microbatch", m), ("step", 1.0)):
         f, b = terms.gather_forward[times], terms.gather_backward[times]
+        layer = _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
+        first = _exposed_under(f[LAYER], regions.forward[EMBEDDING], hides=prefetches, slowdown=slowdown)
+        head = _exposed_under(f[HEAD], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
         exposed = (
-            f[EMBEDDING] + b[EMBEDDING],
-            _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
-            + _exposed_under(b[LAYER], regions.backward[LAYER], hides=prefetches, slowdown=slowdown),
-            _exposed_under(f[HEAD], regions.forward[LAYER], hides=prefetches, slowdown=slowdown) + b[HEAD],
+            f[EMBEDDING] + b[EMBEDDING] + (first - layer),
+            layer + _exposed_under(b[LAYER], regions.backward[LAYER], hides=prefetches, slowdown=slowdown),
+            head + b[HEAD] + (1.0 - stages.is_single) * (f[LAYER] - layer),
         )
         gather = gather + count * slowest_stage(stage_sums(exposed, stages))
     per_microbatch = terms.reduce["microbatch"]
@@ -325,7 +327,8 @@ def parameter_time(
     )
     exposed = tuple(_exposed_under(per_microbatch[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
     reduction = m * slowest_stage(stage_sums(exposed, stages))
-    windows = stage_sums(regions.backward, stages)
+    # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it
+    windows = stage_sums(tuple(np.maximum(left[i] - per_microbatch[i], 0.0) for i in range(len(REGIONS))), stages)
     once = stage_sums(terms.reduce["step"], stages)
     if overlaps:
         share = profile.exposed_gradient_fraction + slowdown
