@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -354,10 +355,19 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     detail["optimizer"] = _scalar(row.optimizer)
     detail["host"] += profile.step_time_constant + estimator.machine.host_times.get("step", 0.0)
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
-    largest = max(detail, key=lambda name: detail[name])
-    for _ in range(4):  # rounding of the order of addition: the parts shall add up to the last digit
-        detail[largest] += step - sum(detail.values())
-    return detail
+    return adding_up(detail, step)
+
+
+def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
+    """The parts on the grid of the total's last binary digit, the largest of them taking the rest.
+
+    They differ from what was given by rounding only, and add up to the total exactly, in any order: no sum of them rounds.
+    """
+    grid = math.ulp(total)
+    rounded = {name: round(value / grid) * grid for name, value in parts.items()}
+    largest = max(rounded, key=lambda name: rounded[name])
+    rounded[largest] += total - sum(rounded.values())
+    return rounded
 
 
 def _scalar(value: Any) -> float:
@@ -373,11 +383,7 @@ def _memory(row: PlanRow) -> tuple[dict[str, float], float]:
     values = dict(zip(MEMORY, (weights, gradients, states, kept, copies, temporary, buffers, 0.0), strict=True))
     overhead = totals[rank] - sum(values.values())
     values["framework"] = overhead if overhead > 1e-12 * totals[rank] else 0.0
-    largest = max(values, key=lambda name: values[name])
-    for _ in range(4):  # rounding of the order of addition: the classes shall add up to the last digit
-        values[largest] += totals[rank] - sum(values.values())
-    values["total"] = totals[rank]
-    return values, totals[rank]
+    return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank]
 
 
 def fullest_memory(memory: tuple[Any, Any, Any]) -> Any:

@@ -78,7 +78,14 @@ def profile_of(name: str) -> ExecutionProfile:
 
 
 def estimator_of(
-    job: TrainingJob | None = None, *, chips=16, node=4, profile: str | ExecutionProfile = "megatron", chip=None, tiers=(), calibration=SPEC_SHEET
+    job: TrainingJob | None = None,
+    *,
+    chips=16,
+    node=4,
+    profile: str | ExecutionProfile = "megatron",
+    chip=None,
+    tiers=(),
+    calibration=SPEC_SHEET,
 ) -> Estimator:
     """An estimator of `job` on nodes of `node` chips behind a slower network, by the data sheet."""
     job = job or make_job()

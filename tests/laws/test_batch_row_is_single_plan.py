@@ -53,7 +53,9 @@ models = st.builds(
     st.booleans(),
 )  # fmt: skip
 jobs = st.builds(
-    lambda model, batch, seq_len, precision, optimizer: make_job(model, batch=batch, seq_len=seq_len, precision=precision, optimizer=optimizer),
+    lambda model, batch, seq_len, precision, optimizer: make_job(
+        model, batch=batch, seq_len=seq_len, precision=precision, optimizer=optimizer
+    ),
     models,
     st.sampled_from([4, 6, 8, 16, 24]),
     st.sampled_from([64, 96, 128, 512]),
@@ -77,7 +79,9 @@ def test_random_cells_of_random_sweeps(job, profile, attention, shape):
 
 def _tiers(topology, node):
     outer = make_tier(Topology.FAT_TREE, size=4096 * node, bandwidth=25e9, latency=5e-6)
-    return (make_tier(topology, size=node, peer_to_peer=topology is not Topology.PCIE_TREE), outer) if node > 1 else (make_tier(size=1), outer)
+    return (
+        (make_tier(topology, size=node, peer_to_peer=topology is not Topology.PCIE_TREE), outer) if node > 1 else (make_tier(size=1), outer)
+    )
 
 
 @pytest.mark.parametrize("profile", PROFILES)
