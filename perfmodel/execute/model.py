@@ -70,6 +70,7 @@ class CoreAttention(nn.Module):
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, window: int) -> None:
         super().__init__()
         self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
+        self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
         """What is added to the scores: None where plain causal masking says it all, or a mask that the fused kernel knows."""
@@ -79,7 +80,10 @@ class CoreAttention(nn.Module):
         if self.fused and queries == keys and not windowed and config.position != "alibi":
             return None
         if self.fused and not windowed and config.position != "alibi":
-            return causal_lower_right(queries, keys)
+            # Kept: under a dispatch mode, such as our counters, torch cannot make a new one.
+            if (queries, keys) not in self._masks:
+                self._masks[queries, keys] = causal_lower_right(queries, keys)
+            return self._masks[queries, keys]
         query = torch.arange(keys - queries, keys, device=like.device).unsqueeze(1)
         key = torch.arange(keys, device=like.device).unsqueeze(0)
         allowed = key <= query

@@ -1,0 +1,599 @@
+"""Microbenchmarks that every rank of a group runs at once: kernels, collectives, and what ranks cost one another.
+
+Kernels run as the executor's programs run them (through autograd, outputs freshly allocated, all ranks busy), so a sample holds what
+memory and caches are shared. Bytes and elements are counted as the cost model counts them (`perfmodel.cost.program`). On a CPU a kernel
+is timed by the processor time of its thread: other processes of the machine then do not disturb it. Collectives are timed by the clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from perfmodel.dtypes import Dtype
+from perfmodel.execute.data_parallel import TORCH_DTYPES, build_optimizer
+from perfmodel.execute.launch import Worker
+from perfmodel.execute.model import Attention, Sharding
+from perfmodel.hardware.calibration import CollectiveKind, KernelClass
+from perfmodel.hardware.samples import AttentionSample, CollectiveSample, ContentionSample, MatmulSample, Sample, StreamingSample
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+
+MEBIBYTE = 2**20
+
+#: Rows of activations are this wide: streaming kernels depend on the size, hardly on the width.
+WIDTH = 512
+#: Copies of the operands, used in turn, up to this many bytes together: what a step reads has not just been written.
+ROTATED_BYTES = 32 * MEBIBYTE
+MOST_COPIES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What is measured, and how thoroughly.
+
+    budget            [s] for one kernel
+    matmuls           (rows, outputs, inputs) of a linear layer: its forward and both backward products are measured
+    batched_matmuls   (batch, rows, columns, depth)
+    elements          sizes of streaming kernels
+    attentions        (batch, heads, kv heads, length, head dim), causal
+    message_bytes     sizes of collectives
+    logit_bytes       memory traffic of the loss for each logit, forward and backward together (execution profile)
+    dtype             of activations; half_dtype is measured on `half_matmuls` only
+    """
+
+    budget: float
+    matmuls: tuple[tuple[int, int, int], ...]
+    batched_matmuls: tuple[tuple[int, int, int, int], ...]
+    half_matmuls: tuple[tuple[int, int, int], ...]
+    elements: tuple[int, ...]
+    attentions: tuple[tuple[int, int, int, int, int], ...]
+    message_bytes: tuple[int, ...]
+    logit_bytes: float
+    dtype: Dtype
+    half_dtype: Dtype
+
+
+_CPU_MATMULS = (
+    (32, 128, 128), (128, 256, 256), (128, 768, 768), (256, 384, 384), (256, 1536, 384), (512, 512, 512), (512, 4096, 384),
+    (1024, 384, 1536), (1024, 384, 384), (1024, 768, 192), (1024, 1536, 384), (2048, 192, 384),
+)  # fmt: skip
+_GPU_MATMULS = (
+    (512, 1024, 1024), (1024, 4096, 1024), (2048, 2048, 2048), (2048, 8192, 2048), (4096, 4096, 4096), (4096, 1024, 4096), (4096, 11008, 4096),
+    (4096, 4096, 11008), (8192, 8192, 8192), (8192, 32000, 4096), (16384, 5120, 5120), (16384, 1280, 5120),
+)  # fmt: skip
+
+
+def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
+    if device == "cuda":
+        return Scope(
+            budget=0.02 if brief else 0.05,
+            matmuls=_GPU_MATMULS,
+            batched_matmuls=((64, 1024, 1024, 64), (64, 1024, 64, 1024), (32, 2048, 2048, 128)),
+            half_matmuls=_GPU_MATMULS[4:8],
+            elements=tuple(2**exponent for exponent in range(14, 28, 3 if brief else 2)),
+            attentions=(
+                (1, 16, 16, 1024, 64), (8, 16, 16, 1024, 64), (4, 16, 16, 2048, 128), (1, 32, 32, 4096, 128), (1, 32, 8, 8192, 128),
+                (4, 32, 8, 4096, 128), (16, 12, 12, 1024, 64), (2, 16, 16, 8192, 64),
+            ),
+            message_bytes=tuple(2**exponent for exponent in range(10, 29, 3 if brief else 2)),
+            logit_bytes=logit_bytes,
+            dtype=Dtype.BF16,
+            half_dtype=Dtype.FP32,
+        )  # fmt: skip
+    return Scope(
+        budget=0.03 if brief else 0.1,
+        matmuls=_CPU_MATMULS,
+        batched_matmuls=((24, 128, 128, 64), (24, 128, 64, 128), (24, 256, 256, 64)),
+        half_matmuls=((64, 256, 256), (256, 1536, 384), (512, 512, 512), (1024, 384, 1536), (2048, 768, 768)),
+        elements=tuple(2**exponent for exponent in range(12, 23 if brief else 25, 2)),
+        attentions=(
+            (1, 4, 4, 64, 32), (2, 6, 6, 128, 64), (4, 3, 3, 128, 64), (4, 6, 6, 128, 64), (2, 6, 6, 256, 64), (4, 8, 2, 256, 32),
+            (4, 6, 6, 256, 64), (1, 12, 12, 512, 64), (1, 8, 8, 512, 128), (1, 6, 6, 1024, 64),
+        )[:: 1],
+        message_bytes=tuple(2**exponent for exponent in range(8, 24 if brief else 27, 3 if brief else 2)),
+        logit_bytes=logit_bytes,
+        dtype=Dtype.FP32,
+        half_dtype=Dtype.BF16,
+    )  # fmt: skip
+
+
+class Stopwatch:
+    """Median time of a call."""
+
+    def __init__(self, device: str) -> None:
+        self.on_gpu = device == "cuda"
+
+    def time(self, call: Callable[[], object], *, budget: float, least: int = 5, most: int = 60) -> float:
+        """Seconds of one call: the median of as many as the budget allows."""
+        call()
+        once = self._one(call)
+        count = max(least, min(most, int(budget / max(once, 1e-7))))
+        return statistics.median(self._one(call) for _ in range(count))
+
+    def _one(self, call: Callable[[], object]) -> float:
+        if not self.on_gpu:
+            start = time.thread_time()
+            call()
+            return time.thread_time() - start
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        call()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3
+
+
+def in_turn(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
+    """Calls on several copies of the operands, one after the other."""
+    copies = [make() for _ in range(max(1, min(MOST_COPIES, int(ROTATED_BYTES / max(num_bytes, 1.0)))))]
+    index = 0
+
+    def call() -> object:
+        nonlocal index
+        index = (index + 1) % len(copies)
+        return copies[index]()
+
+    return call
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Kernels
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel to time: what it is called, one call of it, and the sample that its time makes."""
+
+    label: str
+    call: Callable[[], object]
+    sample: Callable[[float], Sample]
+
+
+def linear_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
+    """A linear layer [rows, inputs] -> [rows, outputs]: forward, gradient of the input, gradient of the weight."""
+    rows, outputs, inputs = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    num_bytes = (rows * inputs + outputs * inputs + rows * outputs) * options["dtype"].itemsize
+
+    def forward() -> Callable[[], object]:
+        x, weight, bias = (torch.randn(*size, **options) for size in ((rows, inputs), (outputs, inputs), (outputs,)))
+        return lambda: F.linear(x, weight, bias)
+
+    def input_gradient() -> Callable[[], object]:
+        gradient, weight = torch.randn(rows, outputs, **options), torch.randn(outputs, inputs, **options)
+        return lambda: gradient.mm(weight)
+
+    def weight_gradient() -> Callable[[], object]:
+        gradient, x = torch.randn(rows, outputs, **options), torch.randn(rows, inputs, **options)
+        return lambda: gradient.t().mm(x)
+
+    for make, (m, n, k) in (
+        (forward, (rows, outputs, inputs)),
+        (input_gradient, (rows, inputs, outputs)),
+        (weight_gradient, (outputs, inputs, rows)),
+    ):
+        yield Kernel(
+            label=f"matrix multiply {m} x {n} x {k} in {dtype}",
+            call=in_turn(make, num_bytes),
+            sample=lambda seconds, m=m, n=n, k=k: MatmulSample(m=m, n=n, k=k, batch=1, dtype=dtype, time=seconds),  # type: ignore[misc]
+        )
+
+
+def batched_kernel(shape: tuple[int, int, int, int], dtype: Dtype, device: str) -> Kernel:
+    batch, m, n, k = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+
+    def make() -> Callable[[], object]:
+        a, b = torch.randn(batch, m, k, **options), torch.randn(batch, k, n, **options)
+        return lambda: torch.bmm(a, b)
+
+    return Kernel(
+        label=f"{batch} matrix multiplies {m} x {n} x {k}",
+        call=in_turn(make, batch * (m * k + k * n + m * n) * options["dtype"].itemsize),
+        sample=lambda seconds: MatmulSample(m=m, n=n, k=k, batch=batch, dtype=dtype, time=seconds),
+    )
+
+
+#: Bytes that the cost model counts, in units of the tensor's: (forward, backward). 0: no kernel of its own.
+_TENSORS_MOVED = {
+    KernelClass.DEFAULT: (2.0, 0.0),
+    KernelClass.ADD: (3.0, 5.0),
+    KernelClass.GELU: (2.0, 3.0),
+    KernelClass.GELU_TANH: (2.0, 3.0),
+    KernelClass.SILU: (2.0, 3.0),
+    KernelClass.LAYERNORM: (2.0, 3.0),
+    KernelClass.RMSNORM: (2.0, 3.0),
+    KernelClass.SOFTMAX: (2.0, 3.0),
+    KernelClass.ROTARY: (2.0, 2.0),
+}
+
+_ROTARY_MODEL = TransformerConfig(
+    name="rotary", architecture="llama", num_hidden_layers=1, hidden_size=WIDTH, num_attention_heads=8, num_key_value_heads=8,
+    head_dim=WIDTH // 8, intermediate_size=WIDTH, vocab_size=8, max_position_embeddings=64, gated_mlp=False, activation="silu",
+    norm="rmsnorm", position="rotary", qkv_bias=False, attention_output_bias=False, mlp_bias=False, norm_bias=False,
+    tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The operator of that class, on a tensor [rows, WIDTH]."""
+    other, scale = torch.randn(rows, WIDTH, **options).requires_grad_(), torch.randn(WIDTH, **options).requires_grad_()
+    shift = torch.randn(WIDTH, **options).requires_grad_()
+    match kernel:
+        case KernelClass.DEFAULT:
+            return lambda x: x * 1.5
+        case KernelClass.ADD:
+            return lambda x: x * other
+        case KernelClass.GELU:
+            return F.gelu
+        case KernelClass.GELU_TANH:
+            return lambda x: F.gelu(x, approximate="tanh")
+        case KernelClass.SILU:
+            return F.silu
+        case KernelClass.LAYERNORM:
+            return lambda x: F.layer_norm(x, (WIDTH,), scale, shift)
+        case KernelClass.RMSNORM:
+            return lambda x: F.rms_norm(x, (WIDTH,), scale)
+        case KernelClass.SOFTMAX:
+            return lambda x: torch.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
+        case KernelClass.ROTARY:
+            layer = Attention(_ROTARY_MODEL, Sharding(), index=0, fused=True, recompute_core=False, device=str(options["device"]))
+            return lambda x: layer._rotate(x.view(1, rows, 8, WIDTH // 8)).view(rows, WIDTH)
+    raise AssertionError(kernel)
+
+
+def _with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+    """The backward pass alone, of everything that `function` reads and that wants a gradient."""
+    output = function(x)
+    gradient = torch.randn_like(output)
+    leaves = [x, *_leaves(function)]
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+
+def _leaves(function: Callable[..., object]) -> list[torch.Tensor]:
+    cells = getattr(function, "__closure__", None) or ()
+    found = [cell.cell_contents for cell in cells]
+    return [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
+
+
+def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    """Forward and backward of one class on that many elements."""
+    rows = max(elements // WIDTH, 1)
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    size = rows * WIDTH * options["dtype"].itemsize
+
+    def forward() -> Callable[[], object]:
+        function = _streaming_function(kernel, rows, options)
+        x = torch.randn(rows, WIDTH, **options).requires_grad_()
+        return lambda: function(x)
+
+    def backward() -> Callable[[], object]:
+        x = torch.randn(rows, WIDTH, **options).requires_grad_()
+        return _with_gradient(_streaming_function(kernel, rows, options), x)
+
+    for phase, make, moved in zip(("forward", "backward"), (forward, backward), _TENSORS_MOVED[kernel], strict=True):
+        if moved:
+            yield Kernel(
+                label=f"{kernel} {phase}",
+                call=in_turn(make, 2 * size),
+                sample=_streaming_sample(kernel, moved * size, rows * WIDTH),
+            )
+
+
+def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float) -> Callable[[float], Sample]:
+    return lambda seconds: StreamingSample(kernel_class=kernel, num_bytes=num_bytes, num_elements=elements, time=seconds)
+
+
+def bias_gradient_kernel(elements: int, dtype: Dtype, device: str) -> Kernel:
+    """The sum over rows that is a bias's gradient: one pass."""
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    rows = max(elements // WIDTH, 1)
+    size = rows * WIDTH * options["dtype"].itemsize
+
+    def make() -> Callable[[], object]:
+        gradient = torch.randn(rows, WIDTH, **options)
+        return lambda: gradient.sum(0)
+
+    return Kernel(label="bias gradient", call=in_turn(make, size), sample=_streaming_sample(KernelClass.ADD, size, rows * WIDTH))
+
+
+def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    size = elements * options["dtype"].itemsize
+    num_bytes = 2 * size + elements  # the mask is a byte an element
+
+    def forward() -> Callable[[], object]:
+        x = torch.randn(elements, **options).requires_grad_()
+        return lambda: F.dropout(x, 0.1)
+
+    def backward() -> Callable[[], object]:
+        return _with_gradient(lambda x: F.dropout(x, 0.1), torch.randn(elements, **options).requires_grad_())
+
+    for phase, make in (("forward", forward), ("backward", backward)):
+        yield Kernel(
+            label=f"dropout {phase}", call=in_turn(make, 2 * size), sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements)
+        )
+
+
+def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    table = torch.randn(vocabulary, WIDTH, **options).requires_grad_()
+    size, table_size = rows * WIDTH * options["dtype"].itemsize, vocabulary * WIDTH * options["dtype"].itemsize
+
+    def tokens() -> torch.Tensor:
+        return torch.randint(vocabulary, (rows,), device=device)
+
+    def forward() -> Callable[[], object]:
+        chosen = tokens()
+        return lambda: F.embedding(chosen, table)
+
+    def backward() -> Callable[[], object]:
+        chosen = tokens()
+        return _with_gradient(lambda x: F.embedding(chosen, x), table)
+
+    for phase, make, num_bytes in (("forward", forward, 2 * size), ("backward", backward, 2 * size + table_size)):
+        yield Kernel(
+            label=f"embedding {phase}",
+            call=in_turn(make, 2 * size),
+            sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH),
+        )
+
+
+def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, device: str) -> Iterator[Kernel]:
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    elements = rows * vocabulary
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
+
+    def operands() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(rows, vocabulary, **options).requires_grad_(), torch.randint(vocabulary, (rows,), device=device)
+
+    def forward() -> Callable[[], object]:
+        logits, targets = operands()
+        return lambda: loss(logits, targets)
+
+    def backward() -> Callable[[], object]:
+        logits, targets = operands()
+        return _with_gradient(lambda x: loss(x, targets), logits)
+
+    for phase, make in (("forward", forward), ("backward", backward)):
+        yield Kernel(
+            label=f"cross-entropy {phase}",
+            call=in_turn(make, 3 * elements * options["dtype"].itemsize),
+            sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements),
+        )
+
+
+def optimizer_kernel(elements: int, device: str) -> Kernel:
+    """AdamW as the executor runs it, on fp32 weights."""
+
+    def make() -> Callable[[], object]:
+        weights = torch.randn(elements, device=device)
+        weights.grad = torch.randn(elements, device=device)
+        return build_optimizer(Optimizer.ADAMW, [weights]).step
+
+    num_bytes = elements * PRECISION_POLICIES[Precision.FP32].step_bytes_per_parameter(Optimizer.ADAMW)
+    return Kernel(
+        label="optimizer step", call=in_turn(make, num_bytes), sample=_streaming_sample(KernelClass.OPTIMIZER, num_bytes, elements)
+    )
+
+
+def attention_calls(
+    shape: tuple[int, int, int, int, int], dtype: Dtype, device: str
+) -> tuple[Callable[[], object], Callable[[], object], Callable[[float, float], Sample]]:
+    """Forward, backward, and the sample of both times. Operands lie as the model's projections leave them."""
+    batch, heads, kv_heads, length, head_dim = shape
+    options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
+    size = batch * length * heads * head_dim * options["dtype"].itemsize
+
+    def operands() -> list[torch.Tensor]:
+        return [torch.randn(batch, length, number, head_dim, **options).requires_grad_() for number in (heads, kv_heads, kv_heads)]
+
+    def attend(leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+        q, k, v = (leaf.transpose(1, 2) for leaf in leaves)
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+        return context.transpose(1, 2).flatten(2)
+
+    def forward() -> Callable[[], object]:
+        leaves = operands()
+        return lambda: attend(leaves)
+
+    def backward() -> Callable[[], object]:
+        leaves = operands()
+        output = attend(leaves)
+        gradient = torch.randn_like(output)
+        return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+
+    def sample(forward_time: float, backward_time: float) -> Sample:
+        return AttentionSample(
+            batch=batch, heads=heads, kv_heads=kv_heads, query_length=length, key_length=length, head_dim=head_dim,
+            causal_fraction=0.5, dtype=dtype, time=forward_time, backward_time=backward_time,
+        )  # fmt: skip
+
+    return in_turn(forward, 4 * size), in_turn(backward, 8 * size), sample
+
+
+def all_kernels(scope: Scope, device: str) -> Iterator[Kernel]:
+    """Everything but attention, made one at a time: operands of the next kernel take the memory of the last."""
+    for shape in scope.matmuls:
+        yield from linear_kernels(shape, scope.dtype, device)
+    for batched in scope.batched_matmuls:
+        yield batched_kernel(batched, scope.dtype, device)
+    for shape in scope.half_matmuls:
+        yield from linear_kernels(shape, scope.half_dtype, device)
+    for elements in scope.elements:
+        for kernel in _TENSORS_MOVED:
+            yield from streaming_kernels(kernel, elements, scope.dtype, device)
+        yield bias_gradient_kernel(elements, scope.dtype, device)
+        yield from dropout_kernels(elements, scope.dtype, device)
+        yield from embedding_kernels(max(elements // WIDTH, 1), max(elements // WIDTH * 4, 64), scope.dtype, device)
+        yield from loss_kernels(max(elements // 4096, 1), 4096, scope.logit_bytes, scope.dtype, device)
+        yield optimizer_kernel(elements, device)
+
+
+def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    """Every kernel, on all ranks at the same time."""
+    watch = Stopwatch(worker.device)
+    samples = []
+    for kernel in all_kernels(scope, worker.device):
+        worker.beat(kernel.label)
+        dist.barrier()
+        samples.append(kernel.sample(watch.time(kernel.call, budget=scope.budget)))
+    for shape in scope.attentions:
+        worker.beat(f"attention over {shape[3]} tokens")
+        forward, backward, sample = attention_calls(shape, scope.dtype, worker.device)
+        dist.barrier()
+        times = [watch.time(call, budget=scope.budget) for call in (forward, backward)]
+        samples.append(sample(*times))
+    return samples
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Contention
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def measure_contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    """How much longer kernels take while every rank computes than on rank 0 alone, and while a collective is under way."""
+    device, watch = worker.device, Stopwatch(worker.device)
+    parts: dict[str, list[Callable[[], object]]] = {
+        "matmul": [kernel.call for kernel in linear_kernels(scope.matmuls[-2], scope.dtype, device)],
+        "streaming": [
+            kernel.call
+            for name in (KernelClass.ADD, KernelClass.LAYERNORM)
+            for kernel in streaming_kernels(name, scope.elements[-2], scope.dtype, device)
+        ],
+        "attention": list(attention_calls(scope.attentions[len(scope.attentions) // 2], scope.dtype, device)[:2]),
+    }
+    samples: list[Sample] = []
+    for name, calls in parts.items():
+        worker.beat(f"contention of {name}")
+        together, alone = [], []
+        for _ in range(3):
+            dist.barrier()
+            together.append(sum(watch.time(call, budget=scope.budget) for call in calls))
+            dist.barrier()
+            if worker.rank == 0:
+                alone.append(sum(watch.time(call, budget=scope.budget) for call in calls))
+            dist.barrier()
+        if worker.rank == 0:
+            factor = statistics.median(together) / statistics.median(alone)
+            samples.append(ContentionSample(name=name, factor=max(factor, 1.0)))
+    if worker.world_size > 1:
+        samples.append(ContentionSample(name="compute_under_communication", factor=_under_communication(worker, parts["matmul"][0])))
+    return samples
+
+
+def _under_communication(worker: Worker, call: Callable[[], object]) -> float:
+    """Time of compute while an all-reduce is under way over its time without, by the clock."""
+    buffer = torch.randn(2 * MEBIBYTE, device=worker.device)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        for _ in range(4):
+            call()
+        if worker.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    dist.all_reduce(buffer)
+    quiet, busy = [], []
+    for _ in range(6):
+        worker.beat("compute under communication")
+        dist.barrier()
+        quiet.append(seconds())
+        dist.barrier()
+        work = [dist.all_reduce(buffer, async_op=True) for _ in range(4)]
+        busy.append(seconds())
+        for item in work:
+            item.wait()
+    return max(statistics.median(busy) / statistics.median(quiet), 1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Collectives
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def group_sizes(world_size: int) -> tuple[int, ...]:
+    """Powers of two up to the world, and the world."""
+    sizes = [1 << exponent for exponent in range(1, world_size.bit_length()) if 1 << exponent <= world_size]
+    return tuple(dict.fromkeys([*sizes, world_size])) if world_size > 1 else ()
+
+
+def _collective(kind: CollectiveKind, num_bytes: int, ranks: int, group: Any, device: str) -> Callable[[], object]:
+    whole = torch.zeros(max(num_bytes // 4 // ranks, 1) * ranks, device=device)
+    part = torch.zeros(whole.numel() // ranks, device=device)
+    match kind:
+        case CollectiveKind.ALL_REDUCE:
+            return lambda: dist.all_reduce(whole, group=group)
+        case CollectiveKind.REDUCE_SCATTER:
+            return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        case CollectiveKind.ALL_GATHER:
+            return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+        case CollectiveKind.ALL_TO_ALL:
+            other = torch.empty_like(whole)
+            return lambda: dist.all_to_all_single(other, whole, group=group)
+        case CollectiveKind.SEND_RECV:
+            first, second = 0, 1
+            if dist.get_rank() == first:
+                return lambda: (dist.send(whole, second), dist.recv(whole, second))
+            if dist.get_rank() == second:
+                return lambda: (dist.recv(whole, first), dist.send(whole, first))
+            return lambda: None
+    raise AssertionError(kind)
+
+
+#: Least and most calls of a collective in one timing, and how many timings give the median.
+LEAST_CALLS, MOST_CALLS, NUM_TIMINGS = 2, 30, 5
+
+
+def measure_collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    """Every collective over sizes and group sizes, a few calls after one another: each waits for its peers."""
+    samples: list[Sample] = []
+    for ranks in group_sizes(worker.world_size):
+        key = ("microbenchmark group", ranks)
+        if key not in worker.cache:
+            worker.cache[key] = dist.new_group(list(range(ranks)))
+        group = worker.cache[key]
+        kinds = list(CollectiveKind) if ranks == 2 else [kind for kind in CollectiveKind if kind is not CollectiveKind.SEND_RECV]
+        for kind in kinds:
+            for num_bytes in scope.message_bytes:
+                worker.beat(f"{kind} of {num_bytes} bytes on {ranks} ranks")
+                dist.barrier()
+                if worker.rank >= ranks:
+                    continue
+                call = _collective(kind, num_bytes, ranks, group, worker.device)
+                messages = 2 if kind is CollectiveKind.SEND_RECV else 1
+                seconds = _time_collective(call, scope.budget, worker.device, group) / messages
+                samples.append(CollectiveSample(kind=kind, num_bytes=float(num_bytes), group_size=ranks, time=seconds))
+    return samples
+
+
+def _time_collective(call: Callable[[], object], budget: float, device: str, group: Any) -> float:
+    def seconds(count: int) -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / count
+
+    seconds(1)
+    # every rank must make the same number of calls
+    once = torch.tensor([seconds(2)], device=device)
+    dist.all_reduce(once, dist.ReduceOp.MAX, group=group)
+    count = max(LEAST_CALLS, min(MOST_CALLS, int(budget / NUM_TIMINGS / max(float(once), 1e-7))))
+    return statistics.median(seconds(count) for _ in range(NUM_TIMINGS))
