@@ -1,0 +1,222 @@
+"""`calibrate_machine`: microbenchmarks of this machine, fitted to a calibration that the next prediction uses. Imports no torch itself."""
+
+from __future__ import annotations
+
+import platform
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfmodel.calibrate.fit_host import HostRun, fit_host_times, overhead_plans
+from perfmodel.calibrate.fit_machine import fit_machine
+from perfmodel.errors import InputError
+from perfmodel.execute.launch import Worker, WorkerGroup
+from perfmodel.execute.runner import num_gpus, pick_device, run_plan
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.local import local_cluster
+from perfmodel.hardware.samples import (
+    AttentionSample,
+    CollectiveSample,
+    ContentionSample,
+    MatmulSample,
+    Sample,
+    StreamingSample,
+)
+from perfmodel.parallel.profile import load_profile
+
+if TYPE_CHECKING:
+    from perfmodel.execute.microbenchmarks import Scope
+
+Progress = Callable[[float, str], None]
+"""Told the share that is done (0 to 1) and what is being measured."""
+
+CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
+
+#: Share of the whole by phase: start of the workers, kernels, contention, collectives, tiny programs. By experience.
+_PHASES = {False: (0.08, 0.45, 0.55, 0.7, 1.0), True: (0.15, 0.45, 0.55, 0.65, 1.0)}
+
+#: Steps of the tiny programs: warm-up and timed.
+_WARMUP, _STEPS, _BRIEF_STEPS = 3, 20, 8
+
+
+def scope_on_rank(worker: Worker, brief: bool, logit_bytes: float) -> Scope:
+    from perfmodel.execute.microbenchmarks import make_scope
+
+    return make_scope(worker.device, brief=brief, logit_bytes=logit_bytes)
+
+
+def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    from perfmodel.execute.microbenchmarks import measure_kernels_on_rank
+
+    return measure_kernels_on_rank(worker, scope)
+
+
+def contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    from perfmodel.execute.microbenchmarks import measure_contention_on_rank
+
+    return measure_contention_on_rank(worker, scope)
+
+
+def collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    from perfmodel.execute.microbenchmarks import measure_collectives_on_rank
+
+    return measure_collectives_on_rank(worker, scope)
+
+
+def describe(worker: Worker) -> tuple[str, dict[str, str]]:
+    from perfmodel.execute.measure import describe_on_rank
+
+    return describe_on_rank(worker)
+
+
+def calibrate_machine(
+    ranks: int = 2,
+    *,
+    brief: bool = False,
+    device: str = "auto",
+    path: str | Path | None = None,
+    group: WorkerGroup | None = None,
+    progress: Progress | None = None,
+) -> Calibration:
+    """Measure this machine and fit what predictions need; under two minutes on two cores, `brief` under one.
+
+    ranks     processes that compute and communicate together: as many as the plans will use, not more than cores or GPUs
+    device    cpu, cuda, or auto: GPUs where there are enough
+    path      file to write the calibration to; None: it is returned only
+    group     a running WorkerGroup of `ranks` to use
+    """
+    report = progress or (lambda share, what: None)
+    if group is None:
+        check_ranks(ranks, device)
+    device = group.device if group is not None else pick_device(device, ranks)
+    phases = _PHASES[brief]
+    report(0.0, "starting workers")
+    limits = [0.0, phases[0]]
+
+    def on_progress(what: str) -> None:
+        # within a phase the end is approached, never reached: what is left is not known
+        limits[0] += 0.02 * (limits[1] - limits[0])
+        report(limits[0], what)
+
+    scope = nullcontext(group) if group is not None else WorkerGroup(ranks, device=device, hang_timeout=60.0, on_progress=on_progress)
+    with scope as workers:
+        before = workers.on_progress
+        workers.on_progress = on_progress
+        try:
+            calibration = _measure(workers, brief, limits, phases, report)
+        finally:
+            workers.on_progress = before
+    if path is not None:
+        from perfmodel.hardware.writer import save_calibration
+
+        save_calibration(calibration, path)
+    report(1.0, "done")
+    return calibration
+
+
+def check_ranks(ranks: int, device: str) -> None:
+    cores = local_cluster().num_chips
+    if ranks < 1:
+        raise InputError(f"ranks={ranks}: must be at least 1; use 2")
+    if device == "cuda" and num_gpus() < ranks:
+        raise InputError(f"ranks={ranks}: this machine has {num_gpus()} GPUs; use fewer ranks or --device cpu")
+    if pick_device(device, ranks) == "cpu" and ranks > cores:
+        raise InputError(
+            f"ranks={ranks}: this machine has {cores} cores, and ranks that share one time the scheduler; use {cores} or fewer"
+        )
+
+
+def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Sequence[float], report: Progress) -> Calibration:
+    def begin(phase: int, what: str) -> None:
+        limits[:] = [phases[phase - 1], phases[phase]]
+        report(limits[0], what)
+
+    profile = load_profile(GPU_PROFILE if group.device == "cuda" else CPU_PROFILE)
+    scope = group.call(scope_on_rank, brief, profile.logit_bytes)[0]
+    begin(1, "kernels")
+    kernels = combine(group.call(kernels_on_rank, scope), slowest=False)
+    begin(2, "contention")
+    contention = group.call(contention_on_rank, scope)[0]
+    begin(3, "collectives")
+    collectives = combine(group.call(collectives_on_rank, scope), slowest=True)
+    name, software = group.call(describe)[0]
+    cluster = machine_cluster(group, name)
+    on_cpu = group.device == "cpu"
+    if on_cpu:
+        contention.append(ContentionSample(name="cores", factor=float(local_cluster().num_chips)))
+    calibration = fit_machine(
+        [*(alone(sample, contention) if on_cpu else sample for sample in kernels), *contention, *collectives],
+        name=f"local-{cluster.chip.name}",
+        chip=cluster.chip.name,
+        software=", ".join(f"{key} {value}" for key, value in software.items()),
+    )
+    calibration = replace(calibration, notes=f"measured with {group.num_ranks} processes at work on {name} ({platform.system()})")
+    if not on_cpu:
+        return calibration  # kernels run ahead of nothing: the host is hidden, or the profile's floor of a layer holds
+    plans = overhead_plans(group.num_ranks, cluster=cluster.name, profile=profile.name, brief=brief)
+    steps = _BRIEF_STEPS if brief else _STEPS
+    runs = []
+    for index, plan in enumerate(plans):
+        limits[:] = [phases[3] + (phases[4] - phases[3]) * part / len(plans) for part in (index, index + 1)]
+        report(limits[0], f"host overhead, program {index + 1} of {len(plans)}")
+        measured = run_plan(plan, steps=steps, warmup=_WARMUP, check_gradients=False, inspects=False, group=group)
+        runs.append(HostRun(plan=plan, time=statistics.median(measured.step_times)))
+    return fit_host_times(runs, cluster, calibration, profile)
+
+
+def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sample]:
+    """One sample of each measurement: the mean of the ranks, or the slowest. A rank that took no part has fewer samples."""
+    length = max(len(samples) for samples in by_rank)
+    columns = zip(*(samples for samples in by_rank if len(samples) == length), strict=True)
+    return [_merged(column, slowest=slowest) for column in columns]
+
+
+def _merged(samples: Sequence[Sample], *, slowest: bool) -> Sample:
+    reduce = max if slowest else statistics.fmean
+    first = samples[0]
+    match first:
+        case AttentionSample():
+            both = [sample for sample in samples if isinstance(sample, AttentionSample)]
+            return replace(first, time=reduce(s.time for s in both), backward_time=reduce(s.backward_time for s in both))
+        case MatmulSample() | StreamingSample() | CollectiveSample():
+            return replace(first, time=reduce(s.time for s in samples if not isinstance(s, ContentionSample)))
+    return first
+
+
+_PART = {MatmulSample: "matmul", StreamingSample: "streaming", AttentionSample: "attention"}
+
+
+def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
+    """What the sample would have been without the other ranks at work: `resolve_machine` slows it down again by as many as there are."""
+    factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
+    factor = factors.get(_PART.get(type(sample), ""), 1.0)
+    match sample:
+        case AttentionSample():
+            return replace(sample, time=sample.time / factor, backward_time=sample.backward_time / factor)
+        case MatmulSample() | StreamingSample():
+            return replace(sample, time=sample.time / factor)
+    return sample
+
+
+def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:
+    """This machine as a cluster of `group.num_ranks` chips; a GPU is looked up among the known chips."""
+    if group.device == "cpu":
+        return local_cluster(num_chips=group.num_ranks)
+    from perfmodel.hardware.reader import list_chips, load_chip
+
+    chip = load_chip(match_gpu(device_name, list_chips()))
+    return replace(local_cluster(num_chips=group.num_ranks), name=f"local-{chip.name}", chip=chip)
+
+
+def match_gpu(device_name: str, chips: Sequence[str]) -> str:
+    """The known chip whose name shares most words with what the driver says ("NVIDIA A100-SXM4-80GB" -> a100-sxm-80gb)."""
+    words = set(re.findall(r"[a-z]+\d+[a-z]*|\d+gb|sxm|pcie|nvl", device_name.lower()))
+    best = max(chips, key=lambda chip: (len(words & set(chip.split("-"))), -len(chip)))
+    if not words & {part for part in best.split("-") if not part.endswith("gb")}:
+        raise InputError(f"device={device_name}: no known chip has that name; describe it in a chip file (see hardware_specs/chips)")
+    return best
