@@ -22,6 +22,17 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.layout": ("AttentionKernel", "ParallelLayout", "PipelineSchedule", "Recompute", "ZeroStage"),
     "perfmodel.parallel.plan": ("Plan", "make_plan"),
     "perfmodel.parallel.plan_file": ("read_plan", "write_plan"),
+    "perfmodel.parallel.prediction": ("Prediction",),
+    "perfmodel.results": ("Comparison", "Measurement"),
+    "perfmodel.api": (
+        "calibrate_machine",
+        "compare_plans",
+        "explain_plan",
+        "find_plans",
+        "predict",
+        "run_plan",
+        "validate_cases",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -1,30 +1,65 @@
-"""The `perfmodel` command: registers the verbs, and turns what they raise into one sentence and an exit code.
+"""The `perfmodel` command: finds the verb, and turns what it raises into one sentence and an exit code.
 
-Only typer is loaded here. Each verb imports what it needs when it is called, so that `perfmodel --help` stays instant.
+Only the module of the verb that was asked for is loaded, and each verb imports what it needs when it is called, so that
+`perfmodel --help` and `perfmodel predict` stay quick.
 """
 
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from perfmodel import __version__
-from perfmodel.commands import known
 from perfmodel.errors import InputError, PerfModelError
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
-app = typer.Typer(
-    name="perfmodel",
-    help="Step time and memory of distributed training, for every parallel plan.",
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-)
+#: verb -> (module of perfmodel.commands, what it does)
+VERBS = {
+    "predict": ("predict", "Step time, its parts, memory and utilisation of one plan."),
+    "search": ("search", "The best plans of a job on a cluster, and why the others are not."),
+    "explain": ("explain", "Where a plan's time and memory go, and why not another."),
+    "compare": ("explain", "Plans side by side."),
+    "run": ("run", "Run a plan with torch here; predicted against measured."),
+    "calibrate": ("run", "Measure this machine, so that predictions of localhost rest on it."),
+    "validate": ("validate", "Predict published runs and show how far off the predictions are."),
+    "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
+    "chips": ("known", "Known chips: dense FLOP rates, memory, and where each number came from."),
+    "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
+    "models": ("known", "Known models: shape and exact parameter count, with their sources."),
+    "profiles": ("known", "Known execution profiles: what a framework does with a plan."),
+}
+
+
+def make_app(verb: str = "") -> typer.Typer:
+    """The command line. With a known `verb`, only that one is loaded; the others are their names and what they do."""
+    app = typer.Typer(
+        name="perfmodel",
+        help="Step time and memory of distributed training, for every parallel plan.",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    )
+    app.callback()(_root)
+    for name, (module, summary) in VERBS.items():
+        if name == verb:
+            app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), name))
+        else:
+            app.command(name, short_help=summary)(_not_loaded(name))
+    return app
+
+
+def _not_loaded(name: str) -> Callable[[], Any]:
+    def stand_in() -> None:
+        raise PerfModelError(f"{name}: was not loaded; give the verb first, as in perfmodel {name} --help")
+
+    return stand_in
 
 
 def _print_version(wanted: bool) -> None:
@@ -33,27 +68,22 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Options before the verb."""
 
 
-app.command("chips")(known.chips)
-app.command("clusters")(known.clusters)
-app.command("models")(known.models)
-
-
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        code = app(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
+        verb = next((each for each in arguments if not each.startswith("-")), "")
+        code = make_app(verb)(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
             _complain("interrupted")
         return code if isinstance(code, int) else 0
     except TyperException as error:
-        _complain(f"{error.format_message().rstrip('.')}; see perfmodel --help")
+        _complain(f"{error.format_message().rstrip('.')}; see perfmodel {verb if verb in VERBS else ''} --help")
         return EXIT_BAD_INPUT
     except InputError as error:
         _complain(str(error))

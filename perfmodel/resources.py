@@ -29,18 +29,18 @@ def user_calibrations_dir() -> Path:
     return home / ".local" / "share" / "perfmodel" / "calibrations"
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write `text` to `path` whole or not at all.
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path` whole or not at all.
 
-    The text goes to a temporary file in the same folder, is forced to disk and then renamed. On a full disk, a missing folder or a
+    It goes to a temporary file in the same folder, is forced to disk and then renamed. On a full disk, a missing folder or a
     refused permission the old file stays as it was, the temporary one is removed, and an `InputError` names the path.
     """
     target = Path(path)
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         os.chmod(temporary, _mode_for(target))

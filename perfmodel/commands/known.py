@@ -1,8 +1,9 @@
-"""`perfmodel chips | clusters | models`: what is known, with its sources. One name, or a file, shows everything about it."""
+"""`perfmodel chips | clusters | models | profiles`: what is known, with its sources. One name, or a file, shows everything about it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from perfmodel.dtypes import Dtype
 if TYPE_CHECKING:
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
+    from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.workload.config import TransformerConfig
 
 _HEADLINE_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
@@ -180,3 +182,55 @@ def _model_row(model: TransformerConfig) -> tuple[str, ...]:
 def _model_object(model: TransformerConfig) -> dict[str, Any]:
     fields: dict[str, Any] = to_plain(model)
     return {"name": model.name, "num_parameters": model.num_parameters, **fields}
+
+
+def profiles(
+    name: Annotated[
+        str, typer.Argument(help="A profile, or the path of a profile file; all profiles if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Known execution profiles: what a framework does with a plan, with their sources."""
+    from perfmodel.parallel.profile import list_profiles, load_profile
+
+    known = [load_profile(each) for each in ([name] if name else list_profiles())]
+    if json:
+        print_json({"profiles": known})
+    elif name:
+        facts = [(field.name.replace("_", " "), _profile_value(field.name, getattr(known[0], field.name))) for field in fields(known[0])]
+        print_facts(known[0].name, facts[1:])
+    else:
+        marks = cite(each.source for each in known)
+        print_table(
+            ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a layer", "a step", "source"),
+            [(*_profile_row(profile), marks[profile.source]) for profile in known],
+            title=f"Known execution profiles: {len(known)}. One name shows everything about it.",
+            right=("host a layer", "a step"),
+        )
+        print_sources(marks)
+
+
+def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
+    from perfmodel.units import format_time
+
+    return (
+        profile.name,
+        profile.default_attention,
+        f"{profile.accumulate_dtype}, reduced in {profile.reduce_dtype}",
+        "shards" if profile.zero2_stores_shards else "whole copies",
+        "yes" if profile.overlaps_gradients else "no",
+        format_time(profile.host_layer_time) if profile.host_layer_time else "-",
+        format_time(profile.step_time_constant) if profile.step_time_constant else "-",
+    )
+
+
+def _profile_value(name: str, value: object) -> str:
+    from perfmodel.units import format_time, format_traffic
+
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float) and (name.endswith(("_time", "_constant")) or "_time_per_" in name):
+        return format_time(value) if value else "0"
+    if isinstance(value, float) and name.endswith("_bytes"):
+        return format_traffic(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,6 +5,9 @@ import enum
 import io
 import json
 import math
+import shutil
+import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,12 +57,19 @@ def print_table(
     from rich.table import Table
 
     to_the_right, may_fold = set(right), set(fold)
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for header in headers:
         table.add_column(header, justify="right" if header in to_the_right else "left", no_wrap=header not in may_fold, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _show(table)
+    _show(title, table)
+
+
+def print_tables(tables: Iterable[Any]) -> None:
+    """Tables of `perfmodel.report`, each after a blank line."""
+    for table in tables:
+        print()
+        print_table(table.headers, table.rows, title=table.title, right=table.right, fold=table.fold)
 
 
 def print_sources(sources: Iterable[str]) -> None:
@@ -78,22 +88,73 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """A title and one `name  value` line for each fact."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(name, value)
-    _show(table)
+    _show(title, table)
 
 
-def _show(table: Any) -> None:
+class Progress:
+    """A bar on standard error for work that has taken longer than two seconds; nothing where nobody watches.
+
+    `share` takes the part that is done, in 0..1; `step` also what is being done now; `note` only that.
+    """
+
+    _PATIENCE = 2.0  # s
+    _REDRAW = 0.1  # s
+    _WIDTH = 30
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._start = self._drawn_at = time.monotonic()
+        self._is_watched = sys.stderr.isatty()
+        self._length = 0
+
+    def share(self, done: float) -> None:
+        self.step(done, "")
+
+    def step(self, done: float, what: str) -> None:
+        now = time.monotonic()
+        if now - self._start > self._PATIENCE and now - self._drawn_at > self._REDRAW:
+            filled = round(done * self._WIDTH)
+            left = (now - self._start) * (1.0 - done) / done if done > 0.01 else math.inf
+            remaining = f", {left:.0f} s left" if left < 1e6 else ""
+            doing = f" ({what})" if what else ""
+            self._draw(f"{self._title}{doing} [{'#' * filled}{'.' * (self._WIDTH - filled)}] {done:4.0%}{remaining}")
+
+    def note(self, sentence: str) -> None:
+        self._draw(f"{self._title}: {sentence} ({time.monotonic() - self._start:.0f} s)")
+
+    def _draw(self, text: str) -> None:
+        if not self._is_watched:
+            return
+        self._drawn_at = time.monotonic()
+        text = text[: max(shutil.get_terminal_size().columns - 1, 20)]
+        print(f"\r{text:<{self._length}}", end="", file=sys.stderr, flush=True)
+        self._length = len(text)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._length:
+            print(f"\r{'':<{self._length}}\r", end="", file=sys.stderr, flush=True)
+            self._length = 0
+
+
+def _show(title: str, table: Any) -> None:
     """Print as wide as the terminal; where no terminal says how wide it is, wide enough for every line, with no blanks at its end."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
     if console.is_terminal:
+        if title:
+            console.print(title, style="bold")
         console.print(table)
         return
     text = io.StringIO()
     Console(file=text, markup=False, highlight=False, emoji=False, width=_NO_TERMINAL_WIDTH).print(table)
-    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    lines = ([title] if title else []) + [line.rstrip() for line in text.getvalue().splitlines()]
+    print("\n".join(lines))

@@ -1,0 +1,116 @@
+"""The flags of the verbs that predict, once for all of them (DESIGN.md section 7), and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.errors import InputError, bad_field
+
+_JOB, _PLAN, _RESULT = "Job and cluster", "Plan", "Result"
+
+Model = Annotated[str, typer.Option("--model", metavar="NAME|PATH", help="A model's name (`perfmodel models`) or a config.json.")]
+ClusterNames = Annotated[
+    list[str],
+    typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file; may be given several times."),
+]
+Chips = Annotated[str, typer.Option("--chips", metavar="N[,N...]", help="Chips to use; several numbers give one table.")]
+GlobalBatch = Annotated[int | None, typer.Option("--global-batch", metavar="N", help="Sequences in a step, on all chips together.")]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Tokens in a sequence.")]
+Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16.")]
+Optimizer = Annotated[str, typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam or adamw.")]
+
+Tp = Annotated[int | None, typer.Option("--tp", metavar="N", help="Tensor-parallel degree.")]
+Pp = Annotated[int | None, typer.Option("--pp", metavar="N", help="Pipeline-parallel degree.")]
+Cp = Annotated[int | None, typer.Option("--cp", metavar="N", help="Context-parallel degree.")]
+DpReplicate = Annotated[int | None, typer.Option("--dp-replicate", metavar="N", help="Data-parallel replicas.")]
+DpShard = Annotated[int | None, typer.Option("--dp-shard", metavar="N", help="Data-parallel ranks that shard (FSDP; see --zero).")]
+Zero = Annotated[int | None, typer.Option("--zero", metavar="0-3", help="ZeRO stage; 3 is FSDP.")]
+MicroBatch = Annotated[int | None, typer.Option("--micro-batch", metavar="N", help="Sequences of a rank in one pass.")]
+VirtualStages = Annotated[int | None, typer.Option("--virtual-stages", metavar="N", help="Model chunks of a pipeline rank (interleaved).")]
+Schedule = Annotated[str | None, typer.Option("--schedule", metavar="NAME", help="gpipe, 1f1b or interleaved.")]
+Recompute = Annotated[str | None, typer.Option("--recompute", metavar="NAME", help="none, selective or full.")]
+SequenceParallel = Annotated[
+    bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Shard the residual stream over tp.", show_default=False)
+]
+Attention = Annotated[str | None, typer.Option("--attention", metavar="NAME", help="flash or unfused; the profile's if left out.")]
+Order = Annotated[
+    str | None, typer.Option("--order", metavar="AXES", help="Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.")
+]
+
+Profile = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="NAME|PATH", help="Framework habits (`perfmodel profiles`); megatron, on localhost torch-gloo."),
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option("--calibration", metavar="NAME|PATH", help="A calibration, or spec-sheet for none; the best known if left out."),
+]
+MemoryHeadroom = Annotated[str, typer.Option("--memory-headroom", metavar="SHARE", help="Memory to keep free, such as 10%.")]
+Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days and chip-hours.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure (PNG, SVG or PDF).")]
+Save = Annotated[Path | None, typer.Option("--save", metavar="PLAN.yaml", help="Write the plan (of a search: the best) to a file.")]
+
+
+def parse_chips(text: str) -> list[int]:
+    """`64,128,256` as numbers; nothing as an empty list."""
+    counts = []
+    for item in text.split(",") if text else []:
+        if not (item.strip().isascii() and item.strip().isdecimal()) or not 1 <= int(item) <= 10**7:
+            raise bad_field("chips", text, "must be whole numbers of at least 1, separated by commas", "write 64 or 64,128,256")
+        counts.append(int(item))
+    return counts
+
+
+def parse_fraction(text: str, field: str) -> float:
+    from perfmodel.units import parse_quantity
+
+    share = parse_quantity(text, "fraction", field=field) if text else 0.0
+    if share >= 1.0:
+        raise bad_field(field, text, "must be less than the whole", "write 10% or 0.1")
+    return share
+
+
+def parse_tokens(text: str) -> float:
+    from perfmodel.units import parse_quantity
+
+    tokens = parse_quantity(text, "count", field="tokens") if text else 0.0
+    if text and tokens < 1:
+        raise bad_field("tokens", text, "must be at least 1", "write 15T or 300B")
+    return tokens
+
+
+def parse_order(text: str | None) -> tuple[str, ...] | None:
+    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is."""
+    if text is None:
+        return None
+    from perfmodel.parallel.layout import check_order
+
+    plain = text.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
+    return check_order(tuple(axis.strip() for axis in plain.split("-")))
+
+
+def needed(value: int | str | None, flag: str, meaning: str) -> None:
+    if not value and value != 0:
+        raise InputError(f"{flag}: is missing; give {meaning}")
+
+
+def check_figure(path: Path | None) -> None:
+    """Refuse a figure that could not be written before the work is done."""
+    if path is not None and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise bad_field("plot", path, "must end in .png, .svg or .pdf", "write --plot plan.png")
+    _check_folder(path, "plot")
+
+
+def check_plan_path(path: Path | None) -> None:
+    if path is not None and path.suffix.lower() not in (".yaml", ".yml"):
+        raise bad_field("save", path, "must end in .yaml", "write --save plan.yaml")
+    _check_folder(path, "save")
+
+
+def _check_folder(path: Path | None, field: str) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise bad_field(field, path, "its folder does not exist", "make it or choose another path")

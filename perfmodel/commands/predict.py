@@ -1,0 +1,176 @@
+"""`perfmodel predict`: step time and memory of one plan, or of the same knobs on several clusters and numbers of chips."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.commands import options
+from perfmodel.commands.output import print_facts, print_json, print_tables
+from perfmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.api import Knobs
+    from perfmodel.parallel.prediction import Prediction
+    from perfmodel.workload.job import TrainingJob
+
+
+def predict(
+    plan: Annotated[
+        str, typer.Argument(metavar="[PLAN.yaml]", help="A plan file, or an expert plan by name; or describe the plan with flags.")
+    ] = "",
+    model: options.Model = "",
+    cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
+    chips: options.Chips = "",
+    global_batch: options.GlobalBatch = None,
+    seq_len: options.SeqLen = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    cp: options.Cp = None,
+    dp_replicate: options.DpReplicate = None,
+    dp_shard: options.DpShard = None,
+    zero: options.Zero = None,
+    micro_batch: options.MicroBatch = None,
+    virtual_stages: options.VirtualStages = None,
+    schedule: options.Schedule = None,
+    recompute: options.Recompute = None,
+    sequence_parallel: options.SequenceParallel = None,
+    order: options.Order = None,
+    attention: options.Attention = None,
+    precision: options.Precision = "bf16-mixed",
+    optimizer: options.Optimizer = "adamw",
+    profile: options.Profile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = "0%",
+    tokens: options.Tokens = "",
+    json: options.Json = False,
+    plot: options.Plot = None,
+    save: options.Save = None,
+) -> None:
+    """Step time, its parts, memory and utilisation of one plan.
+
+    A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard).
+    A plan that does not fit is predicted all the same.
+    """
+    from perfmodel.api import Knobs, load_plan, make_job
+
+    options.check_figure(plot)
+    options.check_plan_path(save)
+    knobs = Knobs(
+        pp=pp,
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        zero=zero,
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        schedule=schedule,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        order=options.parse_order(order),
+        attention=attention,
+    )
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    num_tokens = options.parse_tokens(tokens)
+    counts = options.parse_chips(chips)
+    request = _Request(knobs, calibration=calibration, profile=profile, headroom=headroom)
+    if plan:
+        _refuse_beside_a_plan(plan, model=model, chips=chips, global_batch=global_batch, seq_len=seq_len, **knobs.given())
+        predictions, failures = request.of_plan(load_plan(plan), cluster)
+    else:
+        options.needed(model, "--model", "a name from `perfmodel models`, a config.json, or a plan file")
+        options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file")
+        options.needed(global_batch, "--global-batch", "the sequences of a step")
+        options.needed(seq_len, "--seq-len", "the tokens of a sequence")
+        job = make_job(model, global_batch=global_batch or 0, seq_len=seq_len or 0, precision=precision, optimizer=optimizer)
+        predictions, failures = request.of_job(job, cluster, counts)
+    _save_and_plot(predictions, save, plot)
+    if len(predictions) + len(failures) > 1:
+        _show_several(predictions, failures, json=json, tokens=num_tokens)
+    else:
+        _show_one(predictions[0], json=json, tokens=num_tokens)
+    if plot is not None and not json:
+        print(f"\nfigure: {plot}")
+    if save is not None and not json:
+        print(f"\nplan: {save}")
+
+
+class _Request:
+    """What is asked of every cluster and number of chips alike."""
+
+    def __init__(self, knobs: Knobs, *, calibration: str | None, profile: str | None, headroom: float) -> None:
+        self._knobs, self._calibration, self._profile, self._headroom = knobs, calibration, profile, headroom
+
+    def of_job(self, job: TrainingJob, clusters: list[str], counts: list[int]) -> tuple[list[Prediction], list[dict[str, Any]]]:
+        """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised."""
+        from perfmodel.api import make_setting, plan_in, predict_in
+
+        predictions, failures = [], []
+        every: list[int | None] = [*counts] or [None]
+        places = [(cluster, count) for cluster in clusters for count in every]
+        for cluster, count in places:
+            try:
+                setting = make_setting(job, cluster, chips=count, calibration=self._calibration, profile=self._profile)
+                predictions.append(predict_in(setting, plan_in(setting, self._knobs), memory_headroom=self._headroom))
+            except InputError as error:
+                if len(places) == 1:
+                    raise
+                failures.append({"cluster": cluster, "chips": count or 0, "reason": str(error)})
+        if not predictions:
+            raise InputError(failures[0]["reason"])
+        return predictions, failures
+
+    def of_plan(self, plan: Any, clusters: list[str]) -> tuple[list[Prediction], list[dict[str, Any]]]:
+        from perfmodel.api import predict_plan
+
+        every: list[str | None] = [*clusters] or [None]
+        return [
+            predict_plan(plan, cluster=cluster, calibration=self._calibration, profile=self._profile, memory_headroom=self._headroom)
+            for cluster in every
+        ], []
+
+
+def _refuse_beside_a_plan(plan: str, **flags: Any) -> None:
+    for name, value in flags.items():
+        if value not in (None, ""):
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag}: cannot be given beside the plan {plan}, which decides it; edit the file, or leave the file out")
+
+
+def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
+    if save is not None:
+        if len(predictions) > 1:
+            raise InputError("--save: can write one plan only; give one cluster and one number of chips")
+        from perfmodel.parallel.plan_file import write_plan
+
+        write_plan(predictions[0].plan, save)
+    if plot is not None:
+        from perfmodel.report.figures import plot_predictions
+
+        plot_predictions(predictions, plot)
+
+
+def _show_one(prediction: Prediction, *, json: bool, tokens: float) -> None:
+    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, prediction_object
+
+    if json:
+        print_json(prediction_object(prediction, tokens=tokens))
+        return
+    print_facts(job_line(prediction.plan), headline(prediction, tokens=tokens))
+    print_tables([parts_table(prediction), memory_table(prediction)])
+
+
+def _show_several(predictions: list[Prediction], failures: list[dict[str, Any]], *, json: bool, tokens: float) -> None:
+    from perfmodel.report.predictions import prediction_object, settings_table, workload_line
+
+    if json:
+        print_json({"predictions": [prediction_object(each, tokens=tokens) for each in predictions], "not_predicted": failures})
+        return
+    print(workload_line(predictions[0].plan))
+    print_tables([settings_table(predictions, tokens=tokens)])
+    print(f"\nMFU is PaLM's (attention on the full square), of the dense {predictions[0].peak_dtype} peak of each chip.")
+    for failure in failures:
+        print(f"not predicted: {failure['cluster']}, {failure['chips']} chips: {failure['reason']}")

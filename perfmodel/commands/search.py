@@ -1,0 +1,208 @@
+"""`perfmodel search`: the best plans of a job on a cluster, the baselines beside them, and why the others are not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.commands import options
+from perfmodel.commands.output import Progress, print_facts, print_json, print_tables
+from perfmodel.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.api import Knobs, Setting
+    from perfmodel.planner.result import SearchResult
+
+EXIT_NOTHING_FITS = 2
+EXIT_INTERRUPTED = 130
+
+
+def _maximum(flag: str) -> Any:
+    return Annotated[int | None, typer.Option(f"--max-{flag}", metavar="N", help=f"Largest --{flag} to try.")]
+
+
+def search(
+    model: options.Model = "",
+    cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
+    chips: options.Chips = "",
+    global_batch: options.GlobalBatch = None,
+    seq_len: options.SeqLen = None,
+    objective: Annotated[str, typer.Option("--objective", metavar="NAME", help="time, memory or chip-time.")] = "time",
+    top: Annotated[int, typer.Option("--top", metavar="N", help="How many plans to show.")] = 10,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    cp: options.Cp = None,
+    dp_replicate: options.DpReplicate = None,
+    dp_shard: options.DpShard = None,
+    zero: options.Zero = None,
+    micro_batch: options.MicroBatch = None,
+    virtual_stages: options.VirtualStages = None,
+    schedule: options.Schedule = None,
+    recompute: options.Recompute = None,
+    sequence_parallel: options.SequenceParallel = None,
+    order: options.Order = None,
+    max_tp: _maximum("tp") = None,  # type: ignore[valid-type]
+    max_pp: _maximum("pp") = None,  # type: ignore[valid-type]
+    max_cp: _maximum("cp") = None,  # type: ignore[valid-type]
+    max_dp_replicate: _maximum("dp-replicate") = None,  # type: ignore[valid-type]
+    max_dp_shard: _maximum("dp-shard") = None,  # type: ignore[valid-type]
+    max_zero: _maximum("zero") = None,  # type: ignore[valid-type]
+    max_micro_batch: _maximum("micro-batch") = None,  # type: ignore[valid-type]
+    max_virtual_stages: _maximum("virtual-stages") = None,  # type: ignore[valid-type]
+    attention: options.Attention = None,
+    precision: options.Precision = "bf16-mixed",
+    optimizer: options.Optimizer = "adamw",
+    profile: options.Profile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = "0%",
+    tokens: options.Tokens = "",
+    json: options.Json = False,
+    plot: options.Plot = None,
+    save: options.Save = None,
+) -> int:
+    """The best plans of a job on a cluster: every plan that divides is evaluated (docs/space.md).
+
+    A knob that is given is fixed; --max-tp and the like bound the others. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
+    """
+    from perfmodel.api import Knobs, make_job, make_setting, search_in
+
+    options.check_figure(plot)
+    options.check_plan_path(save)
+    options.needed(model, "--model", "a name from `perfmodel models` or a config.json")
+    options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file")
+    options.needed(global_batch, "--global-batch", "the sequences of a step")
+    options.needed(seq_len, "--seq-len", "the tokens of a sequence")
+    knobs = Knobs(
+        pp=pp,
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        zero=zero,
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        schedule=schedule,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        order=options.parse_order(order),
+        attention=attention,
+    )
+    bounds = {
+        "pp": max_pp,
+        "dp_replicate": max_dp_replicate,
+        "dp_shard": max_dp_shard,
+        "cp": max_cp,
+        "tp": max_tp,
+        "zero": max_zero,
+        "micro_batch": max_micro_batch,
+        "virtual_stages": max_virtual_stages,
+    }
+    maximum = {knob: bound for knob, bound in bounds.items() if bound is not None}
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    num_tokens = options.parse_tokens(tokens)
+    counts: list[int | None] = [*options.parse_chips(chips)] or [None]
+    job = make_job(model, global_batch=global_batch or 0, seq_len=seq_len or 0, precision=precision, optimizer=optimizer)
+    found: list[tuple[Setting, SearchResult]] = []
+    for place, count in [(place, count) for place in cluster for count in counts]:
+        setting = make_setting(job, place, chips=count, calibration=calibration, profile=profile)
+        with Progress(f"search on {setting.cluster.num_chips} chips of {setting.reference}") as progress:
+            result = search_in(setting, knobs, maximum, objective=objective, top=top, memory_headroom=headroom, progress=progress.share)
+        found.append((setting, result))
+        if result.interrupted:
+            break
+    _write(found, save, plot)
+    _show(found, json=json, tokens=num_tokens)
+    for what, path in (("figure", plot), ("best plan", save)):
+        if path is not None and not json and path.exists():
+            print(f"\n{what}: {path}")
+    if found[-1][1].interrupted:
+        return EXIT_INTERRUPTED
+    if any(result.num_feasible for _, result in found):
+        return 0
+    sys.stdout.flush()
+    setting, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
+    print(f"perfmodel: {_nothing_fits(setting, result, knobs, maximum, headroom)}", file=sys.stderr)
+    return EXIT_NOTHING_FITS
+
+
+def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> None:
+    with_plans = [result for _, result in found if result.plans]
+    if save is not None:
+        if len(found) > 1:
+            raise InputError("--save: can write one plan only; give one cluster and one number of chips")
+        if with_plans:
+            from perfmodel.parallel.plan_file import write_plan
+
+            write_plan(with_plans[0].plans[0].plan, save)
+    if plot is not None and with_plans:
+        from perfmodel.report.figures import plot_search
+
+        plot_search(with_plans[0], plot)
+
+
+def _show(found: list[tuple[Setting, SearchResult]], *, json: bool, tokens: float) -> None:
+    from perfmodel.report.predictions import workload_line
+    from perfmodel.report.searches import search_object
+
+    if json:
+        objects = [search_object(result, tokens=tokens) for _, result in found]
+        for place, (setting, _) in zip(objects, found, strict=True):
+            place["cluster"], place["chips"] = setting.reference, setting.cluster.num_chips
+        print_json(objects[0] if len(objects) == 1 else {"searches": objects})
+    elif len(found) > 1:
+        from perfmodel.report.predictions import settings_table
+        from perfmodel.report.searches import search_line
+
+        best = [result.plans[0] for _, result in found if result.plans]
+        if best:
+            print(f"{workload_line(best[0].plan)}: the best plan of each")
+            print_tables([settings_table(best, tokens=tokens)])
+        for setting, result in found:
+            print(f"{setting.reference}, {setting.cluster.num_chips:,} chips: {search_line(result)}")
+    else:
+        _show_one(*found[0], tokens=tokens)
+
+
+def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
+    from perfmodel.report.predictions import headline, job_line, parts_table
+    from perfmodel.report.searches import missing_baselines, plans_legend, plans_table, rejected_table, search_line
+
+    some = [*result.plans, *result.least_memory]
+    if some:
+        print(job_line(some[0].plan))
+    print(("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
+    plans = plans_table(result)
+    print_tables([plans])
+    print(plans_legend(plans))
+    for line in missing_baselines(result):
+        print(line)
+    if result.plans:
+        print()
+        print_facts(
+            "The best plan" if str(result.objective) != "memory" else "The plan that needs the least memory",
+            headline(result.plans[0], tokens=tokens),
+        )
+        print_tables([parts_table(result.plans[0])])
+    print_tables([rejected_table(result)])
+
+
+def _nothing_fits(setting: Setting, result: SearchResult, knobs: Knobs, maximum: dict[str, int], headroom: float) -> str:
+    """One sentence: how much is missing, and what would make it fit."""
+    from perfmodel.api import least_chips_that_fit
+    from perfmodel.report.predictions import plan_line
+    from perfmodel.units import format_bytes
+
+    least = result.least_memory[0]
+    with Progress("looking for what would fit") as progress:
+        progress.share(0.0)
+        chips = least_chips_that_fit(setting, knobs, maximum, memory_headroom=headroom)
+    remedy = f"{chips:,} chips would be enough" if chips else "use chips with more memory, a smaller model or shorter sequences"
+    if knobs.given() or maximum:
+        remedy += ", or free some of the knobs that were given"
+    return (
+        f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
+        f"{format_bytes(result.memory_capacity * (1.0 - headroom))} ({plan_line(least.plan)}); {remedy}"
+    )

@@ -1,0 +1,235 @@
+"""Figures of predictions and searches. matplotlib is loaded here only, and draws to a file without a display."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.result import SearchResult
+from perfmodel.report.predictions import degrees_line, workload_line
+from perfmodel.report.table import words
+from perfmodel.resources import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GIB = 2.0**30
+
+#: Colour-blind-safe (Okabe & Ito), a colour for each part and class, the same in every figure.
+_PART_COLOURS = {
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
+    "recompute": "#B3DDF2",
+    "tensor_parallel_communication": "#D55E00",
+    "context_parallel_communication": "#E69F00",
+    "pipeline_communication": "#F0B27A",
+    "parameter_gather": "#F5CBA7",
+    "gradient_reduction": "#CC79A7",
+    "pipeline_bubble": "#BBBBBB",
+    "gradient_accumulation": "#009E73",
+    "optimizer": "#7DCEA0",
+    "host": "#555555",
+}
+_MEMORY_COLOURS = {
+    "weights": "#0072B2",
+    "gathered_parameters": "#56B4E9",
+    "gradients": "#CC79A7",
+    "optimizer": "#009E73",
+    "activations": "#E69F00",
+    "temporary": "#F5CBA7",
+    "communication_buffers": "#D55E00",
+    "framework": "#BBBBBB",
+}
+_OTHER = "#999999"
+_DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}
+_SMALLEST_LABEL = 0.06  # share of the tallest bar below which a segment has no number
+
+
+def plot_predictions(predictions: Sequence[Prediction], path: Path, *, names: Sequence[str] = ()) -> None:
+    """Stacked bars of the step's parts and of the memory's classes, one pair for each prediction."""
+    write_figure(predictions_figure(predictions, names=names), path)
+
+
+def plot_search(result: SearchResult, path: Path) -> None:
+    """Step time against memory: the best plans, the Pareto front, the baselines, and the memory that there is."""
+    write_figure(search_figure(result), path)
+
+
+def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
+    labels = list(names) or _labels(predictions)
+    figure = _new_figure(width=max(8.4, 4.6 + 1.6 * len(predictions)), height=5.0)
+    left, right = figure.subplots(1, 2)
+    slowest = max(each.step_time for each in predictions)
+    scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
+    _stack(
+        left,
+        labels,
+        [{part: time * scale for part, time in each.parts.items()} for each in predictions],
+        _PART_COLOURS,
+        total=[f"{each.step_time * scale:.3g} {unit}" for each in predictions],
+    )
+    left.set_ylabel(f"step time [{unit}], exposed")
+    left.set_title("Where the step goes")
+    _stack(
+        right,
+        labels,
+        [{name: size / GIB for name, size in each.memory.items() if name != "total"} for each in predictions],
+        _MEMORY_COLOURS,
+        total=[f"{each.memory['total'] / GIB:.3g} GiB" for each in predictions],
+    )
+    capacities = [each.memory_capacity / GIB for each in predictions]
+    right.hlines(
+        capacities,
+        [place - 0.45 for place in range(len(predictions))],
+        [place + 0.45 for place in range(len(predictions))],
+        color="black",
+        linewidth=1.5,
+        linestyle="--",
+        label=f"capacity {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "capacity of the chip",
+    )
+    right.set_ylim(top=max(right.get_ylim()[1], max(capacities) * 1.05))
+    _legend(right)
+    right.set_ylabel("memory of the fullest chip [GiB]")
+    right.set_title("Memory")
+    figure.suptitle(_title(predictions), fontsize=10)
+    return figure
+
+
+def search_figure(result: SearchResult) -> Figure:
+    figure = _new_figure(width=8.4, height=5.2)
+    axes = figure.subplots()
+    shown = [*result.plans, *result.pareto, *(each.prediction[0] for each in result.baselines if each.prediction)]
+    scale, unit = (1.0, "s") if max(each.step_time for each in shown) >= 1.0 else (1e3, "ms")
+
+    def points(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
+        return [each.memory["total"] / GIB for each in predictions], [each.step_time * scale for each in predictions]
+
+    front = sorted(result.pareto, key=lambda each: each.memory["total"])
+    memory, time = points(front)
+    axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label="Pareto front", zorder=2)
+    axes.plot(memory, time, "o", color="#0072B2", markersize=3.5, zorder=3)
+    axes.plot(
+        *points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor="black", label=f"{len(result.plans)} best", zorder=4
+    )
+    best = result.plans[0]
+    axes.plot(
+        *points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=f"best: {degrees_line(best.plan)}", zorder=5
+    )
+    for marker, baseline in zip("sD^v", (each for each in result.baselines if each.prediction), strict=False):
+        fits = "" if baseline.fits else " (does not fit)"
+        axes.plot(
+            *points(baseline.prediction),
+            marker,
+            color="#009E73" if baseline.fits else "white",
+            markeredgecolor="#009E73",
+            markeredgewidth=1.5,
+            markersize=8,
+            linestyle="none",
+            label=f"{baseline.name}{fits}",
+            zorder=4,
+        )
+    capacity = result.memory_capacity * (1.0 - result.memory_headroom) / GIB
+    axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
+    axes.annotate(
+        f"{capacity:.3g} GiB may be used ",
+        (capacity, 0.98),
+        xycoords=("data", "axes fraction"),
+        rotation=90,
+        va="top",
+        ha="right",
+        fontsize=8,
+    )
+    values = [*memory, *points(shown)[0]]
+    if max(values) > 6 * capacity or max(values) > 20 * min(values):
+        axes.set_xscale("log")
+        _plain_numbers(axes.xaxis)
+    if max(points(shown)[1]) > 6 * min(points(shown)[1]):
+        axes.set_yscale("log")
+        _plain_numbers(axes.yaxis)
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel("memory of the fullest chip [GiB]")
+    axes.set_ylabel(f"step time [{unit}]")
+    axes.set_title(f"{_title([best])}\n{result.num_evaluated:,} plans, {result.num_feasible:,} fit", fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, framealpha=0.9, loc="best")
+    return figure
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write whole or not at all, in the format that the ending says."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".").lower(), dpi=150)
+    write_atomically(path, buffer.getvalue())
+
+
+def _new_figure(*, width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _title(predictions: Sequence[Prediction]) -> str:
+    plans = [each.plan for each in predictions]
+    first = workload_line(plans[0])
+    if any(workload_line(plan) != first for plan in plans):
+        return "Plans of different jobs"
+    places = {(plan.num_chips, plan.cluster) for plan in plans}
+    return f"{first}\non {plans[0].num_chips:,} chips of {plans[0].cluster}" if len(places) == 1 else first
+
+
+def _labels(predictions: Sequence[Prediction]) -> list[str]:
+    if len(predictions) == 1:
+        return ["\n".join(degrees_line(predictions[0].plan).split(", "))]
+    return [f"{each.plan.num_chips:,} chips\n{each.plan.cluster}" for each in predictions]
+
+
+def _stack(
+    axes: Axes, labels: Sequence[str], columns: Sequence[dict[str, float]], colours: dict[str, str], *, total: Sequence[str]
+) -> None:
+    """One stacked bar for each column; the legend reads from the top of the bars down."""
+    tallest = max(sum(column.values()) for column in columns)
+    names = [name for name in colours if any(column.get(name, 0.0) > 0 for column in columns)]
+    names += [name for name in columns[0] if name not in colours and any(column.get(name, 0.0) > 0 for column in columns)]
+    places = range(len(columns))
+    bottom = [0.0] * len(columns)
+    for name in names:
+        heights = [max(column.get(name, 0.0), 0.0) for column in columns]
+        axes.bar(
+            places, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=words(name), edgecolor="white", linewidth=0.5
+        )
+        for place, height, base in zip(places, heights, bottom, strict=True):
+            if height > _SMALLEST_LABEL * tallest:
+                axes.text(place, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
+        bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
+    for place, height, text in zip(places, bottom, total, strict=True):
+        axes.text(place, height, text, ha="center", va="bottom", fontsize=9, fontweight="bold")
+    axes.set_xticks(list(places), labels, fontsize=8)
+    axes.set_xlim(-0.6, len(columns) - 0.4)
+    axes.set_ylim(top=tallest * 1.08)
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the bars, in the order in which they are stacked."""
+    handles, found = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], found[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _ink(name: str, colours: dict[str, str]) -> str:
+    """White on the dark colours, black on the light ones."""
+    return "white" if colours.get(name) in _DARK else "black"
+
+
+def _plain_numbers(axis: Any) -> None:
+    """Numbers as they are, not as powers of ten."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter("")

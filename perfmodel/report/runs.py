@@ -1,0 +1,75 @@
+"""A plan predicted and measured, side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from perfmodel.report.predictions import prediction_object
+from perfmodel.report.table import Table, words
+from perfmodel.results import Comparison, Measurement
+from perfmodel.units import format_bytes, format_time, format_traffic
+
+
+def comparison_object(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "time_error": comparison.time_error,
+        "memory_error": comparison.memory_error,
+        "prediction": prediction_object(comparison.prediction),
+        "measurement": comparison.measurement.to_dict(),
+    }
+
+
+def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
+    measured = comparison.measurement
+    ranks = "1 process" if measured.num_ranks == 1 else f"{measured.num_ranks} processes"
+    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+    gradients = (
+        "not checked (the model is too large, or it was not asked for)"
+        if math.isnan(measured.gradient_error)
+        else f"equal to one process within {measured.gradient_error:.1e}"
+    )
+    return [
+        ("ran on", f"{ranks} of {measured.chip} ({measured.device}); {software}"),
+        ("gradients", gradients),
+        ("steps", f"{measured.steps} timed after {measured.warmup}; interquartile range {format_time(measured.step_time_spread)}"),
+        ("prediction", f"rests on {next(iter(comparison.prediction.rests_on.values()))}"),
+    ]
+
+
+def predicted_and_measured(comparison: Comparison) -> Table:
+    """Step time and memory, and the phases that both have."""
+    predicted, measured = comparison.prediction, comparison.measurement
+    rows = [_row("step time", predicted.step_time, measured.step_time, format_time)]
+    shares = predicted.parts
+    phases = {
+        "forward": shares["forward"],
+        "backward": shares["backward"] + shares["recompute"],
+        "optimizer": shares["optimizer"],
+    }
+    for name, time in measured.parts.items():
+        if name in phases:
+            rows.append(_row(f"  {name}", phases[name], time, format_time))
+        else:
+            rows.append((f"  {words(name).replace('.', ' ')}", "", format_time(time), ""))
+    rows.append(_row("memory of the fullest rank", predicted.memory["total"], measured.peak_memory, format_bytes))
+    return Table(
+        title="Predicted against measured",
+        headers=("", "predicted", "measured", "error"),
+        rows=tuple(rows),
+        right=("predicted", "measured", "error"),
+    )
+
+
+def _row(name: str, predicted: float, measured: float, form: Any) -> tuple[str, str, str, str]:
+    return (name, form(predicted), form(measured), f"{predicted / measured - 1:+.1%}" if measured else "")
+
+
+def collectives_table(measurement: Measurement) -> Table:
+    rows = [(each.kind.replace("_", " "), each.axis, f"{each.count:,}", format_traffic(each.num_bytes)) for each in measurement.collectives]
+    return Table(
+        title="Collectives that one rank issued in a step (full buffers)",
+        headers=("kind", "axis", "count", "bytes"),
+        rows=tuple(rows) or (("none", "", "", ""),),
+        right=("count", "bytes"),
+    )

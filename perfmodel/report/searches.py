@@ -1,0 +1,171 @@
+"""What a search found, as people read it and as `--json` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.explain import Alternative, Explanation
+from perfmodel.planner.result import Baseline, SearchResult
+from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, plan_cells, prediction_object
+from perfmodel.report.table import Table, percent
+from perfmodel.units import format_bytes, format_time
+
+
+def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
+    """The result as `--json` has it (DESIGN.md section 7); SI units."""
+
+    def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
+        return [prediction_object(each, tokens=tokens) for each in predictions]
+
+    return {
+        "objective": str(result.objective),
+        "num_evaluated": result.num_evaluated,
+        "num_feasible": result.num_feasible,
+        "rejected": dict(result.rejected),
+        "left_out": dict(result.left_out),
+        "search_time": result.search_time,
+        "interrupted": result.interrupted,
+        "memory_capacity": result.memory_capacity,
+        "memory_headroom": result.memory_headroom,
+        "plans": described(result.plans),
+        "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
+        "pareto": described(result.pareto),
+        "least_memory": described(result.least_memory)[0] if result.least_memory else {},
+    }
+
+
+def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
+    if not baseline.prediction:
+        return {"fits": False, "reason": baseline.reason}
+    return prediction_object(baseline.prediction[0], tokens=tokens)
+
+
+def search_line(result: SearchResult) -> str:
+    rate = f", {result.num_evaluated / result.search_time / 1e6:.1f} million a second" if result.search_time > 0.05 else ""
+    room = f"{format_bytes(result.memory_capacity)}"
+    if result.memory_headroom:
+        room += f" less {percent(result.memory_headroom)}"
+    return (
+        f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "
+        f"{result.num_feasible:,} fit in {room}; ranked by {result.objective}"
+    )
+
+
+def plans_table(result: SearchResult) -> Table:
+    """The best plans, then the baselines even where they lose or do not fit."""
+    best = result.plans[0].step_time if result.plans else 0.0
+    shown = [(str(place), each) for place, each in enumerate(result.plans, 1)]
+    shown += [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
+    with_order = any(each.plan.order != DEFAULT_ORDER for _, each in shown)
+    rows = [
+        (
+            name,
+            format_time(each.step_time),
+            _against(each.step_time, best),
+            percent(each.mfu_palm),
+            format_bytes(each.memory["total"]),
+            "yes" if each.fits else "NO",
+            *plan_cells(each.plan),
+            *(("" if each.plan.order == DEFAULT_ORDER else "-".join(each.plan.order),) if with_order else ()),
+        )
+        for name, each in shown
+    ]
+    return Table(
+        title="Best plans, and what one would use without a search",
+        headers=("plan", "step time", "vs 1", "MFU", "memory", "fits", *PLAN_HEADERS, *(("axis order",) if with_order else ())),
+        rows=tuple(rows),
+        right=("step time", "vs 1", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
+        fold=("axis order",),
+    )
+
+
+def plans_legend(table: Table) -> str:
+    order = f"; axis order: on the network, innermost first, where it is not {'-'.join(DEFAULT_ORDER)}"
+    return f"{PLAN_LEGEND}{order if 'axis order' in table.headers else ''}"
+
+
+def _against(time: float, best: float) -> str:
+    if not best or time == best:
+        return "-"
+    change = time / best - 1.0
+    return f"{'+' if change > 0 else '-'}{percent(abs(change))}"
+
+
+def missing_baselines(result: SearchResult) -> list[str]:
+    return [f"{each.name}: no such plan ({each.reason})" for each in result.baselines if not each.prediction]
+
+
+def rejected_table(result: SearchResult) -> Table:
+    rows = [(f"{count:,}", "plans", reason) for reason, count in result.rejected.items()]
+    rows += [(f"{count:,}", "layouts", reason) for reason, count in result.left_out.items()]
+    return Table(
+        title="Rejected, and degrees that were never plans",
+        headers=("count", "of", "reason"),
+        rows=tuple(rows),
+        right=("count",),
+        fold=("reason",),
+    )
+
+
+def explanation_object(explanation: Explanation) -> dict[str, Any]:
+    def described(alternative: Alternative) -> dict[str, Any]:
+        return {
+            "knobs": dict(alternative.knobs),
+            "reason": alternative.reason,
+            "slower_by": alternative.slower_by,
+            "parts": dict(alternative.parts),
+            "prediction": prediction_object(alternative.prediction[0]) if alternative.prediction else {},
+        }
+
+    return {
+        **prediction_object(explanation.prediction),
+        "bottleneck": explanation.bottleneck,
+        "neighbours": [described(each) for each in explanation.neighbours],
+        "why_not": [described(each) for each in explanation.why_not],
+    }
+
+
+def neighbours_table(explanation: Explanation) -> Table:
+    """The same plan with one knob turned, the fastest first; what does not fit or cannot be, last."""
+    own = explanation.prediction.step_time
+
+    def rank(alternative: Alternative) -> tuple[int, float]:
+        if not alternative.prediction:
+            return (2, 0.0)
+        return (0 if alternative.prediction[0].fits else 1, alternative.prediction[0].step_time)
+
+    rows = []
+    for each in sorted(explanation.neighbours, key=rank):
+        named = ", ".join(f"{knob}={str(value).lower()}" for knob, value in each.knobs.items())
+        if not each.prediction:
+            rows.append((named, "-", "-", "-", "-", each.reason.partition(": ")[2]))
+            continue
+        found = each.prediction[0]
+        rows.append(
+            (
+                named,
+                format_time(found.step_time),
+                _against(found.step_time, own),
+                format_bytes(found.memory["total"]),
+                "yes" if found.fits else "NO",
+                _cause(each) if found.fits else "",
+            )
+        )
+    return Table(
+        title="The same plan with one knob turned (other knobs kept where they can be)",
+        headers=("knob", "step time", "change", "memory", "fits", "mostly"),
+        rows=tuple(rows),
+        right=("step time", "change", "memory"),
+        fold=("mostly",),
+    )
+
+
+def _cause(alternative: Alternative) -> str:
+    """The part that changes most in the direction of the whole."""
+    if not alternative.slower_by:
+        return ""
+    sign = 1.0 if alternative.slower_by > 0 else -1.0
+    part, change = max(alternative.parts.items(), key=lambda item: sign * item[1])
+    return f"{part.replace('_', ' ')} {'+' if change > 0 else '-'}{format_time(abs(change))}"
