@@ -4,7 +4,9 @@ A sharding of an operator maps its dims to mesh axes. The layout of each of its 
 cuts a dim which a tensor lacks leaves the output, or the gradient of the input, partial on that axis. Where the layout that
 one operator leaves is not the one that the next needs, collectives are due. Nothing here knows a form of parallelism by name.
 
-Sizes do not occur: an axis of size one needs no case of its own, since (n - 1) / n is then zero.
+Sizes do not occur: an axis of size one needs no case of its own, since (n - 1) / n is then zero. One exception: where a rule
+set puts an axis outside another one on one side of an edge only (`[cp, tp]` against `[tp]`), the inner axis takes part in the
+exchange (R10), and is counted even if the outer one has size one. No shipped rule set does this.
 """
 
 from __future__ import annotations

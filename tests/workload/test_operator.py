@@ -1,0 +1,100 @@
+"""Operators and graphs refuse what the sharding algebra could not speak about."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.workload.models import load_model
+from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
+from perfmodel.workload.transformer import build_graph
+
+
+def linear(**changes) -> Operator:
+    fields = {
+        "name": "up",
+        "kind": OperatorKind.EINSUM,
+        "region": "layer",
+        "dims": tuple(Dim(name=d, size=4, logical="s") for d in "bhf"),
+        "inputs": (Operand(tensor="x", dims=("b", "h")), Operand(tensor="w", dims=("f", "h"))),
+        "output": Operand(tensor="y", dims=("b", "f")),
+        "kernel_class": "matmul",
+    }
+    return Operator(**{**fields, **changes})
+
+
+TENSORS = {
+    "x": Tensor(name="x", role=TensorRole.INDEX, itemsize=2.0),
+    "w": Tensor(name="w", role=TensorRole.PARAMETER, itemsize=2.0, num_rows=1),
+    "y": Tensor(name="y", role=TensorRole.ACTIVATION, itemsize=2.0),
+    "z": Tensor(name="z", role=TensorRole.ACTIVATION, itemsize=2.0),
+}
+
+
+def graph(*operators: Operator, tensors: dict[str, Tensor] = TENSORS) -> Graph:
+    return Graph(name="g", operators=operators, tensors=tensors, num_layers=1, boundary="y")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dims": tuple(Dim(name=d, size=4, logical="s") for d in "bhff")}, "each name may occur once"),
+        ({"output": Operand(tensor="y", dims=("b", "q"))}, "has dim 'q': not a dim"),
+        ({"output": Operand(tensor="y", dims=("b", "b"))}, "each may occur once"),
+        ({"inputs": (Operand(tensor="x", dims=("b", "h")),)}, "must be one product of two"),
+        ({"dims": tuple(Dim(name=d, size=4, logical="s", padded=d != "b") for d in "bhf")}, "at most one may be padded"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_an_operator(changes, words):
+    with pytest.raises(InputError, match=words):
+        linear(**changes)
+
+
+def test_an_operator_knows_its_dims():
+    assert linear().size(("b", "f")) == 16
+    assert linear().dim("h").name == "h"
+    with pytest.raises(InputError, match="no dim 'q'"):
+        linear().dim("q")
+
+
+def test_what_is_not_a_graph():
+    read = linear(
+        name="down",
+        inputs=(Operand(tensor="y", dims=("b", "h")), Operand(tensor="w", dims=("f", "h"))),
+        output=Operand(tensor="z", dims=("b", "f")),
+    )
+    assert graph(linear(), read).producer("z") is read
+    with pytest.raises(InputError, match="made by no operator before it"):
+        graph(read, linear())
+    with pytest.raises(InputError, match="made twice"):
+        graph(linear(), linear(name="again"))
+    with pytest.raises(InputError, match="region=middle"):
+        graph(linear(region="middle"))
+    with pytest.raises(InputError, match="'w' is not in the graph"):
+        graph(linear(), tensors={name: t for name, t in TENSORS.items() if name != "w"})
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "falcon-7b", "gpt-neox-20b", "gemma-2-9b", "opt-13b", "qwen3-8b"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_transformer_parameters_are_the_configs_one_by_one(name, attention):
+    """Names and stored shapes, region by region."""
+    model = load_model(name)
+    built = build_graph(model, seq_len=512, attention=attention, dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
+    found = {}
+    for op in built.operators:
+        for operand in op.inputs:
+            tensor = built.tensors[operand.tensor]
+            if tensor.role is TensorRole.PARAMETER:
+                rows, columns = op.size(operand.dims[: tensor.num_rows]), op.size(operand.dims[tensor.num_rows :])
+                found[tensor.name] = (rows, columns) if len(operand.dims) > tensor.num_rows else (rows,)
+    shapes = (*model.embedding_shapes(), *model.layer_shapes(), *model.head_shapes())
+    assert found == {shape.name: shape.shape for shape in shapes}
+
+
+def test_removing_a_layer_changes_the_count_only():
+    model = load_model("llama-3-8b")
+    settings = {"seq_len": 512, "attention": "flash", "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
+    one, all_layers = build_graph(replace(model, num_hidden_layers=1), **settings), build_graph(model, **settings)
+    assert one.operators == all_layers.operators
+    assert (one.num_layers, all_layers.num_layers) == (1, 32)
