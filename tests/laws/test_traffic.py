@@ -282,3 +282,16 @@ def test_parameters_are_the_models(rules, model):
     graph = build_graph(config, seq_len=1024, attention="flash", dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
     parameters = derive(graph, apply_rules(graph, load_rule_set(rules))).parameters
     assert sum(p.num_elements * (config.num_hidden_layers if "layer" in p.regions else 1) for p in parameters) == config.num_parameters
+
+
+@pytest.mark.parametrize("axis", ["cp", "tp_kv", "tp_q", "tp_kv tp_q", "cp tp_kv tp_q"])
+@pytest.mark.parametrize("rules", ["megatron", "megatron-sp", "ulysses"])
+def test_an_axis_of_size_one_might_as_well_not_be_in_the_rules(rules, axis):
+    """Which is why no formula has a case for it."""
+    full = load_rule_set(rules)
+    struck = RuleSet(name="", rules={k: tuple(a for a in axes if a not in axis.split()) for k, axes in full.rules.items()}, source="")
+    sizes = {name: size for name, size in {"cp": 2, "tp_kv": 4, "tp_q": 2}.items() if name not in axis.split()}
+    one, other = derivation_of("llama-3-8b", full), derivation_of("llama-3-8b", struck)
+    assert totals(one, sizes) == totals(other, sizes)
+    for mine, theirs in zip(one.parameters, other.parameters, strict=True):
+        assert mine.gradient_axes - set(axis.split()) == theirs.gradient_axes
