@@ -33,6 +33,7 @@ VERBS = {
     "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
     "models": ("known", "Known models: shape and exact parameter count, with their sources."),
     "profiles": ("known", "Known execution profiles: what a framework does with a plan."),
+    "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
 }
 
 

@@ -108,7 +108,7 @@ def _unit_remedy(unit: str, kind: str, units: dict[str, _Unit]) -> tuple[str, st
         prefix = ambiguous[1].replace("K", "k")
         tail = "/s" if kind == QuantityKind.BANDWIDTH else ""
         return f"unit {unit!r} may mean bits or bytes", f"write {prefix}bit{tail} or {prefix}B{tail} (8 times as much)"
-    return f"unknown {kind} unit {unit!r}{suggest(unit, units)}", ""
+    return f"unknown {kind} unit {unit!r}{suggest(unit, filter(None, units))}", f"write {_EXAMPLES[QuantityKind(kind)]}"
 
 
 def exact_quantity(value: float, kind: str) -> str:

@@ -1,4 +1,7 @@
-"""`perfmodel chips | clusters | models | profiles`: what is known, with its sources. One name, or a file, shows everything about it."""
+"""`perfmodel chips | clusters | models | profiles | calibrations`: what is known, with its sources.
+
+One name, or a file, shows everything about it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from perfmodel.commands.output import cite, print_facts, print_json, print_sourc
 from perfmodel.dtypes import Dtype
 
 if TYPE_CHECKING:
+    from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
     from perfmodel.parallel.profile import ExecutionProfile
@@ -234,3 +238,49 @@ def _profile_value(name: str, value: object) -> str:
     if isinstance(value, float) and name.endswith("_bytes"):
         return format_traffic(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def calibrations(
+    name: Annotated[
+        str, typer.Argument(help="A calibration, or the path of its file; all calibrations if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Known calibrations, the user's own first: what was measured, how well it fits, and its source."""
+    from perfmodel.cost.resolve import user_folders
+    from perfmodel.hardware.reader import list_calibrations, load_calibration
+
+    folders = user_folders()
+    known = [load_calibration(each, folders) for each in ([name] if name else list_calibrations(folders))]
+    if json:
+        print_json({"calibrations": known})
+    elif name:
+        print_facts(known[0].name, calibration_facts(known[0]))
+    else:
+        marks = cite(each.source for each in known)
+        print_table(
+            ("calibration", "date", "measured on", "lent to", "source"),
+            [(*_calibration_row(calibration), marks[calibration.source]) for calibration in known],
+            title=f"Known calibrations: {len(known)}. The user's own are in {', '.join(str(folder) for folder in folders) or 'no folder'}.",
+            fold=("lent to",),
+        )
+        print_sources(marks)
+
+
+def _calibration_row(calibration: Calibration) -> tuple[str, ...]:
+    return (calibration.name, calibration.date, ", ".join(calibration.chips), ", ".join(calibration.relatives) or "-")
+
+
+def calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:
+    facts = [
+        ("measured on", ", ".join(calibration.chips)),
+        ("lent to", ", ".join(calibration.relatives)),
+        ("software", calibration.software),
+        ("date", calibration.date),
+    ]
+    for part, points in calibration.points.items():
+        error = f", median error {calibration.errors[part]:.1%}" if part in calibration.errors else ""
+        facts.append((part, f"{points} points{error}"))
+    facts += [(part, f"median error {error:.1%}") for part, error in calibration.errors.items() if part not in calibration.points]
+    facts += [("source", calibration.source), ("notes", calibration.notes)]
+    return [(fact, value) for fact, value in facts if value]

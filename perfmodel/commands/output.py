@@ -57,7 +57,7 @@ def print_table(
     from rich.table import Table
 
     to_the_right, may_fold = set(right), set(fold)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for header in headers:
         table.add_column(header, justify="right" if header in to_the_right else "left", no_wrap=header not in may_fold, overflow="fold")
     for row in rows:
@@ -145,13 +145,20 @@ class Progress:
 
 
 def _show(title: str, table: Any) -> None:
-    """Print as wide as the terminal; where no terminal says how wide it is, wide enough for every line, with no blanks at its end."""
+    """Print as wide as the terminal, or wider where cells would be cut.
+
+    Where no terminal says how wide it is, wide enough for every line, with no blanks at its end.
+    """
     from rich.console import Console
+    from rich.measure import Measurement
 
     console = Console(markup=False, highlight=False, emoji=False)
     if console.is_terminal:
         if title:
             console.print(title, style="bold")
+        least = Measurement.get(console, console.options.update(width=_NO_TERMINAL_WIDTH), table).minimum + len(table.columns)
+        if least > console.width:  # rather lines that the terminal wraps than numbers that are cut
+            console = Console(markup=False, highlight=False, emoji=False, width=least)
         console.print(table)
         return
     text = io.StringIO()

@@ -12,7 +12,6 @@ from perfmodel.commands.output import Progress, print_facts, print_json, print_t
 from perfmodel.errors import bad_field
 
 if TYPE_CHECKING:
-    from perfmodel.hardware.calibration import Calibration
     from perfmodel.results import Comparison
 
 
@@ -73,6 +72,7 @@ def calibrate(
 ) -> None:
     """Measure this machine in under two minutes; predictions of localhost then rest on it."""
     from perfmodel.api import calibrate_machine, user_calibration_path
+    from perfmodel.commands.known import calibration_facts
 
     if save is not None and save.suffix.lower() not in (".yaml", ".yml"):
         raise bad_field("save", save, "must end in .yaml", "write --save this-machine.yaml")
@@ -84,18 +84,10 @@ def calibrate(
     if json:
         print_json({"calibration": calibration, "path": path})
         return
-    print_facts(f"calibration {calibration.name}", _calibration_facts(calibration))
+    print_facts(f"calibration {calibration.name}", calibration_facts(calibration))
     print(f"\ncalibration: {path}")
     if save is not None:
         print(f"use it with: perfmodel predict --cluster localhost --calibration {path} ...")
-
-
-def _calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:
-    facts = [("measured on", ", ".join(calibration.chips)), ("software", calibration.software), ("date", calibration.date)]
-    for part, points in calibration.points.items():
-        error = calibration.errors.get(part)
-        facts.append((part, f"{points} points" + (f", median error {error:.1%} on points not fitted" if error is not None else "")))
-    return facts
 
 
 def demo() -> int:

@@ -174,9 +174,10 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     if some:
         print(job_line(some[0].plan))
     print(("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
-    plans = plans_table(result)
+    plans, shared = plans_table(result)
     print_tables([plans])
-    print(plans_legend(plans))
+    for line in plans_legend(plans, shared):
+        print(line)
     for line in missing_baselines(result):
         print(line)
     if result.plans:

@@ -31,8 +31,8 @@ def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
     if name:
-        return load_calibration(name, _user_folders())
-    return default_calibration(chip.name, calibrations_for(chip.name, _user_folders()))
+        return load_calibration(name, user_folders())
+    return default_calibration(chip.name, calibrations_for(chip.name, user_folders()))
 
 
 def default_profile(chip: Chip) -> str:
@@ -50,7 +50,8 @@ def resolve_estimator(job: TrainingJob, cluster: Cluster, *, calibration: Calibr
     return make_estimator(job, cluster, machine, profile)
 
 
-def _user_folders() -> tuple[Path, ...]:
+def user_folders() -> tuple[Path, ...]:
+    """Where the user's own calibrations are: one folder, or none for a user without a home."""
     try:
         return (user_calibrations_dir(),)
     except InputError:

@@ -175,14 +175,16 @@ def make_plan(
     What is left out is 1; chips that no degree names go to dp_replicate, or to dp_shard when a ZeRO stage is asked for.
     dp_shard without a ZeRO stage means stage 3 (FSDP). Sequence parallelism is on where tp > 1 unless it is said.
     """
-    for name, value in {"pp": pp, "cp": cp, "tp": tp, "dp_replicate": dp_replicate, "dp_shard": dp_shard}.items():
+    degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
+    for name, value in degrees.items():
         if value is not None and value < 1:
             raise InputError(f"{name}={value}: must be a whole number of at least 1; use 1 to leave the axis out")
     if num_chips < 1:
         raise InputError(f"chips={num_chips}: must be at least 1; say how many chips the job runs on")
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
     if num_chips % given:
-        raise InputError(f"pp*dp_replicate*dp_shard*cp*tp={given}: must divide chips={num_chips}; use degrees that do")
+        named = "*".join(name for name, value in degrees.items() if (value or 1) > 1)
+        raise InputError(f"{named}={given}: must divide chips={num_chips}; use degrees that do")
     rest = num_chips // given
     if dp_shard is None and (zero or 0) > 0 and dp_replicate is None:
         dp_shard, dp_replicate = rest, 1

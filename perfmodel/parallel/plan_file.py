@@ -190,7 +190,7 @@ def read_plan(path: str | Path) -> Plan:
         found = None
     if found is None:
         shown = one_line(path, 200)
-        raise InputError(f"plan={shown}: no such file{suggest(shown, list_plans())}; give a strategy file or one of {', '.join(list_plans())}")
+        raise InputError(f"plan={shown}: no such file and no expert plan{suggest(shown, list_plans())}")
     return plan_from_dict(read_yaml(found), where=str(found))
 
 

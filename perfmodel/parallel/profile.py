@@ -112,7 +112,8 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
     if not path.exists():
-        raise InputError(f"profile={name}: not known{suggest(str(name), list_profiles())}; use one of {', '.join(list_profiles())}")
+        known = f"{suggest(str(name), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
+        raise InputError(f"profile={name}: not known{known}")
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:

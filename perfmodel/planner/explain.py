@@ -55,7 +55,7 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
         if not equals or not value:
             raise InputError(f"why-not={item.strip()}: must be knob=value; write for example tp=16,pp=2")
         if name not in KNOBS:
-            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, KNOBS)}; use one of {', '.join(KNOBS)}")
+            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, KNOBS)}")
         if name in _WHOLE:
             if not value.isdecimal() or (int(value) < 1 and name != "zero"):
                 raise InputError(
@@ -68,7 +68,7 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
             knobs[name] = value.lower() == "true"
         else:
             if value not in _WORDS[name]:
-                raise InputError(f"why-not={item.strip()}: not known{suggest(value, _WORDS[name])}; use {', '.join(_WORDS[name])}")
+                raise InputError(f"why-not={item.strip()}: not known{suggest(value, _WORDS[name])}")
             knobs[name] = value
     return knobs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_to_dict
 from perfmodel.parallel.prediction import Prediction
@@ -12,6 +13,11 @@ from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.units import format_bytes, format_count, format_flop_rate, format_time
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
+
+
+def step_text(time: float) -> str:
+    """A step's time, in seconds even where it takes minutes: steps are compared."""
+    return format_time(time) if time < 60 else f"{time:,.{1 if time < 1000 else 0}f} s"
 
 
 def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
@@ -101,7 +107,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
     lines = [
         ("plan", plan_line(plan)),
         ("assumes", f"{plan.profile} as the framework, axes on the network {'-'.join(plan.order)} (innermost first)"),
-        ("step time", f"{format_time(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} tokens"),
+        ("step time", f"{step_text(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} tokens"),
         (
             "throughput",
             f"{prediction.tokens_per_second_per_chip:,.0f} tokens/s a chip, {format_count(prediction.tokens_per_second)} tokens/s in all",
@@ -169,7 +175,7 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0) ->
             (
                 each.plan.cluster,
                 f"{each.plan.num_chips:,}",
-                format_time(each.step_time),
+                step_text(each.step_time),
                 f"{each.tokens_per_second_per_chip:,.0f}",
                 percent(each.mfu_palm),
                 format_bytes(each.memory["total"]),
@@ -188,7 +194,14 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0) ->
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
-PLAN_LEGEND = "sp: sequence parallel; schedule: x chunks a rank; dp: dp_replicate x dp_shard; zero: ZeRO stage; micro: micro-batch"
+PLAN_LEGEND = {
+    "sp": "sequence parallel",
+    "schedule": "x chunks a rank",
+    "dp": "dp_replicate x dp_shard",
+    "zero": "ZeRO stage",
+    "micro": "micro-batch",
+    "axis order": f"on the network, innermost first, where it is not {'-'.join(DEFAULT_ORDER)}",
+}
 
 
 def plan_cells(plan: Plan) -> tuple[str, ...]:
@@ -216,7 +229,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         return (name, *values)
 
     results = [
-        row("step time", [format_time(each.step_time) for each in predictions]),
+        row("step time", [step_text(each.step_time) for each in predictions]),
         row("against the fastest", ["-" if each.step_time == best else f"+{percent(each.step_time / best - 1)}" for each in predictions]),
         row("tokens/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
         row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),

@@ -8,9 +8,12 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import Baseline, SearchResult
-from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, plan_cells, prediction_object
+from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, plan_cells, prediction_object, step_text
 from perfmodel.report.table import Table, percent
 from perfmodel.units import format_bytes, format_time
+
+#: Columns before this one are results; the others are knobs.
+_FIRST_KNOB = 6
 
 
 def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
@@ -53,8 +56,8 @@ def search_line(result: SearchResult) -> str:
     )
 
 
-def plans_table(result: SearchResult) -> Table:
-    """The best plans, then the baselines even where they lose or do not fit."""
+def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
+    """The best plans, then the baselines even where they lose or do not fit; and the knobs that all of them share."""
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [(str(place), each) for place, each in enumerate(result.plans, 1)]
     shown += [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
@@ -62,7 +65,7 @@ def plans_table(result: SearchResult) -> Table:
     rows = [
         (
             name,
-            format_time(each.step_time),
+            step_text(each.step_time),
             _against(each.step_time, best),
             percent(each.mfu_palm),
             format_bytes(each.memory["total"]),
@@ -72,18 +75,23 @@ def plans_table(result: SearchResult) -> Table:
         )
         for name, each in shown
     ]
-    return Table(
+    headers = ("plan", "step time", "vs 1", "MFU", "memory", "fits", *PLAN_HEADERS, *(("axis order",) if with_order else ()))
+    shared = [i for i in range(_FIRST_KNOB, len(headers)) if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
+    kept = [i for i in range(len(headers)) if i not in shared]
+    table = Table(
         title="Best plans, and what one would use without a search",
-        headers=("plan", "step time", "vs 1", "MFU", "memory", "fits", *PLAN_HEADERS, *(("axis order",) if with_order else ())),
-        rows=tuple(rows),
+        headers=tuple(headers[i] for i in kept),
+        rows=tuple(tuple(row[i] for i in kept) for row in rows),
         right=("step time", "vs 1", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
         fold=("axis order",),
     )
+    return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
 
 
-def plans_legend(table: Table) -> str:
-    order = f"; axis order: on the network, innermost first, where it is not {'-'.join(DEFAULT_ORDER)}"
-    return f"{PLAN_LEGEND}{order if 'axis order' in table.headers else ''}"
+def plans_legend(table: Table, shared: tuple[str, ...]) -> list[str]:
+    """What the short headers mean, and the knobs that have one value in every row."""
+    meanings = [f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers]
+    return [*(["in every row: " + ", ".join(shared)] if shared else []), *(["; ".join(meanings)] if meanings else [])]
 
 
 def _against(time: float, best: float) -> str:
@@ -146,7 +154,7 @@ def neighbours_table(explanation: Explanation) -> Table:
         rows.append(
             (
                 named,
-                format_time(found.step_time),
+                step_text(found.step_time),
                 _against(found.step_time, own),
                 format_bytes(found.memory["total"]),
                 "yes" if found.fits else "NO",
