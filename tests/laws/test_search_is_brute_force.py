@@ -1,0 +1,120 @@
+"""What a search returns is what predicting every plan of the space one by one would return."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.planner.search import search_plans
+from perfmodel.planner.space import Space
+from perfmodel.workload.job import Precision
+from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+
+JOB = make_job(make_model(num_hidden_layers=4, vocab_size=30000), batch=4)
+
+
+def with_capacity(capacity):
+    return replace(CHIP, memory=replace(CHIP.memory, capacity=capacity))
+
+
+def all_predictions(estimator, space=None):
+    """Every plan of the space by itself, in the order of enumeration; what the space contains is settled by tests/oracles."""
+    state = sweep_all(estimator, space)
+    return [estimator.predict(state.plan(i)) for i in sorted(state.best_time.ids.tolist())]
+
+
+def front(predictions):
+    """(time, memory) of every plan that no other one beats in one without losing in the other."""
+    points = {(p.step_time, p.memory["total"]) for p in predictions if p.fits}
+    return sorted(
+        (t, m) for t, m in points if not any(t2 <= t and m2 <= m and (t2, m2) != (t, m) for t2, m2 in points)
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2"])
+def half_fits(request):
+    """An estimator whose chip holds half of all plans, and all of them predicted."""
+    needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values
+    estimator = estimator_of(JOB, chips=4, node=2, profile=request.param, chip=with_capacity(float(needed[len(needed) // 2])))
+    return estimator, all_predictions(estimator)
+
+
+def test_counts(half_fits):
+    estimator, everything = half_fits
+    result = search_plans(estimator, with_baselines=False)
+    feasible = sum(p.fits for p in everything)
+    assert 0 < feasible < len(everything)
+    assert (result.num_evaluated, result.num_feasible) == (len(everything), feasible)
+    assert sum(result.rejected.values()) == len(everything) - feasible
+
+
+def test_the_best_by_time(half_fits):
+    estimator, everything = half_fits
+    result = search_plans(estimator, top=10, with_baselines=False)
+    times = sorted({(p.step_time, replace(p.plan, order=Space().orders[0])) for p in everything if p.fits}, key=lambda pair: pair[0])
+    assert [p.step_time for p in result.plans] == [time for time, _ in times[:10]]
+    assert all(p.fits and p in everything for p in result.plans)
+    assert len({replace(p.plan, order=Space().orders[0]) for p in result.plans}) == 10
+
+
+def test_the_best_by_memory(half_fits):
+    estimator, everything = half_fits
+    result = search_plans(estimator, objective="memory", top=1, with_baselines=False)
+    least = min(everything, key=lambda p: p.memory["total"])
+    assert result.plans[0].memory["total"] == least.memory["total"]
+    assert result.least_memory[0] == least
+
+
+def test_chips_times_time_ranks_as_time(half_fits):
+    estimator, _ = half_fits
+    by_time, by_both = (search_plans(estimator, objective=o, top=5, with_baselines=False).plans for o in ("time", "chip-time"))
+    assert by_time == by_both
+
+
+def test_the_front(half_fits):
+    estimator, everything = half_fits
+    result = search_plans(estimator, with_baselines=False)
+    assert [(p.step_time, p.memory["total"]) for p in result.pareto] == front(everything)
+    assert len(result.pareto) > 2
+
+
+@pytest.mark.parametrize("headroom", [0.1, 0.5])
+def test_headroom_is_less_memory(half_fits, headroom):
+    estimator, everything = half_fits
+    capacity = estimator.machine.memory_capacity * (1 - headroom)
+    result = search_plans(estimator, memory_headroom=headroom, with_baselines=False)
+    assert result.num_feasible == sum(p.memory["total"] <= capacity for p in everything)
+    assert all(p.fits and p.memory["total"] <= capacity for p in result.plans)
+
+
+def test_what_is_rejected_for_weights_alone():
+    """Where even the shards of weights and states are too large, no plan is rejected for its activations."""
+    result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), with_baselines=False)
+    assert result.num_feasible == 0
+    assert result.plans == result.pareto == ()
+    assert list(result.rejected.values()) == [result.num_evaluated]
+    assert next(iter(result.rejected)).endswith("alone exceed the memory")
+    (least,) = result.least_memory
+    assert not least.fits
+    assert least.memory["total"] == min(p.memory["total"] for p in all_predictions(estimator_of(JOB, chips=4)))
+
+
+def test_more_memory_admits_more_plans_and_never_a_slower_best():
+    best, feasible = float("inf"), 0
+    for capacity in (0.2e9, 0.4e9, 0.8e9, 2e9, 1e12):
+        result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(capacity)), top=1, with_baselines=False)
+        assert result.num_feasible >= feasible
+        feasible = result.num_feasible
+        if result.plans:
+            assert result.plans[0].step_time <= best
+            best = result.plans[0].step_time
+    assert feasible == result.num_evaluated
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_other_models(precision):
+    job = make_job(make_model(**LLAMA_LIKE | {"num_hidden_layers": 6}), batch=6, seq_len=128, precision=precision)
+    estimator = estimator_of(job, chips=6, node=2, profile="torch-gloo")
+    everything = all_predictions(estimator)
+    result = search_plans(estimator, with_baselines=False)
+    assert result.plans[0].step_time == min(p.step_time for p in everything)
+    assert [(p.step_time, p.memory["total"]) for p in result.pareto] == front(everything)

@@ -1,0 +1,204 @@
+"""The number of plans, counted by a naive loop over docs/space.md and by validating every combination of knobs one by one."""
+
+import itertools
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.plan import make_plan
+from perfmodel.planner.search import search_plans
+from perfmodel.planner.space import SEARCHED_ORDERS, Space
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+
+#: docs/space.md, "Orders", written down again.
+ORDERS = [
+    "tp cp dp_shard dp_replicate pp",
+    "tp cp pp dp_shard dp_replicate",
+    "tp cp dp_shard pp dp_replicate",
+    "tp cp dp_replicate dp_shard pp",
+    "cp tp dp_shard dp_replicate pp",
+    "tp dp_shard dp_replicate cp pp",
+]
+
+
+def divides(number, of):
+    return of % number == 0
+
+
+def layouts(chips):
+    """All (pp, dp_replicate, dp_shard, cp, tp) whose product is the number of chips."""
+    numbers = [n for n in range(1, chips + 1) if divides(n, chips)]
+    for pp, tp, cp, shard in itertools.product(numbers, repeat=4):
+        if divides(pp * tp * cp * shard, chips):
+            yield pp, chips // (pp * tp * cp * shard), shard, cp, tp
+
+
+def count_plans(job, chips, orders=ORDERS):
+    """docs/space.md as nested loops."""
+    model, batch, seq_len = job.model, job.global_batch, job.seq_len
+    heads, kv, layers = model.num_attention_heads, model.num_key_value_heads, model.num_hidden_layers
+    total = 0
+    for pp, replicate, shard, cp, tp in layouts(chips):
+        if not divides(pp, layers) or not divides(tp, heads) or not divides(tp, model.intermediate_size):
+            continue
+        if not (divides(tp, kv) or divides(kv, tp)) or not divides(cp, seq_len) or not divides(replicate * shard, batch):
+            continue
+        degree = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp}
+        num_orders = len({tuple(axis for axis in order.split() if degree[axis] > 1) for order in orders})
+        num_sequence_parallel = 2 if tp > 1 and divides(cp * tp, seq_len) else 1
+        num_zero = 1 if shard * cp == 1 else 4 if shard == 1 else 3
+        num_recompute = 3
+        num_pipelines = 0
+        per_rank = batch // (replicate * shard)
+        for micro in range(1, per_rank + 1):
+            if not divides(micro, per_rank):
+                continue
+            microbatches = per_rank // micro
+            num_pipelines += 1  # 1f1b
+            if pp > 1 and microbatches > 1:
+                num_pipelines += 1  # gpipe
+            if pp > 1 and divides(pp, microbatches):
+                num_pipelines += sum(1 for virtual in range(2, layers // pp + 1) if divides(pp * virtual, layers))
+        total += num_orders * num_sequence_parallel * num_zero * num_recompute * num_pipelines
+    return total
+
+
+SMALL = {
+    "gpt2, 16 chips": (make_job(batch=16), 16),
+    "one chip": (make_job(batch=6), 1),
+    "24 chips, 12 layers": (make_job(make_model(num_hidden_layers=12, intermediate_size=1536), batch=36), 24),
+    "grouped heads, tied": (make_job(make_model(**LLAMA_LIKE | {"tie_word_embeddings": True}), batch=8), 32),
+    "multi-query": (make_job(make_model(**LLAMA_LIKE | {"num_key_value_heads": 1}), batch=12), 12),
+    "odd sequence": (make_job(batch=4, seq_len=250), 8),
+    "prime layers": (make_job(make_model(num_hidden_layers=7), batch=8), 16),
+    "six heads": (make_job(make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=384), batch=8, seq_len=96), 24),
+    "batch of one": (make_job(batch=1), 16),
+}
+
+
+@pytest.mark.parametrize("job, chips", SMALL.values(), ids=SMALL)
+def test_number_of_plans(job, chips):
+    assert [" ".join(order) for order in SEARCHED_ORDERS] == ORDERS
+    result = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False)
+    assert result.num_evaluated == count_plans(job, chips)
+    assert sum(result.rejected.values()) + result.num_feasible == result.num_evaluated
+
+
+@pytest.mark.parametrize("chips, batch, plans", [(512, 512, 1_266_969), (4096, 1536, 4_339_725)])
+def test_number_of_plans_of_gpt3(chips, batch, plans):
+    from perfmodel.workload.models import load_model
+
+    job = make_job(load_model("gpt3-175b"), batch=batch, seq_len=2048)
+    result = search_plans(estimator_of(job, chips=chips, node=8), top=1, with_baselines=False)
+    assert result.num_evaluated == count_plans(job, chips) == plans
+
+
+def test_number_of_layouts_left_out():
+    job, chips = SMALL["24 chips, 12 layers"]
+    result = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False)
+    model = job.model
+
+    def admitted(pp, replicate, shard, cp, tp):
+        return (
+            divides(pp, model.num_hidden_layers)
+            and divides(tp, model.num_attention_heads)
+            and divides(tp, model.intermediate_size)
+            and divides(cp, job.seq_len)
+            and divides(replicate * shard, job.global_batch)
+        )
+
+    assert sum(result.left_out.values()) == sum(1 for layout in layouts(chips) if not admitted(*layout))
+
+
+# --- every combination of knobs, one by one -----------------------------------------------------------------------
+
+
+def canonical(plan):
+    """What makes a plan: its knobs, and the axes that are there in their sequence."""
+    layout = plan.layout
+    present = tuple(axis for axis in plan.order if layout.degree(axis) > 1)
+    schedule = "1f1b" if plan.num_microbatches == 1 and plan.virtual_stages == 1 else plan.schedule
+    schedule = schedule if layout.pp > 1 else "1f1b"
+    return (
+        layout, present, plan.sequence_parallel, plan.zero, plan.micro_batch, plan.recompute, schedule, plan.virtual_stages,
+    )  # fmt: skip
+
+
+def every_valid_plan(job, chips, orders):
+    """All knobs over all small values; what make_plan refuses is no plan. Uneven stages are not part of the space."""
+    found = set()
+    knobs = itertools.product(
+        layouts(chips), orders, (False, True), (0, 1, 2, 3), range(1, job.global_batch + 1), ("none", "selective", "full"),
+        (("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("1f1b", 2), ("interleaved", 2), ("interleaved", 3), ("interleaved", 4)),
+    )  # fmt: skip
+    for (pp, replicate, shard, cp, tp), order, sequence_parallel, zero, micro, recompute, (schedule, virtual) in knobs:
+        if job.model.num_hidden_layers % (pp * virtual):
+            continue
+        if job.global_batch % (replicate * shard * micro):
+            continue  # refused for the same reason, only faster
+        try:
+            plan = make_plan(
+                job, cluster="test", num_chips=chips, pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, order=order,
+                sequence_parallel=sequence_parallel, zero=zero, micro_batch=micro, recompute=recompute, schedule=schedule,
+                virtual_stages=virtual,
+            )  # fmt: skip
+        except InputError:
+            continue
+        found.add(canonical(plan))
+    return found
+
+
+@pytest.mark.parametrize("chips, batch, seq_len", [(4, 4, 256), (6, 6, 96)])
+def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
+    """Nothing valid is left out, nothing occurs twice, and each row is already in canonical form."""
+    orders = (SEARCHED_ORDERS[0], SEARCHED_ORDERS[1], SEARCHED_ORDERS[4])
+    model = make_model(
+        num_hidden_layers=4 if chips == 4 else 6, num_attention_heads=6, num_key_value_heads=6, hidden_size=384, intermediate_size=768
+    )
+    job = make_job(model, batch=batch, seq_len=seq_len)
+    state = sweep_all(estimator_of(job, chips=chips, node=2), Space(orders=orders))
+    rows = [canonical(state.plan(int(i))) for i in state.best_time.ids]
+    assert len(rows) == len(set(rows)) == state.num_evaluated
+    assert set(rows) == every_valid_plan(job, chips, orders)
+
+
+# --- fixed and bounded knobs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Space(fixed={"tp": 4}),
+        Space(fixed={"pp": 2, "schedule": "1f1b"}),
+        Space(fixed={"zero": 3, "sequence_parallel": True}),
+        Space(fixed={"micro_batch": 2, "recompute": "full"}),
+        Space(fixed={"virtual_stages": 2}),
+        Space(maximum={"tp": 2, "pp": 4, "cp": 1}),
+        Space(maximum={"micro_batch": 2, "virtual_stages": 1, "dp_shard": 4, "zero": 2}),
+        Space(fixed={"tp": 3}),
+    ],
+    ids=lambda space: "-".join(f"{knob}={value}" for knob, value in (*space.fixed.items(), *space.maximum.items())),
+)
+def test_a_narrower_space_is_the_part_of_the_whole_one(space):
+    estimator = estimator_of(make_job(batch=8), chips=8)
+    whole, part = sweep_all(estimator), sweep_all(estimator, space)
+
+    def admitted(plan):
+        layout = plan.layout
+        knobs = {
+            "pp": layout.pp, "tp": layout.tp, "cp": layout.cp, "dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard,
+            "zero": int(plan.zero), "sequence_parallel": plan.sequence_parallel, "micro_batch": plan.micro_batch,
+            "recompute": str(plan.recompute), "schedule": str(plan.schedule), "virtual_stages": plan.virtual_stages,
+        }  # fmt: skip
+        fixed = all(knobs[knob] == value for knob, value in space.fixed.items())
+        return fixed and all(knobs[knob] <= value for knob, value in space.maximum.items())
+
+    expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if admitted(plan)}
+    found = [part.plan(i) for i in part.best_time.ids.tolist()]
+    assert len(found) == part.num_evaluated == len(expected)
+    assert set(found) == expected
+
+
+def test_an_unknown_knob_is_refused():
+    with pytest.raises(InputError, match="knob=tq: not in the space; did you mean 'tp'"):
+        Space(fixed={"tq": 2})
