@@ -259,3 +259,16 @@ def test_a_wrong_rule_is_found(algebra):
 
     with pytest.raises(AssertionError):
         checks_150_graphs()
+
+
+def test_a_tied_weight_is_reduced_over_the_axes_of_all_its_uses():
+    """Two operators read it, each partial on other axes: both are promoted, added and reduced once."""
+    mesh = SimulatedMesh({"cp": 2, "tp_kv": 3})
+    maker = GraphMaker(size=6, random=np.random.default_rng(4))
+    weight = maker.leaf(2)
+    maker.op(OperatorKind.EINSUM, [(maker.leaf(2), "bh"), (weight, "fh")], "bf")
+    maker.op(OperatorKind.EINSUM, [("op0.out", "bh"), (weight, "fh")], "bf")
+    for first, second in (({"b": ("cp",)}, {"b": ("tp_kv",)}), ({"b": ("cp", "tp_kv")}, {}), ({}, {"b": ("cp",)})):
+        check(mesh, maker, {"op0": first, "op1": second})
+        tied = next(p for p in derive(maker.graph(), {"op0": first, "op1": second}).parameters if p.name == weight)
+        assert tied.gradient_axes == {axis for axes in (*first.values(), *second.values()) for axis in axes}
