@@ -1,0 +1,118 @@
+"""The closed forms of pipelines against an event simulation of their schedule tables."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.pipeline import live_microbatches, pipeline_time
+from perfmodel.parallel.layout import PipelineSchedule
+from tests.oracles.simulated_pipeline import gpipe_order, interleaved_order, one_f_one_b_order, simulate
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
+
+
+def run(schedule, p, m, v, forward, backward):
+    """forward, backward: of each virtual stage in model order."""
+    orders = {
+        GPIPE: lambda rank: gpipe_order(rank, p, m),
+        ONE_F_ONE_B: lambda rank: one_f_one_b_order(rank, p, m),
+        INTERLEAVED: lambda rank: interleaved_order(rank, p, m, v),
+    }
+    return simulate([orders[schedule](rank) for rank in range(p)], forward, backward)
+
+
+def closed_form(schedule, p, m, v, forward, backward):
+    """The formula on ranks: a rank's time is that of all its virtual stages."""
+    f, b = (np.array(x).reshape(v, p).sum(axis=0) for x in (forward, backward))
+    return pipeline_time(
+        schedule=schedule,
+        total_forward=float(f.sum()),
+        total_backward=float(b.sum()),
+        slowest_forward=float(f.max()),
+        slowest_backward=float(b.max()),
+        slowest=float((f + b).max()),
+        num_microbatches=float(m),
+        virtual_stages=float(v),
+    )
+
+
+CASES = [(s, p, m, 1) for s in (GPIPE, ONE_F_ONE_B) for p in (1, 2, 3, 4, 8) for m in (1, 2, 3, 4, 7, 16, 33)] + [
+    (INTERLEAVED, p, k * p, v) for p in (2, 3, 4, 8) for k in (1, 2, 3, 8) for v in (2, 3, 4, 6)
+]
+
+
+@pytest.mark.parametrize("schedule, p, m, v", CASES)
+@pytest.mark.parametrize("forward, backward", [(1.0, 2.0), (0.3, 0.3), (0.125, 0.4)])
+def test_even_stages_exactly(schedule, p, m, v, forward, backward):
+    stages = p * v
+    simulated = run(schedule, p, m, v, [forward] * stages, [backward] * stages).time
+    assert closed_form(schedule, p, m, v, [forward] * stages, [backward] * stages) == pytest.approx(simulated, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule, p, m, v", CASES)
+def test_live_microbatches_of_every_rank(schedule, p, m, v):
+    held = run(schedule, p, m, v, [1.0] * (p * v), [2.0] * (p * v)).held
+    for rank in range(p):
+        live = live_microbatches(
+            schedule=schedule, rank=float(rank), num_ranks=float(p), num_microbatches=float(m), virtual_stages=float(v)
+        )
+        assert float(live) == pytest.approx(held[rank] / v, rel=1e-12), rank
+
+
+@pytest.mark.parametrize("p, v", [(2, 2), (4, 2), (4, 6), (8, 3)])
+def test_first_stage_of_an_interleaved_pipeline(p, v):
+    """Korthikanti et al. 2022, section 4.2.3: the first stage holds 1 + (p - 1)/(p v) times p microbatches."""
+    live = live_microbatches(schedule=INTERLEAVED, rank=0.0, num_ranks=float(p), num_microbatches=8.0 * p, virtual_stages=float(v))
+    assert live == pytest.approx(p * (1 + (p - 1) / (p * v)), rel=1e-12)
+
+
+stage_times = st.floats(0.5, 2.0)
+
+
+@st.composite
+def uneven(draw):
+    p = draw(st.integers(2, 6))
+    times = st.lists(stage_times, min_size=p, max_size=p)
+    return p, draw(st.integers(1, 12)), draw(times), draw(times)
+
+
+@given(uneven())
+@settings(max_examples=100)
+def test_gpipe_of_uneven_stages_exactly(stages):
+    p, m, forward, backward = stages
+    assert closed_form(GPIPE, p, m, 1, forward, backward) == pytest.approx(run(GPIPE, p, m, 1, forward, backward).time, rel=1e-12)
+
+
+@given(uneven())
+@settings(max_examples=200)
+def test_1f1b_of_uneven_stages_is_an_upper_bound(stages):
+    """A slow stage before others hides part of their passes while it warms up. Never by more than those passes: the work of the slowest
+    stage and the way there and back are a lower bound."""
+    p, m, forward, backward = stages
+    simulated = run(ONE_F_ONE_B, p, m, 1, forward, backward).time
+    both = [f + b for f, b in zip(forward, backward, strict=True)]
+    at_least = max(sum(both[:i]) + m * both[i] for i in range(p))
+    assert at_least * (1 - 1e-12) <= simulated <= closed_form(ONE_F_ONE_B, p, m, 1, forward, backward) * (1 + 1e-12)
+
+
+@given(uneven())
+@settings(max_examples=100)
+def test_1f1b_exactly_where_the_last_stage_is_the_slowest(stages):
+    """The usual case: the last stage has the head."""
+    p, m, forward, backward = stages
+    forward[-1], backward[-1] = max(forward), max(backward)
+    assert closed_form(ONE_F_ONE_B, p, m, 1, forward, backward) == pytest.approx(
+        run(ONE_F_ONE_B, p, m, 1, forward, backward).time, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("p, m, v", [(4, 8, 2), (4, 32, 3), (8, 64, 2)])
+@pytest.mark.parametrize("more", [1.1, 1.25, 1.5])
+def test_a_head_on_the_last_virtual_stage(p, m, v, more):
+    """Interleaved, the head is on one virtual stage of the last rank, where the form spreads it over all of them: 3 % at most."""
+    forward, backward = [1.0 / v] * (p * v), [2.0 / v] * (p * v)
+    forward[-1] *= more
+    backward[-1] *= more
+    simulated = run(INTERLEAVED, p, m, v, forward, backward).time
+    assert closed_form(INTERLEAVED, p, m, v, forward, backward) == pytest.approx(simulated, rel=0.03)
