@@ -120,9 +120,10 @@ class _VocabParallelLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         probabilities, index, mine = ctx.saved_tensors
+        # In place: nothing else reads the probabilities, and they are the largest tensor of the step.
         if probabilities.shape[-1]:
-            probabilities = probabilities.scatter_add(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
-        return (probabilities * gradients[0]).to(ctx.dtype), None, None, None
+            probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
+        return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None
 
 
 def vocab_parallel_loss(logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup) -> torch.Tensor:

@@ -8,7 +8,7 @@ an all-reduce; for stage 1 a reduce-scatter, an optimizer step on the shard, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,7 +59,7 @@ def build_optimizer(kind: Optimizer, shards: list[torch.Tensor]) -> torch.optim.
 class DataParallel(Protocol):
     """What a step does around forward and backward."""
 
-    def fill(self, config: TransformerConfig) -> None: ...
+    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None: ...
     def begin_step(self) -> None: ...
     def begin_microbatch(self, *, is_last: bool) -> None: ...
     def finish_gradients(self) -> None: ...
@@ -287,11 +287,12 @@ class FlatData:
             hook.remove()
 
     @torch.no_grad()
-    def fill(self, config: TransformerConfig) -> None:
+    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
         """Random weights. The master copy is not rounded: on the weights' own grid small updates would be lost at first."""
         for unit in self.units:
             exact = torch.zeros_like(unit.weights, dtype=torch.float32)
             for slot in unit.slots:
+                beat(f"filling {slot.name}")
                 whole = make_weight(config, slot.name, slot.parameter.shape, exact.device)
                 exact[slot.offset : slot.offset + slot.numel] = local_piece(whole, slot.parameter).reshape(-1)
             unit.weights.copy_(exact)
@@ -356,8 +357,9 @@ class ShardedData:
 
     def close(self) -> None: ...
 
-    def fill(self, config: TransformerConfig) -> None:
+    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
         for name, parameter in self.parameters():
+            beat(f"filling {name}")
             fill(config, name, parameter)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -35,6 +35,7 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     model = Transformer(job.model, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
+        worker.beat(f"filling {name}")
         fill(job.model, clean_name(name), parameter)
     total = 0.0
     for row in make_tokens(job).to(worker.device).split(plan.micro_batch):

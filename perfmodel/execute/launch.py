@@ -33,6 +33,11 @@ from typing import Any
 
 from perfmodel.errors import RunError
 
+#: What a rank says while it imports and joins the process group: that may take longer than any step.
+STARTING = "starting up"
+#: Imported before a rank is ready, so that no call spends seconds on it.
+PRELOADED = ("perfmodel.execute.measure", "perfmodel.execute.gradient_check")
+
 #: prctl option: the signal that a process gets when its parent dies (linux/prctl.h).
 PR_SET_PDEATHSIG = 1
 
@@ -127,16 +132,17 @@ def worker_main(descriptor: int, rank: int, world_size: int, device: str, folder
     connection = Connection(descriptor)
     worker = Worker(rank, world_size, device, Heartbeat(Path(folder) / f"beat{rank}"))
     try:
-        worker.beat("importing torch")
+        worker.beat(STARTING)
         import torch.distributed as dist
 
+        for module in PRELOADED:
+            importlib.import_module(module)
         limit = timedelta(seconds=timeout)
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=limit, wait_for_workers=False)
             connection.send(("port", store.port))
         else:
             store = dist.TCPStore("127.0.0.1", connection.recv(), world_size, is_master=False, timeout=limit)
-        worker.beat("joining the process group")
         init_process_group(worker, store, timeout)
         worker.beat("ready")
         connection.send(("ok", pickle.dumps(None)))
@@ -279,7 +285,7 @@ class WorkerGroup:
             if self.on_progress is not None and self._processes:
                 self.on_progress(self._processes[0].heartbeat.read()[2])
             last_sign = max([last_sign, *(when for when, _, _ in signs)])
-            silence_limit = self.start_timeout if any(text in ("", "importing torch") for _, _, text in signs) else self.hang_timeout
+            silence_limit = self.start_timeout if any(text in ("", STARTING) for _, _, text in signs) else self.hang_timeout
             if pending and (now - last_sign > silence_limit or now - start > timeout):
                 raise self._blame_hang(list(pending.values()), now)
         return [results[rank] for rank in ranks]

@@ -86,7 +86,7 @@ class TrainingProgram:
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
-        self.data.fill(plan.job.model)
+        self.data.fill(plan.job.model, worker.beat)
         self.tokens, self.targets = self._local_tokens()
         # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
         data_ranks = layout.data_parallel * layout.cp

@@ -1,4 +1,4 @@
-"""Worker groups that the tests of a module share: importing torch costs each process seconds."""
+"""Worker groups that the tests share: importing torch costs each process seconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ class Groups:
         self._groups: dict[int, WorkerGroup] = {}
 
     def __call__(self, num_ranks: int) -> WorkerGroup:
-        group = self._groups.get(num_ranks)
-        if group is None or not group.pids:
-            for other in self._groups.values():
-                other.close()  # two cores: one group at a time
-            self._groups = {num_ranks: WorkerGroup(num_ranks, hang_timeout=60.0).__enter__()}
+        for size in [size for size in self._groups if size > 4 and size != num_ranks]:
+            self._groups.pop(size).close()  # idle processes hold memory
+        if num_ranks not in self._groups or not self._groups[num_ranks].pids:
+            self._groups[num_ranks] = WorkerGroup(num_ranks, hang_timeout=60.0).__enter__()
         return self._groups[num_ranks]
 
     def close(self) -> None:
@@ -28,7 +27,7 @@ class Groups:
             group.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def groups() -> Iterator[Groups]:
     groups = Groups()
     yield groups

@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
-import json, os, signal, sys, time
+import json, os, sys, time
+from pathlib import Path
 from perfmodel.execute.runner import run_plan
 from perfmodel.errors import PerfModelError
 from tests.execute.jobs import tiny_plan
@@ -27,8 +28,8 @@ except PerfModelError as error:
     sys.exit(str(error))
 if os.environ["RANK"] == "0":
     print(json.dumps(found.to_dict()), flush=True)
-if sys.argv[2:] == ["wait"]:
-    print("PID", os.getpid(), flush=True)
+if sys.argv[2:]:
+    Path(sys.argv[3], os.environ["RANK"]).write_text(str(os.getpid()))
     time.sleep(600)
 """
 
@@ -60,14 +61,13 @@ def test_the_wrong_number_of_processes_is_refused(tmp_path):
 
 def test_workers_die_with_torchrun(tmp_path):
     """torchrun itself leaves its workers behind when it is killed."""
-    with launch(tmp_path, "2", "wait") as process:
+    places = [tmp_path / "0", tmp_path / "1"]
+    with launch(tmp_path, "2", "wait", str(tmp_path)) as process:
         try:
-            pids = []
-            while len(pids) < 2:
-                line = process.stdout.readline()
-                assert line, process.stderr.read()
-                if line.startswith("PID"):
-                    pids.append(int(line.split()[1]))
+            while not all(place.exists() and place.read_text() for place in places):
+                assert process.poll() is None, process.communicate()[1]
+                time.sleep(0.1)
+            pids = [int(place.read_text()) for place in places]
             os.kill(process.pid, signal.SIGKILL)
             deadline = time.monotonic() + 10
             while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:

@@ -1,0 +1,321 @@
+"""`run_demo`: the whole line on this machine, small. Calibrate, search, run, compare.
+
+The plans of a small GPT-2 on two processes: how far is fully sharded from plain data parallelism, and are tensor and pipeline parallelism
+worth their communication? That is the study of arXiv 2405.15628 (DDP against FSDP for GPT-2) in one command.
+What is predicted rests on microbenchmarks alone: nothing is fitted to the plans that are run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.resolve import resolve_estimator
+from perfmodel.errors import InputError
+from perfmodel.execute.calibrate_machine import CPU_PROFILE, Progress, calibrate_machine
+from perfmodel.execute.launch import Worker, WorkerGroup
+from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.runner import merge, run_plan
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.local import local_cluster
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import load_profile
+from perfmodel.planner.result import SearchResult
+from perfmodel.planner.search import search_plans
+from perfmodel.planner.space import Space
+from perfmodel.results import Comparison, Measurement
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.models import load_model
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.prediction import Prediction
+
+NUM_RANKS = 2
+
+#: Steps of a plan in one round, before and while it is timed, and how many rounds: A B C A B C, so that what else the machine does
+#: disturbs all plans alike.
+WARMUP, STEPS, ROUNDS = 2, 6, 3
+#: No round is begun that would end later than this. [s]
+TIME_LIMIT = 270.0
+#: A round in which a fixed piece of work took this much longer or less long at its end than at its start is measured again.
+MOST_DRIFT = 0.05
+MOST_ROUNDS = 5
+#: Measured times that differ by less are a tie: a repeat of the measurement may order them the other way.
+TIE = 0.15
+
+
+def demo_model() -> TransformerConfig:
+    """GPT-2's architecture at the size of nanoGPT's character model (6 layers, 384 wide, 6 heads), with 4096 tokens."""
+    return replace(
+        load_model("gpt2"),
+        name="gpt2-small-demo",
+        num_hidden_layers=6,
+        hidden_size=384,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=64,
+        intermediate_size=1536,
+        vocab_size=4096,
+        max_position_embeddings=256,
+    )
+
+
+def demo_job() -> TrainingJob:
+    return TrainingJob(model=demo_model(), global_batch=8, seq_len=128, precision=Precision.FP32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRow:
+    """A plan, predicted and measured.
+
+    predicted_place, measured_place   (first, last) place that it may have, 1 being the fastest: plans within `TIE` share places
+    """
+
+    name: str
+    comparison: Comparison
+    predicted_place: tuple[int, int]
+    measured_place: tuple[int, int]
+
+    @property
+    def plan(self) -> Plan:
+        return self.comparison.measurement.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """rows            in the order in which they were predicted, fastest first
+    pairs_apart     pairs of plans whose measured times differ by more than `TIE`; pairs_right: those in the predicted order
+    drift           of the fixed piece of work, from the calibration to the steps that count (1 = as fast)
+    rounds, discarded   rounds that count, and those that the machine was too busy for
+    elapsed         seconds by phase
+    """
+
+    job: TrainingJob
+    calibration: Calibration
+    search: SearchResult
+    rows: tuple[DemoRow, ...]
+    pairs_apart: int
+    pairs_right: int
+    drift: float
+    rounds: int
+    discarded: int
+    elapsed: dict[str, float]
+
+    @property
+    def worst_error(self) -> float:
+        return max(abs(row.comparison.time_error) for row in self.rows)
+
+
+def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Prediction]]]:
+    """The search over everything, and the best plan of each well-known form; a plan that two names fit has both."""
+    whole: dict[str, Any] = {"recompute": "none"}
+    flat = {"pp": 1, "tp": 1, "cp": 1, **whole}
+    tensor = {"tp": NUM_RANKS, **whole}
+    forms: list[tuple[str, dict[str, Any]]] = [
+        ("best found", {}),
+        ("data parallel", {**flat, "dp_replicate": NUM_RANKS}),
+        ("ZeRO-1", {**flat, "dp_shard": NUM_RANKS, "zero": 1}),
+        ("ZeRO-2", {**flat, "dp_shard": NUM_RANKS, "zero": 2}),
+        ("FSDP", {**flat, "dp_shard": NUM_RANKS, "zero": 3}),
+        ("tensor parallel", {**tensor, "sequence_parallel": False}),
+        ("tensor + sequence parallel", {**tensor, "sequence_parallel": True}),
+        ("pipeline parallel", {"pp": NUM_RANKS, **whole}),
+        ("data parallel, recomputing", {**flat, "dp_replicate": NUM_RANKS, "recompute": "full"}),
+    ]
+    found: SearchResult | None = None
+    plans: list[tuple[str, Prediction]] = []
+    for name, fixed in forms:
+        result = search_plans(estimator, Space(fixed=fixed), top=20, with_baselines=not fixed)
+        found = found or result
+        runnable = [prediction for prediction in result.plans if not executable_reason(prediction.plan, NUM_RANKS)]
+        if not runnable:
+            continue
+        best = runnable[0]
+        same = next((i for i, (_, other) in enumerate(plans) if other.plan == best.plan), None)
+        if same is None:
+            plans.append((name, best))
+        else:
+            plans[same] = (f"{plans[same][0]} = {name}", plans[same][1])
+    assert found is not None
+    return found, plans
+
+
+def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
+    """Time of a fixed piece of work, forward and backward of a model on every rank by itself. [s]"""
+    import torch.distributed as dist
+
+    from perfmodel.execute.model import Transformer
+    from perfmodel.execute.weights import fill, make_tokens
+
+    key = ("anchor", job)
+    if key not in worker.cache:
+        model = Transformer(job.model, device=worker.device)
+        for name, parameter in model.named_parameters():
+            fill(job.model, name, parameter)
+        worker.cache[key] = model, make_tokens(job)[:2, :-1].to(worker.device)
+    model, tokens = worker.cache[key]
+    times = []
+    for _ in range(6):
+        worker.beat("anchor")
+        dist.barrier()
+        start = time.perf_counter()
+        model(tokens).square().mean().backward()
+        times.append(time.perf_counter() - start)
+        model.zero_grad(set_to_none=True)
+    return statistics.median(times[1:])
+
+
+def run_demo(
+    progress: Progress | None = None, *, calibration_path: str | Path | None = None, job: TrainingJob | None = None, rounds: int = ROUNDS
+) -> DemoResult:
+    """Calibrate briefly, search, run the plans in turn, compare. Under five minutes on two cores.
+
+    calibration_path   file to write the calibration to; None: it is used here only
+    job                another job for two ranks; rounds: through all the plans
+    """
+    report = progress or (lambda share, what: None)
+    if local_cluster().num_chips < NUM_RANKS:
+        raise InputError(f"cores={local_cluster().num_chips}: the demo times {NUM_RANKS} processes, each on a core; use a larger machine")
+    job = job or demo_job()
+    begin = time.monotonic()
+    elapsed: dict[str, float] = {}
+    share = [0.0]
+
+    def note(what: str) -> None:
+        report(share[0], what)
+
+    with WorkerGroup(NUM_RANKS, device="cpu", hang_timeout=60.0, on_progress=note) as group:
+        before = max(group.call(anchor_on_rank, job))
+        calibration = calibrate_machine(
+            NUM_RANKS,
+            brief=True,
+            path=calibration_path,
+            group=group,
+            progress=lambda done, what: report(0.25 * done, f"calibrating: {what}"),
+        )
+        elapsed["calibrate"] = time.monotonic() - begin
+        share[0] = 0.25
+        note("searching")
+        cluster = local_cluster(num_chips=NUM_RANKS)
+        estimator = resolve_estimator(job, cluster, calibration=calibration, profile=load_profile(CPU_PROFILE))
+        search, plans = demo_plans(estimator)
+        elapsed["search"] = time.monotonic() - begin - elapsed["calibrate"]
+        measured = _measure(group, job, plans, begin, rounds, lambda done, what: report(0.25 + 0.75 * done, what))
+        elapsed["run"] = time.monotonic() - begin - sum(elapsed.values())
+    comparisons = [
+        Comparison(prediction=prediction, measurement=measurement)
+        for (_, prediction), measurement in zip(plans, measured.measurements, strict=True)
+    ]
+    return summarise(
+        job, calibration, search, [name for name, _ in plans], comparisons, measured, drift=measured.anchor / before, elapsed=elapsed
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Measurements of the plans over the rounds that count; the anchor's median in them."""
+
+    measurements: tuple[Measurement, ...]
+    anchor: float
+    rounds: int
+    discarded: int
+
+
+def _measure(
+    group: WorkerGroup, job: TrainingJob, plans: Sequence[tuple[str, Prediction]], begin: float, rounds: int, report: Progress
+) -> Measured:
+    """Rounds through all the plans until enough were quiet or the time is up; where none was, the steadiest counts."""
+    found: list[tuple[float, float, list[Measurement]]] = []
+    longest = 0.0
+    before = max(group.call(anchor_on_rank, job))
+    for index in range(max(MOST_ROUNDS, rounds)):
+        start = time.monotonic()
+        if sum(drift <= MOST_DRIFT for drift, _, _ in found) >= rounds or (found and start - begin + longest > TIME_LIMIT):
+            break
+        row = []
+        for number, (name, prediction) in enumerate(plans):
+            done = (min(index, rounds - 1) + number / len(plans)) / rounds
+            report(done, f"round {index + 1}: {name}")
+            inspects = index == 0
+            row.append(run_plan(prediction.plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group))
+        after = max(group.call(anchor_on_rank, job))
+        found.append((abs(after / before - 1.0), (before + after) / 2, row))
+        before = after
+        longest = max(longest, (time.monotonic() - start) if index else 0.0)
+    quiet = [entry for entry in found if entry[0] <= MOST_DRIFT] or [min(found, key=lambda entry: entry[0])]
+    first = found[0][2]
+    measurements = []
+    for number, inspected in enumerate(first):
+        merged = merge([entry[2][number] for entry in quiet])
+        # what only the first round looked at holds whether its times count or not
+        measurements.append(
+            replace(
+                merged,
+                peak_memory=inspected.peak_memory,
+                memory_by_rank=inspected.memory_by_rank,
+                collectives=inspected.collectives,
+                gradient_error=inspected.gradient_error,
+            )
+        )
+    return Measured(
+        measurements=tuple(measurements),
+        anchor=statistics.median(anchor for _, anchor, _ in quiet),
+        rounds=len(quiet),
+        discarded=len(found) - len(quiet),
+    )
+
+
+def places(times: Sequence[float], tie: float = TIE) -> list[tuple[int, int]]:
+    """First and last place of each time: times that differ by no more than `tie` of the shorter one share their places."""
+
+    def is_clearly_faster(a: float, b: float) -> bool:
+        return b > a * (1.0 + tie)
+
+    return [
+        (1 + sum(is_clearly_faster(other, mine) for other in times), len(times) - sum(is_clearly_faster(mine, other) for other in times))
+        for mine in times
+    ]
+
+
+def ordered_pairs(predicted: Sequence[float], measured: Sequence[float], tie: float = TIE) -> tuple[int, int]:
+    """Pairs whose measured times differ by more than `tie`, and how many of them were predicted in that order."""
+    apart = [(a, b) for a in range(len(measured)) for b in range(len(measured)) if measured[b] > measured[a] * (1.0 + tie)]
+    return len(apart), sum(predicted[a] < predicted[b] for a, b in apart)
+
+
+def summarise(
+    job: TrainingJob,
+    calibration: Calibration,
+    search: SearchResult,
+    names: Sequence[str],
+    comparisons: Sequence[Comparison],
+    measured: Measured,
+    *,
+    drift: float,
+    elapsed: dict[str, float],
+) -> DemoResult:
+    predicted_times = [each.prediction.step_time for each in comparisons]
+    measured_times = [each.measurement.step_time for each in comparisons]
+    apart, right = ordered_pairs(predicted_times, measured_times)
+    rows = [
+        DemoRow(name=name, comparison=each, predicted_place=expected, measured_place=came)
+        for name, each, expected, came in zip(names, comparisons, places(predicted_times), places(measured_times), strict=True)
+    ]
+    return DemoResult(
+        job=job,
+        calibration=calibration,
+        search=search,
+        rows=tuple(sorted(rows, key=lambda row: row.comparison.prediction.step_time)),
+        pairs_apart=apart,
+        pairs_right=right,
+        drift=drift,
+        rounds=measured.rounds,
+        discarded=measured.discarded,
+        elapsed=elapsed,
+    )
