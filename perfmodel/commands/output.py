@@ -14,6 +14,8 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 _NO_TERMINAL_WIDTH = 10_000
+_FOLDED_WIDTH = 30  # a column that may break into lines keeps this much
+_COLUMN_GAP = 2
 
 
 def to_plain(value: Any) -> Any:
@@ -60,9 +62,13 @@ def print_table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for header in headers:
         table.add_column(header, justify="right" if header in to_the_right else "left", no_wrap=header not in may_fold, overflow="fold")
-    for row in rows:
+    cells = [tuple(headers), *(tuple(row) for row in rows)]
+    for row in cells[1:]:
         table.add_row(*row)
-    _show(title, table)
+    widths = (
+        min(max(map(len, column)), _FOLDED_WIDTH if column[0] in may_fold else _NO_TERMINAL_WIDTH) for column in zip(*cells, strict=True)
+    )
+    _show(title, table, least_width=sum(widths) + _COLUMN_GAP * len(headers))
 
 
 def print_tables(tables: Iterable[Any]) -> None:
@@ -144,21 +150,19 @@ class Progress:
             self._length = 0
 
 
-def _show(title: str, table: Any) -> None:
+def _show(title: str, table: Any, *, least_width: int = 0) -> None:
     """Print as wide as the terminal, or wider where cells would be cut.
 
     Where no terminal says how wide it is, wide enough for every line, with no blanks at its end.
     """
     from rich.console import Console
-    from rich.measure import Measurement
 
     console = Console(markup=False, highlight=False, emoji=False)
     if console.is_terminal:
         if title:
             console.print(title, style="bold")
-        least = Measurement.get(console, console.options.update(width=_NO_TERMINAL_WIDTH), table).minimum + len(table.columns)
-        if least > console.width:  # rather lines that the terminal wraps than numbers that are cut
-            console = Console(markup=False, highlight=False, emoji=False, width=least)
+        if least_width > console.width:  # rather lines that the terminal wraps than numbers that are cut
+            console = Console(markup=False, highlight=False, emoji=False, width=least_width)
         console.print(table)
         return
     text = io.StringIO()

@@ -107,10 +107,14 @@ class _Request:
     def of_job(self, job: TrainingJob, clusters: list[str], counts: list[int]) -> tuple[list[Prediction], list[dict[str, Any]]]:
         """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised."""
         from perfmodel.api import make_setting, plan_in, predict_in
+        from perfmodel.hardware.reader import load_cluster
 
         predictions, failures = [], []
         every: list[int | None] = [*counts] or [None]
         places = [(cluster, count) for cluster in clusters for count in every]
+        if len(places) > 1:
+            for cluster in clusters:
+                load_cluster(cluster)  # an unknown name is no line of the table
         for cluster, count in places:
             try:
                 setting = make_setting(job, cluster, chips=count, calibration=self._calibration, profile=self._profile)

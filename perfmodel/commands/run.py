@@ -90,11 +90,16 @@ def calibrate(
         print(f"use it with: perfmodel predict --cluster localhost --calibration {path} ...")
 
 
-def demo() -> int:
+def demo() -> None:
     """The whole line on this machine, small: calibrate, search, run, compare. Under five minutes on two cores."""
     from perfmodel.api import require_torch
 
     require_torch("run the demo")
-    from perfmodel.execute.demo import run_demo  # type: ignore[import-not-found]
+    from perfmodel.commands.demo import demo_facts, demo_table, demo_verdict
+    from perfmodel.execute.demo import run_demo
 
-    return int(run_demo())
+    with Progress("demo") as progress:
+        result = run_demo(progress.step)
+    print_facts("GPT-2 on two processes of this machine: which plan is fastest?", demo_facts(result))
+    print_tables([demo_table(result)])
+    print(f"\n{demo_verdict(result)}")

@@ -179,6 +179,9 @@ def make_plan(
     for name, value in degrees.items():
         if value is not None and value < 1:
             raise InputError(f"{name}={value}: must be a whole number of at least 1; use 1 to leave the axis out")
+    for name, value in {"micro_batch": micro_batch, "virtual_stages": virtual_stages}.items():
+        if value < 1:
+            raise InputError(f"{name}={value}: must be at least 1; use 1")
     if num_chips < 1:
         raise InputError(f"chips={num_chips}: must be at least 1; say how many chips the job runs on")
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)

@@ -4,6 +4,24 @@ import pytest
 
 from tests.benchmarks.processes import best_run
 
+_PREDICT = [
+    "predict",
+    "--model",
+    "gpt3-175b",
+    "--cluster",
+    "dgx-h100",
+    "--chips",
+    "1024",
+    "--global-batch",
+    "1536",
+    "--seq-len",
+    "2048",
+    "--tp",
+    "8",
+    "--pp",
+    "8",
+]
+
 
 @pytest.mark.parametrize(
     ("arguments", "most_time", "most_bytes"),
@@ -11,8 +29,10 @@ from tests.benchmarks.processes import best_run
         (["-c", "import perfmodel"], 0.05, 30e6),
         (["-m", "perfmodel", "--help"], 0.20, 60e6),
         (["-m", "perfmodel", "chips", "--json"], 0.45, 120e6),
+        (["-m", "perfmodel", *_PREDICT], 0.45, 120e6),
+        (["-m", "perfmodel", *_PREDICT, "--json"], 0.45, 120e6),
     ],
-    ids=["import", "help", "chips"],
+    ids=["import", "help", "chips", "predict", "predict as JSON"],
 )
 def test_process(arguments, most_time, most_bytes):
     wall_time, peak_bytes = best_run(arguments)

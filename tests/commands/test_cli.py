@@ -10,7 +10,7 @@ from perfmodel import cli
 from perfmodel.commands import known
 from perfmodel.errors import InputError, RunError
 
-KINDS = ("chips", "clusters", "models")
+KINDS = ("chips", "clusters", "models", "profiles", "calibrations")
 
 
 def perfmodel(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

@@ -90,6 +90,10 @@ def test_it_runs_from_the_wheel_without_torch(installed, empty):
         ("chips --json", "chips"),
         ("clusters --json", "clusters"),
         ("models --json", "models"),
+        ("profiles --json", "profiles"),
+        ("predict --model llama-3-8b --cluster dgx-h100 --chips 64 --global-batch 512 --seq-len 8192 --tp 2 --json", "step_time"),
+        ("predict megatron-175b --json", "fits"),
+        ("search --model gpt2 --cluster dgx-h100 --chips 8 --global-batch 16 --seq-len 512 --json", "plans"),
     ],
 )
 def test_commands_work_in_an_empty_folder(installed, empty, arguments, key):
@@ -98,6 +102,12 @@ def test_commands_work_in_an_empty_folder(installed, empty, arguments, key):
     assert done.returncode == 0
     assert json.loads(done.stdout)[key]
     assert list(empty.iterdir()) == []
+
+
+def test_what_needs_torch_says_so(installed, empty):
+    done = call(installed / "perfmodel", "run", "ddp", folder=empty)
+    assert done.returncode == 2
+    assert done.stderr == "perfmodel: torch: is needed to run a plan; install perfmodel[torch]\n"
 
 
 def test_tables_are_printed_too(installed, empty):

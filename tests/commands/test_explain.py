@@ -1,0 +1,62 @@
+"""`perfmodel explain | compare`."""
+
+import pytest
+
+from perfmodel.parallel.plan_file import list_plans
+
+
+def test_why_not_is_answered_in_numbers(call, call_json):
+    code, out, err = call("explain", "megatron-175b", "--why-not", "tp=16,pp=2")
+    assert (code, err) == (0, "")
+    assert out.startswith("Why not tp=16, pp=2: ")
+    assert " s against " in out.splitlines()[0]
+    content = call_json("explain", "megatron-175b", "--why-not", "tp=16,pp=2", "--why-not", "tp=1,pp=1,zero=0")
+    first, second = content["why_not"]
+    assert first["prediction"]["plan"]["layout"]["tp"] == 16
+    assert second["prediction"]["fits"] is False
+    assert "too much" in second["reason"]
+
+
+def test_the_answer_to_what_cannot_be_is_the_rule(call):
+    code, out, _ = call("explain", "megatron-175b", "--why-not", "tp=7")
+    assert code == 0
+    assert "no such plan: pp*tp=56: must divide chips=64" in out
+
+
+def test_neighbours_and_bottleneck(call, call_json):
+    content = call_json("explain", "fsdp")
+    assert content["bottleneck"] == "backward"
+    assert any(each["knobs"] == {"recompute": "none"} for each in content["neighbours"])
+    assert "one knob turned" in call("explain", "fsdp")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["no-such-plan"], "plan=no-such-plan"),
+        (["ddp", "--why-not", "speed=11"], "'speed' is not a knob"),
+        (["ddp", "--why-not", "tp"], "must be knob=value"),
+        (["ddp", "--why-not", "tp=0"], "tp must be a whole number"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, expected, call):
+    code, out, err = call("explain", *arguments)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_plans_side_by_side(call, call_json):
+    code, out, err = call("compare", "ddp", "fsdp")
+    assert (code, err) == (0, "")
+    for piece in ("step time", "In what they differ", "gpt2-xl", "llama-3-8b", "dp shard"):
+        assert piece in out
+    content = call_json("compare", *list_plans())
+    assert [each["file"] for each in content["plans"]] == list_plans()
+    assert all(each["step_time"] > 0 for each in content["plans"])
+
+
+def test_one_plan_is_no_comparison(call):
+    code, out, err = call("compare", "ddp")
+    assert (code, out) == (2, "")
+    assert "at least two" in err

@@ -1,0 +1,282 @@
+"""`perfmodel predict`: flags, JSON keys and sentences of DESIGN.md section 7."""
+
+import json
+import math
+import os
+import string
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import perfmodel
+from perfmodel import cli
+from perfmodel.parallel.plan_file import plan_from_dict
+from tests.commands.conftest import JOB
+
+KEYS = {
+    "schema_version", "step_time", "parts", "tokens_per_second_per_chip", "mfu_palm", "mfu_causal", "hfu", "peak_flop_rate", "memory",
+    "fits", "plan", "rests_on",
+}  # fmt: skip
+
+
+def test_json_has_the_promised_keys(call_json):
+    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    assert set(prediction) >= KEYS
+    assert math.isclose(sum(prediction["parts"].values()), prediction["step_time"], rel_tol=1e-12)
+    classes = {name: size for name, size in prediction["memory"].items() if name != "total"}
+    assert math.isclose(sum(classes.values()), prediction["memory"]["total"], rel_tol=1e-12)
+    assert prediction["fits"] is True
+    assert set(prediction["rests_on"]) >= set(prediction["parts"])
+    assert prediction["peak_flop_rate"] == pytest.approx(989.4e12, rel=1e-3)
+    tokens = 512 * 8192 / prediction["step_time"] / 64
+    assert prediction["tokens_per_second_per_chip"] == pytest.approx(tokens)
+
+
+def test_the_plan_is_complete_with_every_default(call_json):
+    plan = call_json("predict", *JOB)["plan"]
+    assert plan_from_dict(plan).layout.dp_replicate == 64
+    assert plan["layout"] == {"pp": 1, "dp_replicate": 64, "dp_shard": 1, "cp": 1, "tp": 1}
+    assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 0)
+    assert (plan["job"]["precision"], plan["job"]["optimizer"]) == ("bf16-mixed", "adamw")
+    assert (plan["profile"], plan["attention"], plan["calibration"], plan["cluster"]) == ("megatron", "flash", "h100", "dgx-h100")
+
+
+def test_the_rest_goes_to_dp_shard_under_zero(call_json):
+    assert call_json("predict", *JOB, "--zero", 3, "--tp", 2)["plan"]["layout"]["dp_shard"] == 32
+
+
+@pytest.mark.parametrize(
+    ("flags", "knob", "value"),
+    [
+        ("--tp 4", "tp", 4),
+        ("--pp 4", "pp", 4),
+        ("--cp 2", "cp", 2),
+        ("--dp-replicate 8 --dp-shard 8", "dp_shard", 8),
+        ("--dp-replicate 32 --tp 2", "dp_replicate", 32),
+        ("--micro-batch 4", "micro_batch", 4),
+        ("--pp 2 --virtual-stages 4", "virtual_stages", 4),
+        ("--pp 2 --schedule gpipe", "schedule", "gpipe"),
+        ("--recompute selective", "recompute", "selective"),
+        ("--tp 2 --no-sequence-parallel", "sequence_parallel", False),
+        ("--tp 2 --sequence-parallel", "sequence_parallel", True),
+        ("--attention unfused", "attention", "unfused"),
+        ("--profile torch-fsdp2", "profile", "torch-fsdp2"),
+        ("--calibration spec-sheet", "calibration", "spec-sheet"),
+        ("--precision fp16-mixed", "precision", "fp16-mixed"),
+        ("--optimizer sgd", "optimizer", "sgd"),
+        ("--order tp-cp-pp-dp-shard-dp-replicate", "order", ["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
+    ],
+)
+def test_a_flag_is_in_the_plan(flags, knob, value, call_json):
+    plan = call_json("predict", *JOB, *flags.split())["plan"]
+    flat = {**plan, **plan["layout"], **plan["job"]}
+    assert flat[knob] == value
+
+
+def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
+    job = ["--model", "gpt3-175b", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "8", "--seq-len", "2048"]
+    prediction = call_json("predict", *job)
+    assert prediction["fits"] is False
+    assert prediction["step_time"] > 0
+    code, out, _ = call("predict", *job)
+    assert code == 0
+    assert "DOES NOT FIT" in out
+
+
+def test_headroom_can_make_it_not_fit(call_json):
+    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    share = prediction["memory"]["total"] / prediction["memory_capacity"]
+    assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) - 0.1}%")["fits"]
+    assert not call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) + 0.1}%")["fits"]
+
+
+def test_tokens_add_days_and_chip_hours(call_json):
+    prediction = call_json("predict", *JOB, "--tp", 2, "--tokens", "15T")
+    seconds = 15e12 / (512 * 8192) * prediction["step_time"]
+    assert prediction["days"] == pytest.approx(seconds / 86400)
+    assert prediction["chip_hours"] == pytest.approx(seconds * 64 / 3600)
+
+
+def test_several_chips_and_clusters_are_one_object_and_one_table(call, call_json):
+    flags = [*JOB[:2], *JOB[4:], "--cluster", "dgx-h100", "--cluster", "dgx-b200", "--chips", "64,128", "--tp", "2"]
+    content = call_json("predict", *flags)
+    assert [(each["plan"]["cluster"], each["plan"]["num_chips"]) for each in content["predictions"]] == [
+        ("dgx-h100", 64),
+        ("dgx-h100", 128),
+        ("dgx-b200", 64),
+        ("dgx-b200", 128),
+    ]
+    assert all(set(each) >= KEYS - {"schema_version"} for each in content["predictions"])
+    code, out, err = call("predict", *flags)
+    assert (code, err) == (0, "")
+    assert len([line for line in out.splitlines() if line.startswith(("dgx-h100", "dgx-b200"))]) == 4
+
+
+def test_one_bad_number_of_chips_leaves_the_others(call_json):
+    content = call_json("predict", *JOB, "--chips", "64,100")
+    assert len(content["predictions"]) == 1
+    (failure,) = content["not_predicted"]
+    assert failure["chips"] == 100
+    assert "multiple of chips_per_node" in failure["reason"]
+
+
+def test_a_saved_plan_predicts_the_same(call, call_json, tmp_path):
+    direct = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--micro-batch", 2, "--save", tmp_path / "plan.yaml")
+    again = call_json("predict", tmp_path / "plan.yaml")
+    assert again == direct
+    assert call("predict", tmp_path / "plan.yaml", "--tp", 2)[0] == 2
+
+
+def test_localhost_is_predicted_with_its_own_profile(call_json):
+    flags = ["--model", "gpt2", "--cluster", "localhost", "--chips", "2", "--global-batch", "4", "--seq-len", "128", "--precision", "fp32"]
+    assert call_json("predict", *flags)["plan"]["profile"] == "torch-gloo"
+
+
+def test_a_calibration_of_the_user_comes_first(call_json, home):
+    from dataclasses import replace
+
+    from perfmodel.hardware.writer import save_calibration
+
+    folder = home / ".local/share/perfmodel/calibrations"
+    folder.mkdir(parents=True)
+    mine = replace(perfmodel.load_calibration("h100"), name="mine", sustained_clock_fraction=0.34)
+    before = call_json("predict", *JOB, "--tp", 2)
+    save_calibration(mine, folder / "mine.yaml")
+    after = call_json("predict", *JOB, "--tp", 2)
+    assert after["rests_on"]["forward"] == "calibrated: mine"
+    assert after["step_time"] > before["step_time"]
+    assert call_json("predict", *JOB, "--tp", 2, "--calibration", "h100")["step_time"] == before["step_time"]
+
+
+def test_a_person_reads_units_and_what_it_rests_on(call):
+    code, out, err = call("predict", *JOB, "--tp", 2, "--pp", 2, "--tokens", "15T")
+    assert (code, err) == (0, "")
+    for piece in (
+        "step time",
+        "MFU",
+        "of 989 TFLOP/s a chip, dense bf16",
+        "GiB",
+        "calibrated: h100",
+        "pipeline bubble",
+        "chip-hours",
+        "100 %",
+    ):
+        assert piece in out
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+BAD = {
+    "chip": (["--cluster", "no-such"], "cluster=no-such"),
+    "model": (["--model", "no-such"], "model=no-such"),
+    "heads": (["--chips", "48", "--tp", "6"], "tp=6: must divide num_attention_heads=32"),
+    "degree": (["--tp", "3"], "tp=3: must divide chips=64"),
+    "zero degree": (["--tp", "0"], "tp=0"),
+    "words": (["--tp", "two"], "--tp"),
+    "batch": (["--global-batch", "100"], "must divide global_batch=100"),
+    "no batch": (["--global-batch", "0"], "global_batch"),
+    "zero": (["--zero", "4"], "zero=4"),
+    "schedule": (["--schedule", "zigzag"], "schedule=zigzag"),
+    "recompute": (["--recompute", "some"], "recompute=some"),
+    "precision": (["--precision", "fp4"], "precision=fp4"),
+    "optimizer": (["--optimizer", "lion"], "optimizer=lion"),
+    "attention": (["--attention", "none"], "attention=none"),
+    "profile": (["--profile", "none"], "profile=none"),
+    "calibration": (["--calibration", "none"], "calibration=none"),
+    "order": (["--order", "tp-pp"], "order=tp-pp"),
+    "headroom": (["--memory-headroom", "10 GB"], "memory_headroom='10 GB'"),
+    "whole headroom": (["--memory-headroom", "100%"], "memory_headroom=100%"),
+    "tokens": (["--tokens", "many"], "tokens='many'"),
+    "chips": (["--chips", "64,x"], "chips=64,x"),
+    "figure": (["--plot", "plan.txt"], "plot=plan.txt"),
+    "figure's folder": (["--plot", "no/such/plan.png"], "its folder does not exist"),
+    "folder": (["--save", "no/such/plan.yaml"], "its folder does not exist"),
+    "ending": (["--save", "plan.txt"], "must end in .yaml"),
+    "flag": (["--no-such-flag"], "No such option"),
+    "sequence parallel": (["--sequence-parallel"], "sequence_parallel=true"),
+}
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case.replace(" ", "-"))
+def test_bad_input_is_one_sentence(case, call, tmp_path):
+    flags, expected = BAD[case]
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = call("predict", *JOB, *flags)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.startswith("perfmodel: ")
+    assert err.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_flag_says_what_to_give(call):
+    for flag in ("--model", "--cluster", "--chips", "--global-batch", "--seq-len"):
+        place = JOB.index(flag)
+        code, _, err = call("predict", *JOB[:place], *JOB[place + 2 :])
+        assert code == 2
+        assert flag.strip("-") in err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("schema_version: 99\nkind: plan\n", "schema_version=99"),
+        ("not a plan", "mapping"),
+        ("a: [", "not valid YAML"),
+        ("schema_version: 1\njob: {model: gpt2, global_batch: 1, seq_len: 1}\nlayout: {}\nnonsense: 1\n", "nonsense"),
+    ],
+    ids=["version", "text", "broken", "field"],
+)
+def test_a_bad_plan_file_is_one_sentence(text, expected, call, tmp_path):
+    (tmp_path / "plan.yaml").write_text(text)
+    code, out, err = call("predict", "plan.yaml")
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_an_unsupported_config_says_what_is_missing(call, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "num_hidden_layers": 2}))
+    code, out, err = call("predict", *JOB, "--model", tmp_path / "config.json")
+    assert (code, out) == (2, "")
+    assert "mamba" in err
+
+
+@pytest.mark.parametrize("flags", [["--save", "plan.yaml"], ["--plot", "plan.png"]], ids=["save", "plot"])
+def test_a_full_disk_leaves_nothing(flags, call, monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / flags[1]).write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    code, out, err = call("predict", *JOB, *flags)
+    assert (code, out) == (2, "")
+    assert "No space left on device" in err
+    assert err.count("\n") == 1
+    assert (tmp_path / flags[1]).read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+FLAGS = ("--tp", "--pp", "--cp", "--dp-replicate", "--dp-shard", "--zero", "--micro-batch", "--virtual-stages", "--chips", "--global-batch",
+         "--seq-len", "--schedule", "--recompute", "--order", "--tokens", "--memory-headroom", "--profile", "--attention", "--model",
+         "--cluster", "--precision", "--optimizer", "--calibration")  # fmt: skip
+VALUES = st.one_of(
+    st.integers(-3, 70).map(str),
+    st.sampled_from(["interleaved", "full", "selective", "unfused", "fp32", "1e9", "99999999999999999999", "10%", "nan", "", " ", "../x"]),
+    st.text(string.printable, max_size=6),
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(FLAGS), VALUES, max_size=4))
+def test_any_flags_give_a_prediction_or_a_sentence(capfd, flags):
+    job = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "32", "--seq-len", "512"]
+    code = cli.run(["predict", *job, "--json", *(part for pair in flags.items() for part in pair)])
+    out, err = capfd.readouterr()
+    if code == 0:
+        assert err == ""
+        assert "step_time" in out
+    else:
+        assert (code, out) == (2, "")
+        assert err.startswith("perfmodel: ")
+        assert err.count("\n") == 1

@@ -1,0 +1,132 @@
+"""`perfmodel search`: JSON keys, exit codes and sentences of DESIGN.md section 7."""
+
+import json
+
+import pytest
+
+from perfmodel.planner import search as planner_search
+from tests.commands.conftest import JOB
+
+SMALL = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "16", "--seq-len", "512"]
+TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--chips", "8", "--global-batch", "64", "--seq-len", "2048"]
+
+
+def test_json_has_the_promised_keys(call_json):
+    result = call_json("search", *JOB)
+    assert set(result) >= {"num_evaluated", "num_feasible", "rejected", "search_time", "plans", "baselines", "pareto", "schema_version"}
+    assert result["num_evaluated"] == result["num_feasible"] + sum(result["rejected"].values())
+    assert len(result["plans"]) == 10
+    times = [each["step_time"] for each in result["plans"]]
+    assert times == sorted(times)
+    assert all(each["fits"] for each in result["plans"])
+    assert set(result["baselines"]) == {"data parallel", "FSDP", "Megatron rule of thumb"}
+    assert all(isinstance(each["fits"], bool) for each in result["baselines"].values())
+    assert result["baselines"]["data parallel"]["fits"] is False
+    assert all(each["plan"]["num_chips"] == 64 for each in result["plans"])
+
+
+def test_a_plan_of_the_search_is_what_predict_says_of_it(call, call_json, tmp_path):
+    best = call_json("search", *JOB, "--save", tmp_path / "best.yaml")["plans"][0]
+    again = call_json("predict", tmp_path / "best.yaml")
+    assert {key: again[key] for key in best} == best
+
+
+@pytest.mark.parametrize(
+    ("flags", "holds"),
+    [
+        ("--tp 4", lambda plan: plan["layout"]["tp"] == 4),
+        ("--zero 1", lambda plan: plan["zero"] == 1),
+        ("--max-tp 2 --max-dp-shard 4", lambda plan: plan["layout"]["tp"] <= 2 and plan["layout"]["dp_shard"] <= 4),
+        ("--recompute full --micro-batch 1", lambda plan: (plan["recompute"], plan["micro_batch"]) == ("full", 1)),
+        ("--schedule interleaved", lambda plan: plan["schedule"] == "interleaved"),
+        ("--tp 2 --no-sequence-parallel", lambda plan: not plan["sequence_parallel"]),
+        ("--order tp-cp-pp-dp_shard-dp_replicate", lambda plan: plan["order"][2] == "pp"),
+        ("--attention unfused", lambda plan: plan["attention"] == "unfused"),
+    ],
+)
+def test_flags_fix_and_bound_knobs(flags, holds, call_json):
+    plans = call_json("search", *SMALL, *flags.split())["plans"]
+    assert plans
+    assert all(holds(each["plan"]) for each in plans)
+
+
+def test_top_and_objective(call_json):
+    plans = call_json("search", *JOB, "--objective", "memory", "--top", 3)["plans"]
+    assert len(plans) == 3
+    totals = [each["memory"]["total"] for each in plans]
+    assert totals == sorted(totals)
+
+
+def test_nothing_fits_is_exit_code_2_with_the_least_memory_and_a_way_out(call):
+    code, out, err = call("search", *TOO_LARGE, "--json")
+    result = json.loads(out)
+    assert code == 2
+    assert (result["num_feasible"], result["plans"]) == (0, [])
+    assert result["least_memory"]["memory"]["total"] > 80e9
+    assert err.count("\n") == 1
+    assert "no plan fits: the least that any of" in err
+    assert "chips would be enough" in err
+    code, out, err = call("search", *TOO_LARGE)
+    assert code == 2
+    assert "data parallel" in out
+    assert "does not fit" in out
+
+
+def test_nothing_is_saved_when_nothing_fits(call, tmp_path):
+    assert call("search", *TOO_LARGE, "--save", "best.yaml")[0] == 2
+    assert not (tmp_path / "best.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--tp", "3"], "tp=3: must divide chips=64"),
+        (["--tp", "0"], "tp=0"),
+        (["--max-tp", "0"], "tp=0"),
+        (["--zero", "5"], "zero=5"),
+        (["--objective", "luck"], "objective=luck"),
+        (["--top", "0"], "top=0"),
+        (["--recompute", "some"], "recompute=some"),
+        (["--dp-replicate", "64", "--zero", "3"], "no plan"),
+        (["--cluster", "no-such"], "cluster=no-such"),
+    ],
+)
+def test_bad_input_is_one_sentence(flags, expected, call):
+    code, out, err = call("search", *JOB, *flags)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_several_clusters_give_one_table(call, call_json):
+    flags = [*SMALL, "--cluster", "dgx-a100", "--chips", "8,16"]
+    found = call_json("search", *flags)["searches"]
+    assert [(each["cluster"], each["chips"]) for each in found] == [("dgx-h100", 8), ("dgx-h100", 16), ("dgx-a100", 8), ("dgx-a100", 16)]
+    code, out, err = call("search", *flags)
+    assert (code, err) == (0, "")
+    assert "the best plan of each" in out
+
+
+def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
+    code, out, err = call("search", *JOB)
+    assert (code, err) == (0, "")
+    for piece in ("plans evaluated", "fit in 79.6 GiB", "data parallel", "FSDP", "Megatron rule of thumb", "does not fit", "in every row"):
+        assert piece in out
+
+
+def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
+    blocks = 0
+    original = planner_search.layout_blocks
+
+    def interrupted(*arguments, **named):
+        nonlocal blocks
+        for block in original(*arguments, **named):
+            blocks += 1
+            if blocks == 4:
+                raise KeyboardInterrupt
+            yield block
+
+    monkeypatch.setattr(planner_search, "layout_blocks", interrupted)
+    code, out, _ = call("search", *SMALL)
+    assert code == 130
+    assert "interrupted; the best so far" in out

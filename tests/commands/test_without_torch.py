@@ -1,0 +1,19 @@
+"""What needs torch says so in one sentence where there is none."""
+
+import importlib.util
+
+import pytest
+
+
+@pytest.fixture
+def no_torch(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
+
+
+@pytest.mark.parametrize("arguments", [["run", "ddp"], ["calibrate"], ["demo"]], ids=lambda arguments: arguments[0])
+def test_one_sentence(arguments, no_torch, call):
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "")
+    assert "install perfmodel[torch]" in err
+    assert err.count("\n") == 1

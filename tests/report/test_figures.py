@@ -1,0 +1,55 @@
+"""Figures: every part and class is drawn, to its size, in each format."""
+
+import pytest
+
+import perfmodel
+from perfmodel.report.figures import GIB, plot_predictions, plot_search, predictions_figure, search_figure
+
+JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
+MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    return [perfmodel.predict(**JOB, tp=2, pp=pp) for pp in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def result():
+    return perfmodel.find_plans(**JOB)
+
+
+def test_bars_are_as_tall_as_the_step_and_the_memory(predictions):
+    left, right = predictions_figure(predictions, names=["one", "two"]).axes
+    for axes, sizes in (
+        (left, [each.step_time for each in predictions]),
+        (right, [each.memory["total"] / GIB for each in predictions]),
+    ):
+        tops = [
+            max(bar.get_y() + bar.get_height() for bar in axes.patches if round(bar.get_x() + bar.get_width() / 2) == i) for i in (0, 1)
+        ]
+        assert tops == pytest.approx(sizes)
+
+
+def test_axes_carry_units(predictions, result):
+    labels = [axes.get_ylabel() for axes in predictions_figure(predictions).axes]
+    assert "[s]" in labels[0]
+    assert "[GiB]" in labels[1]
+    (axes,) = search_figure(result).axes
+    assert "[GiB]" in axes.get_xlabel()
+    assert "[s]" in axes.get_ylabel()
+
+
+def test_baselines_and_front_are_in_the_legend(result):
+    (axes,) = search_figure(result).axes
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "Pareto front" in legend
+    assert "data parallel (does not fit)" in legend
+
+
+@pytest.mark.parametrize("ending", MAGIC)
+def test_each_format_is_written(ending, predictions, result, tmp_path):
+    plot_predictions(predictions, tmp_path / f"predict{ending}")
+    plot_search(result, tmp_path / f"search{ending}")
+    for name in ("predict", "search"):
+        assert (tmp_path / f"{name}{ending}").read_bytes().startswith(MAGIC[ending])

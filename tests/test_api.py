@@ -1,0 +1,86 @@
+"""The verbs for Python: names, paths or objects in, frozen results out."""
+
+import dataclasses
+
+import pytest
+
+import perfmodel
+from perfmodel import InputError
+
+JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
+
+
+def test_names_and_objects_are_the_same():
+    by_name = perfmodel.predict(**JOB, tp=2, pp=2)
+    objects = dict(JOB, model=perfmodel.load_model("llama-3-8b"), cluster=perfmodel.load_cluster("dgx-h100"))
+    assert perfmodel.predict(**objects, tp=2, pp=2) == by_name
+
+
+def test_results_are_frozen():
+    prediction = perfmodel.predict(**JOB)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        prediction.step_time = 0.0
+
+
+def test_a_plan_its_file_and_its_knobs_predict_the_same(tmp_path):
+    by_knobs = perfmodel.predict(**JOB, tp=2, pp=2, recompute="selective")
+    perfmodel.write_plan(by_knobs.plan, tmp_path / "plan.yaml")
+    assert perfmodel.predict(by_knobs.plan) == by_knobs
+    assert perfmodel.predict(tmp_path / "plan.yaml") == by_knobs
+    assert perfmodel.predict("fsdp").plan.layout.dp_shard == 64
+
+
+def test_a_cluster_file_is_named_in_full_so_that_the_plan_finds_it(tmp_path, monkeypatch):
+    from perfmodel.hardware.writer import save_cluster
+
+    save_cluster(perfmodel.load_cluster("dgx-h100"), tmp_path / "mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    prediction = perfmodel.predict(**dict(JOB, cluster="./mine.yaml"), tp=2)
+    monkeypatch.chdir("/")
+    assert prediction.plan.cluster == str(tmp_path / "mine.yaml")
+    assert perfmodel.predict(prediction.plan) == prediction
+
+
+def test_find_plans_agrees_with_predict():
+    result = perfmodel.find_plans(**JOB, top=3, maximum={"tp": 2})
+    assert [perfmodel.predict(each.plan).step_time for each in result.plans] == [each.step_time for each in result.plans]
+    assert all(each.plan.layout.tp <= 2 for each in result.plans)
+
+
+def test_a_search_reports_its_progress():
+    shares: list[float] = []
+    perfmodel.find_plans(**JOB, progress=shares.append)
+    assert shares == sorted(shares)
+    assert 0.0 <= shares[0] <= shares[-1] <= 1.0
+
+
+def test_explain_and_compare():
+    explanation = perfmodel.explain_plan("megatron-22b", why_not={"tp": 4})
+    assert explanation.why_not[0].knobs == {"tp": 4}
+    first, second = perfmodel.compare_plans(["megatron-22b", "fsdp"])
+    assert (first.plan.num_chips, second.plan.num_chips) == (8, 64)
+
+
+def test_validate_writes_its_table(tmp_path):
+    (tmp_path / "cases.jsonl").write_text('{"id": "nothing"}\n')
+    result = perfmodel.validate_cases(tmp_path / "cases.jsonl", out=tmp_path / "out.csv")
+    assert result.num_predicted == 0
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0] == "id,predicted_step_time,measured_step_time,predicted_memory,measured_memory,predicted_fits,reason"
+    assert lines[1].startswith("nothing,,,,,,")
+
+
+@pytest.mark.parametrize("missing", ["model", "cluster", "chips", "global_batch", "seq_len"])
+def test_what_is_missing_is_named(missing):
+    job = {key: value for key, value in JOB.items() if key != missing}
+    with pytest.raises(InputError, match=f"^{missing}: is missing"):
+        perfmodel.predict(**job)
+
+
+def test_bad_knobs_are_value_errors():
+    with pytest.raises(ValueError, match="tp=3"):
+        perfmodel.predict(**JOB, tp=3)
+    with pytest.raises(ValueError, match="memory_headroom"):
+        perfmodel.predict(**JOB, memory_headroom=1.0)
+    with pytest.raises(ValueError, match="objective"):
+        perfmodel.find_plans(**JOB, objective="luck")
