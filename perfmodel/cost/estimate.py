@@ -346,7 +346,17 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
         detail[name] *= scale
     slowest = np.array([max(both)])
     virtual = float(plan.virtual_stages)
-    sends = _scalar(exposed_sends(row.hop, slowest / virtual, num_ranks=p, num_microbatches=m, virtual_stages=virtual, profile=profile))
+    sends = _scalar(
+        exposed_sends(
+            row.hop,
+            slowest / virtual,
+            schedule=plan.schedule,
+            num_ranks=p,
+            num_microbatches=m,
+            virtual_stages=virtual,
+            profile=profile,
+        )
+    )
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = float(row.pipeline[0]) - sends - m * steady if p > 1 else 0.0
     detail["parameter_gather"] = _scalar(row.gather)

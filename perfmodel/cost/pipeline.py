@@ -47,6 +47,30 @@ def pipeline_time(
             return (F + B) / v + (m - 1.0 / v) * slowest
 
 
+def send_delay(*, schedule: PipelineSchedule, hop: Num, chunk: Num, num_ranks: Num, num_microbatches: Num, virtual_stages: Num) -> Any:
+    """What sends between ranks add to a step although they run beside compute: a pass waits for what is still under way. [s]
+
+    gpipe        2 h (p - 1) + (m - 1) max(0, 2 h - c)
+    1f1b         2 h ((p - 1) + (m - 1) - ceil((m - 1) / p))
+    interleaved  2 h (v p - 1) + (m v - 1) max(0, h - c / 2)
+
+    hop h    one send                                                                  [s]
+    chunk c  forward and backward of one microbatch through one virtual stage           [s]
+
+    1f1b keeps so few microbatches under way that each round trip of p of them shows (p - 1) hops each way, however short; interleaving has
+    more under way and hides all but one pass through the virtual stages. Source: exact on a simulation of the schedule tables with even
+    stages (`tests/oracles`) while hops are short, and beyond that for 1f1b; the last terms are the pace of hops that take longer.
+    """
+    h, c, p, m, v = hop, chunk, num_ranks, num_microbatches, virtual_stages
+    match schedule:
+        case PipelineSchedule.GPIPE:
+            return 2.0 * h * (p - 1.0) + (m - 1.0) * np.maximum(2.0 * h - c, 0.0)
+        case PipelineSchedule.ONE_F_ONE_B:
+            return 2.0 * h * ((p - 1.0) + (m - 1.0) - np.ceil((m - 1.0) / p))
+        case PipelineSchedule.INTERLEAVED:
+            return 2.0 * h * (v * p - 1.0) + (m * v - 1.0) * np.maximum(h - c / 2.0, 0.0)
+
+
 def live_microbatches(*, schedule: PipelineSchedule, rank: Num, num_ranks: Num, num_microbatches: Num, virtual_stages: Num) -> Any:
     """Most microbatches whose activations a pipeline rank keeps at once, in units of its whole share of the layers. [-]
 

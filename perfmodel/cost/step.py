@@ -17,7 +17,7 @@ from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterCost, ParameterProgram
-from perfmodel.cost.pipeline import live_microbatches, pipeline_time
+from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
 from perfmodel.cost.program import COMM, PHASES, SAVED, Program
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.grid import LayoutGrid
@@ -240,6 +240,7 @@ def pipeline_step_time(
     return time + exposed_sends(
         hop,
         slowest_stage(both) / virtual_stages,
+        schedule=schedule,
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
         virtual_stages=virtual_stages,
@@ -247,14 +248,26 @@ def pipeline_step_time(
     )
 
 
-def exposed_sends(hop: Any, chunk: Any, *, num_ranks: Any, num_microbatches: Any, virtual_stages: Any, profile: ExecutionProfile) -> Any:
-    """Fill and drain cross every boundary once each way; later sends hide under the compute of one chunk, if the profile hides them. [s]
+def exposed_sends(
+    hop: Any,
+    chunk: Any,
+    *,
+    schedule: PipelineSchedule,
+    num_ranks: Any,
+    num_microbatches: Any,
+    virtual_stages: Any,
+    profile: ExecutionProfile,
+) -> Any:
+    """What sends add to the pipeline: beside compute, the waiting that the schedule does not hide; else each of them, and fill and drain. [s]
 
-    chunk  forward and backward of one microbatch through one virtual stage; it hides one send each way   [s]
+    chunk  forward and backward of one microbatch through one virtual stage   [s]
     """
-    fill = 2.0 * (num_ranks - 1.0) * hop
+    if profile.pp_overlap:
+        return send_delay(
+            schedule=schedule, hop=hop, chunk=chunk, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages
+        )
     later = num_microbatches * virtual_stages - 1.0
-    return fill + later * _exposed_under(2.0 * hop, chunk, hides=profile.pp_overlap)
+    return 2.0 * (num_ranks - 1.0) * hop + later * (2.0 * hop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
