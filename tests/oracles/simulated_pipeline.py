@@ -1,8 +1,9 @@
 """A pipeline as an event simulation: which rank runs which pass of which microbatch when, from the schedules' own orders.
 
-Each rank has a list of passes in the order in which it issues them, and a pass starts as soon as its rank is free and what it depends on is done: a
-forward pass on the forward of the virtual stage before, a backward pass on the backward of the one after (and on its own forward). Nothing
-here knows a formula of bubbles. Orders after Huang et al. 2019 (GPipe), and Narayanan et al. 2021 (SC21), figures 3 and 4.
+Each rank has a list of passes in the order in which it issues them, and a pass starts as soon as its rank is free and what it depends
+on is done: a forward pass on the forward of the virtual stage before, a backward pass on the backward of the one after (and on its own
+forward). Nothing here knows a formula of bubbles. Orders after Huang et al. 2019 (GPipe), and Narayanan et al. 2021 (SC21), figures 3
+and 4.
 """
 
 from __future__ import annotations
@@ -59,8 +60,11 @@ class Run:
     held: tuple[int, ...]
 
 
-def simulate(orders: Sequence[Sequence[Pass]], forward: Sequence[float], backward: Sequence[float]) -> Run:
-    """forward, backward: seconds of each virtual stage, in model order; stage k lives on rank k % p."""
+def simulate(orders: Sequence[Sequence[Pass]], forward: Sequence[float], backward: Sequence[float], *, hop: float = 0.0) -> Run:
+    """forward, backward: seconds of each virtual stage, in model order; stage k lives on rank k % p.
+
+    hop: seconds that a tensor is under way from rank to rank, while both compute.
+    """
     num_ranks, num_stages = len(orders), len(forward)
     done: dict[tuple[str, int, int], float] = {}
     free = [0.0] * num_ranks
@@ -71,16 +75,16 @@ def simulate(orders: Sequence[Sequence[Pass]], forward: Sequence[float], backwar
             while following[rank] < len(order):
                 kind, chunk, microbatch = order[following[rank]]
                 stage = chunk * num_ranks + rank
+                received, own = [], []
                 if kind == FORWARD:
-                    needs = [(FORWARD, stage - 1, microbatch)] if stage else []
-                    duration = forward[stage]
+                    received = [(FORWARD, stage - 1, microbatch)] if stage else []
                 else:
-                    needs = [(FORWARD, stage, microbatch)] + ([(BACKWARD, stage + 1, microbatch)] if stage + 1 < num_stages else [])
-                    duration = backward[stage]
-                if not all(need in done for need in needs):
+                    received = [(BACKWARD, stage + 1, microbatch)] if stage + 1 < num_stages else []
+                    own = [(FORWARD, stage, microbatch)]
+                if not all(need in done for need in received + own):
                     break
-                start = max([free[rank], *(done[need] for need in needs)])
-                free[rank] = done[kind, stage, microbatch] = start + duration
+                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in own)])
+                free[rank] = done[kind, stage, microbatch] = ready + (forward if kind == FORWARD else backward)[stage]
                 following[rank] += 1
                 progressed = True
         assert progressed, "the schedule waits for itself"

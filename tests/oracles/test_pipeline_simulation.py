@@ -5,21 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.pipeline import live_microbatches, pipeline_time
+from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
 from perfmodel.parallel.layout import PipelineSchedule
 from tests.oracles.simulated_pipeline import gpipe_order, interleaved_order, one_f_one_b_order, simulate
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
 
 
-def run(schedule, p, m, v, forward, backward):
+def run(schedule, p, m, v, forward, backward, hop=0.0):
     """forward, backward: of each virtual stage in model order."""
     orders = {
         GPIPE: lambda rank: gpipe_order(rank, p, m),
         ONE_F_ONE_B: lambda rank: one_f_one_b_order(rank, p, m),
         INTERLEAVED: lambda rank: interleaved_order(rank, p, m, v),
     }
-    return simulate([orders[schedule](rank) for rank in range(p)], forward, backward)
+    return simulate([orders[schedule](rank) for rank in range(p)], forward, backward, hop=hop)
 
 
 def closed_form(schedule, p, m, v, forward, backward):
@@ -116,3 +116,38 @@ def test_a_head_on_the_last_virtual_stage(p, m, v, more):
     backward[-1] *= more
     simulated = run(INTERLEAVED, p, m, v, forward, backward).time
     assert closed_form(INTERLEAVED, p, m, v, forward, backward) == pytest.approx(simulated, rel=0.03)
+
+
+# --- sends ----------------------------------------------------------------------------------------------------------
+
+
+def delay(schedule, p, m, v, hop, forward=1.0, backward=2.0):
+    """(by simulation, by the closed form) what hops add to a pipeline of even stages."""
+    f, b = [forward / v] * (p * v), [backward / v] * (p * v)
+    simulated = run(schedule, p, m, v, f, b, hop).time - run(schedule, p, m, v, f, b).time
+    chunk = (forward + backward) / v
+    return simulated, send_delay(
+        schedule=schedule, hop=hop, chunk=chunk, num_ranks=float(p), num_microbatches=float(m), virtual_stages=float(v)
+    )
+
+
+@pytest.mark.parametrize("schedule, p, m, v", CASES)
+def test_short_hops_exactly(schedule, p, m, v):
+    simulated, formula = delay(schedule, p, m, v, hop=0.01)
+    assert formula == pytest.approx(simulated, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("p, m", [(2, 7), (4, 16), (4, 33), (8, 64)])
+@pytest.mark.parametrize("hop", [0.3, 1.0, 4.0])
+def test_hops_of_any_length_under_1f1b(p, m, hop):
+    simulated, formula = delay(ONE_F_ONE_B, p, m, 1, hop)
+    assert formula == pytest.approx(simulated, rel=1e-9)
+
+
+@pytest.mark.parametrize("p, m, v", [(4, 32, 2), (8, 32, 2), (8, 128, 4)])
+@pytest.mark.parametrize("hop", [1.0, 2.0, 5.0])
+def test_long_hops_under_interleaving_nearly(p, m, v, hop):
+    """Where a hop takes longer than the compute of a virtual stage, the form is their pace: within 15 % of the whole step."""
+    f, b = [1.0 / v] * (p * v), [2.0 / v] * (p * v)
+    simulated, formula = delay(INTERLEAVED, p, m, v, hop)
+    assert abs(formula - simulated) <= 0.15 * run(INTERLEAVED, p, m, v, f, b, hop).time
