@@ -37,6 +37,7 @@ class Bytes:
     stored     the weights that stay; gathered: as operators read them; gradient: as accumulated; reduced: on the wire
     state      optimizer state and master copy of one element; step: traffic of one optimizer step for one element
     accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
+    gradient_copy   whole gradients beside the accumulator
     """
 
     stored: float
@@ -47,6 +48,7 @@ class Bytes:
     step: float
     accumulate: float
     keeps_compute_copy: bool
+    gradient_copy: float
 
 
 def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
@@ -72,6 +74,7 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         if accumulates_apart
         else 3 * gradient,
         keeps_compute_copy=stores_master,
+        gradient_copy=profile.gradient_copy_bytes,
     )
 
 
@@ -440,7 +443,7 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[t
     else:
         copies = tuple(elements * sizes.gathered for elements in full)
     return [
-        (weights[i] * sizes.stored, gradients[i] * sizes.gradient, states[i] * sizes.state, copies[i])
+        (weights[i] * sizes.stored, gradients[i] * sizes.gradient + full[i] * sizes.gradient_copy, states[i] * sizes.state, copies[i])
         for i in range(3)
     ]  # fmt: skip
 
@@ -463,8 +466,7 @@ def dynamic_memory(
     """
     parts = []
     embedding, layer, head = activations.kept
-    fp32 = 4.0
-    loss = activations.logits * (activation_bytes if profile.fused_cross_entropy else fp32 + activation_bytes)
+    loss = activations.logits * (profile.loss_peak_bytes + activation_bytes)
     layer_peak = activations.recomputed_layer + 2.0 * activations.widest
     buffers = np.where(np.asarray(num_ranks) > 1, 2.0 * activations.boundary, 0.0)
     single = stages.is_single

@@ -18,11 +18,13 @@ class ExecutionProfile:
     saved_input_layout                   where a matmul's redistributed input is saved: consumer (gathered) or producer (gathered again)
     fused_cross_entropy                  softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
     logit_bytes                          memory traffic of the loss, forward and backward together, a logit
+    loss_peak_bytes                      memory at the peak of the loss beyond saved tensors and logits, a logit: float32 gradient, copies
     fuses_elementwise                    chains of elementwise operators are one kernel that keeps what is between in registers
     elementwise_traffic                  memory traffic of streaming operators over the minimum
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
     stores_master_weights                the weights that stay are the master copy, operators read a cast (torch); else both stay (Megatron)
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
+    gradient_copy_bytes                  what stays beside the accumulators, a parameter: gradients as produced, in buckets
     zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
     bucket_bytes                         gradients are reduced in buckets of this size; 0: one collective per unit
@@ -53,12 +55,14 @@ class ExecutionProfile:
     saved_input_layout: str
     fused_cross_entropy: bool
     logit_bytes: float
+    loss_peak_bytes: float
     fuses_elementwise: bool
     elementwise_traffic: float
     accumulate_dtype: str
     reduce_dtype: str
     stores_master_weights: bool
     fuses_gradient_accumulation: bool
+    gradient_copy_bytes: float
     zero2_stores_shards: bool
     reduces_each_microbatch: bool
     bucket_bytes: float

@@ -87,7 +87,7 @@ def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
         dp_shard=shard,
         dp_replicate=dp // shard,
         zero=zero,
-        sequence_parallel=tp > 1 and inputs.get("sequence_parallel") is True,
+        sequence_parallel=tp > 1 and (framework.sequence_parallel or inputs.get("sequence_parallel") is True),
         micro_batch=micro_batch,
         recompute=recompute,
         recompute_operators=operators,

@@ -20,6 +20,7 @@ class Framework:
     attention    kernel, where the run states none
     zero         ZeRO stage, where the run states neither a stage nor a distributed optimizer
     recompute    where the run states none
+    sequence_parallel   with every tensor parallelism, said or not
     selective    operators that "selective" recomputation runs again
     fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
     """
@@ -29,6 +30,7 @@ class Framework:
     attention: str = "flash"
     zero: int = 0
     recompute: str = "none"
+    sequence_parallel: bool = False
     selective: tuple[str, ...] = ("attention_core",)
     fills_memory: bool = False
 
@@ -50,17 +52,18 @@ _TITAN_SELECTIVE = (
 FRAMEWORKS = (
     Framework(pattern=r"deepspeed.*zero-?3", profile="deepspeed", attention="unfused", zero=3),
     Framework(pattern=r"megatron-?deepspeed|deepspeed", profile="deepspeed", attention="unfused"),
-    Framework(pattern=r"megatron-lm (2020|\(sc21\)|\(ptd-p\)|\(2022\))", profile="megatron", attention="unfused"),
+    Framework(pattern=r"megatron-lm (2020|\(sc21\)|\(ptd-p\))", profile="megatron-2020", attention="unfused"),
+    Framework(pattern=r"megatron-lm \(2022\)", profile="megatron", attention="unfused"),
     Framework(pattern=r"megascale", profile="megatron", zero=2),
     Framework(pattern=r"megatron-lm dev", profile="megatron"),
-    Framework(pattern=r"megatron|nemo|transformer engine", profile="megatron", zero=1),
+    Framework(pattern=r"nemo|megatron-bridge", profile="nemo", zero=1, sequence_parallel=True),
+    Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1),
     Framework(pattern=r"nanotron", profile="nanotron"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
-    Framework(
-        pattern=r"torchtitan|fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True
-    ),
+    Framework(pattern=r"torchtitan", profile="torch-fsdp2", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
+    Framework(pattern=r"fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True),
     Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="torch-fsdp2", zero=3, recompute="full", fills_memory=True),
-    Framework(pattern=r"llm\.c", profile="megatron"),
+    Framework(pattern=r"llm\.c", profile="llm-c"),
     Framework(pattern=r"colossal", profile="megatron"),
     Framework(pattern=r".*", profile="megatron"),
 )
@@ -87,7 +90,7 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
 
 
 def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES) if value is True else profile
+    return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
 
 
 def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -140,8 +143,8 @@ def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> Exe
 def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage where blocks are placed by their cumulative cost, as nanotron does.
 
-    A block starts the next stage once the running sum of costs, itself included, exceeds k / p of the total; the head is a block too and
-    ends on the last stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else nothing.
+    A block starts the next stage once the running sum of costs has reached k / p of the total; the head is a block too and ends on the
+    last stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else nothing.
 
     Source: nanotron v0.5, `get_block_compute_costs` and the placement in `models/base.py`.
     """
@@ -150,8 +153,8 @@ def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int
     total = model.num_hidden_layers * layer + model.vocab_size * h
     layers, stage, running = [0] * num_stages, 0, 0
     for _ in range(model.num_hidden_layers):
-        running += layer
-        if stage < num_stages - 1 and running * num_stages > total * (stage + 1):
+        if stage < num_stages - 1 and running * num_stages >= total * (stage + 1):
             stage += 1
         layers[stage] += 1
+        running += layer
     return tuple(layers)
