@@ -261,7 +261,7 @@ def exposed_sends(
     virtual_stages: Any,
     profile: ExecutionProfile,
 ) -> Any:
-    """What sends add to the pipeline: beside compute, the waiting that the schedule does not hide; else each of them, and fill and drain. [s]
+    """What sends add to the pipeline: if beside compute, what the schedule does not hide; else each of them, and fill and drain. [s]
 
     chunk  forward and backward of one microbatch through one virtual stage   [s]
     """
