@@ -120,7 +120,7 @@ def make_22b(vocab_size):
 
 @pytest.mark.parametrize("p, v, m", [(8, 3, 64), (8, 1, 64), (35, 3, 280), (64, 1, 512)])
 def test_first_stage(p, v, m):
-    """Sections 4.2.3 and 4.3: the first stage keeps the activations of L layers, L (1 + (p - 1)/(p v)) of them interleaved, and p dropout masks."""
+    """Sections 4.2.3 and 4.3: L layers' activations, interleaved L (1 + (p - 1)/(p v)), and the dropout masks of p microbatches."""
     name = "megatron-530b" if p == 35 else "megatron-1t" if p == 64 else "gpt3-175b"
     s, a, h = sizes(name)
     layers, b, t = MODELS[name][0], 1, 8
