@@ -511,11 +511,13 @@ def calibrate_machine(
     progress   called with the share that is done and what is being measured
     """
     require_torch("calibrate this machine")
-    from perfmodel.execute.calibrate_machine import calibrate_machine as measure
+    from perfmodel.calibrate.fit_host import fit_measurement
+    from perfmodel.execute.measure_machine import measure_machine
     from perfmodel.hardware.local import local_cluster
     from perfmodel.hardware.writer import save_calibration
 
-    calibration = measure(min(2, local_cluster().num_chips) if ranks is None else ranks, brief=brief, device=device, progress=progress)
+    ranks = min(2, local_cluster().num_chips) if ranks is None else ranks
+    calibration = fit_measurement(measure_machine(ranks, brief=brief, device=device, progress=progress))
     path = user_calibration_path(calibration) if save is None else Path(save)
     if save is None:
         make_folder(path.parent)

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.errors import InputError, suggest
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.samples import Sample
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.resources import write_atomically
@@ -121,6 +123,23 @@ class Comparison:
     @property
     def memory_error(self) -> float:
         return self.prediction.memory["total"] / self.measurement.peak_memory - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineMeasurement:
+    """What microbenchmarks saw of one machine: everything that a calibration of it is fitted to.
+
+    samples    kernels, collectives and contention
+    programs   tiny training programs and the median of their step times [s], for the overhead of the host; none where it is hidden
+    profile    name of the execution profile that the programs run under
+    """
+
+    cluster: Cluster
+    software: str
+    notes: str
+    profile: str
+    samples: tuple[Sample, ...]
+    programs: tuple[tuple[Plan, float], ...]
 
 
 _KINDS: dict[str, type] = {

@@ -10,19 +10,19 @@ The counts are the derivatives of the prediction, so they are what the cost mode
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.calibrate.fits import Array, rounded
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.results import MachineMeasurement
 
 LAUNCH = "launch"
 EVENTS = (
@@ -44,66 +44,6 @@ _STEP = 1e-6
 """[s] Change of a host time from which the prediction's derivative is taken; the prediction is linear in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRun:
-    """A plan that ran, and the median of its step times [s]."""
-
-    plan: Plan
-    time: float
-
-
-def tiny_model(*, layers: int, hidden: int, vocabulary: int, length: int) -> TransformerConfig:
-    """A GPT-2 of that size."""
-    return TransformerConfig(
-        name=f"overhead-{layers}x{hidden}", architecture="gpt2", num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=8,
-        num_key_value_heads=8, head_dim=hidden // 8, intermediate_size=4 * hidden, vocab_size=vocabulary, max_position_embeddings=length,
-        gated_mlp=False, activation="gelu_tanh", norm="layernorm", position="learned", qkv_bias=True, attention_output_bias=True,
-        mlp_bias=True, norm_bias=True, tie_word_embeddings=True,
-    )  # fmt: skip
-
-
-def overhead_plans(num_ranks: int, *, cluster: str, profile: str, brief: bool) -> tuple[Plan, ...]:
-    """Tiny programs of every form on that many ranks (a power of two up to 8), each small and, for the bytes, somewhat larger."""
-    n = num_ranks
-    small = TrainingJob(
-        model=tiny_model(layers=8, hidden=64, vocabulary=512, length=16), global_batch=2 * n, seq_len=16, precision=Precision.FP32
-    )
-    shallow = TrainingJob(
-        model=tiny_model(layers=8 * n // 8 or 1, hidden=64, vocabulary=512, length=16),
-        global_batch=2 * n,
-        seq_len=16,
-        precision=Precision.FP32,
-    )
-    wide = TrainingJob(
-        model=tiny_model(layers=max(2, n), hidden=256, vocabulary=1024, length=64), global_batch=4 * n, seq_len=64, precision=Precision.FP32
-    )
-
-    def plan(job: TrainingJob, **knobs: int | str | bool) -> Plan:
-        return make_plan(job, cluster=cluster, num_chips=n, profile=profile, **({"micro_batch": 1} | knobs))  # type: ignore[arg-type]
-
-    plans = [plan(small, dp_replicate=n, micro_batch=2), plan(shallow, dp_replicate=n, micro_batch=2)]
-    plans += [plan(wide, dp_replicate=n, micro_batch=4), plan(small, dp_replicate=n)]
-    if n == 1:
-        return tuple(plans)
-    for job in (small, wide):
-        batch = job.global_batch
-        plans += [
-            plan(job, dp_shard=n, zero=2, micro_batch=batch // n),
-            plan(job, dp_shard=n, zero=3, micro_batch=batch // n),
-            plan(job, tp=n, sequence_parallel=False, micro_batch=batch),
-            plan(job, tp=n, sequence_parallel=True, micro_batch=batch),
-            plan(job, pp=n, schedule="1f1b", micro_batch=batch // n),
-        ]
-        if not brief:
-            plans += [
-                plan(job, dp_shard=n, zero=1, micro_batch=batch // n),
-                plan(job, cp=n, micro_batch=batch),
-                plan(job, pp=n, schedule="gpipe", micro_batch=1),
-            ]
-    plans.append(plan(small, pp=n, schedule="1f1b"))
-    return tuple(plans)
-
-
 def predict_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Array:
     """Predicted step times. [s]"""
     estimators = {}
@@ -122,12 +62,14 @@ def with_host_time(calibration: Calibration, event: str, time: float) -> Calibra
     return replace(calibration, host_times={**calibration.host_times, event: time})
 
 
-def fit_host_times(runs: Sequence[HostRun], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Calibration:
-    """The calibration with the host times that explain the runs best."""
+def fit_host_times(
+    runs: Sequence[tuple[Plan, float]], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile
+) -> Calibration:
+    """The calibration with the host times that explain the runs, each a plan and its step time [s], best."""
     from scipy.optimize import nnls
 
-    plans = [run.plan for run in runs]
-    measured = np.array([run.time for run in runs])
+    plans = [plan for plan, _ in runs]
+    measured = np.array([time for _, time in runs])
     bare = replace(calibration, launch_time=0.0, host_times={})
     without = predict_times(plans, cluster, bare, profile)
     counts = np.stack(
@@ -145,3 +87,13 @@ def fit_host_times(runs: Sequence[HostRun], cluster: Cluster, calibration: Calib
         points={**calibration.points, "host": len(runs)},
         errors={**calibration.errors, "host": round(float(np.median(errors)), 4)},
     )
+
+
+def fit_measurement(measured: MachineMeasurement) -> Calibration:
+    """The calibration of a machine from its microbenchmarks: kernels and collectives first, then the host times that are left over."""
+    cluster = measured.cluster
+    calibration = fit_machine(measured.samples, name=f"local-{cluster.chip.name}", chip=cluster.chip.name, software=measured.software)
+    calibration = replace(calibration, notes=measured.notes)
+    if not measured.programs:
+        return calibration
+    return fit_host_times(measured.programs, cluster, calibration, load_profile(measured.profile))

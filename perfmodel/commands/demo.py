@@ -1,92 +1,243 @@
-"""The demo's result as a table and a few sentences."""
+"""`run_demo`: the whole line on this machine, small. Calibrate, search, run, compare.
+
+The plans of a small GPT-2 on two processes: how far is fully sharded from plain data parallelism, and are tensor and pipeline parallelism
+worth their communication? That is the study of arXiv 2405.15628 (DDP against FSDP for GPT-2) in one command.
+What is predicted rests on microbenchmarks alone: nothing is fitted to the plans that are run.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.table import Table
-from perfmodel.units import format_bytes, format_time
+from perfmodel.calibrate.fit_host import fit_measurement
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.resolve import resolve_estimator
+from perfmodel.errors import InputError
+from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.measure_machine import CPU_PROFILE, measure_machine
+from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.rounds import ROUNDS, Measured, Progress, anchor_on_rank, measure_rounds
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.local import local_cluster
+from perfmodel.hardware.writer import save_calibration
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import load_profile
+from perfmodel.planner.result import SearchResult
+from perfmodel.planner.search import search_plans
+from perfmodel.planner.space import Space
+from perfmodel.results import Comparison
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.models import load_model
 
 if TYPE_CHECKING:
-    from perfmodel.execute.demo import DemoResult
+    from perfmodel.parallel.prediction import Prediction
+
+NUM_RANKS = 2
+
+#: No round is begun that would end later than this after the start. [s]
+TIME_LIMIT = 270.0
+#: Measured times that differ by less are a tie: a repeat of the measurement may order them the other way.
+TIE = 0.15
 
 
-def demo_facts(result: DemoResult) -> list[tuple[str, str]]:
-    """What was trained where, and what the numbers rest on."""
-    model, job, search = result.job.model, result.job, result.search
-    rounds = f"{result.rounds} round{'s' if result.rounds != 1 else ''}" + (
-        f", {result.discarded} more discarded: the machine was busy" if result.discarded else ""
+def demo_model() -> TransformerConfig:
+    """GPT-2's architecture at the size of nanoGPT's character model (6 layers, 384 wide, 6 heads), with 4096 tokens."""
+    return replace(
+        load_model("gpt2"),
+        name="gpt2-small-demo",
+        num_hidden_layers=6,
+        hidden_size=384,
+        num_attention_heads=6,
+        num_key_value_heads=6,
+        head_dim=64,
+        intermediate_size=1536,
+        vocab_size=4096,
+        max_position_embeddings=256,
     )
-    facts = [
-        (
-            "job",
-            f"GPT-2 with {model.num_hidden_layers} layers, {model.hidden_size} wide, {model.num_parameters / 1e6:.1f} M parameters; "
-            f"{job.global_batch} sequences of {job.seq_len} tokens, {job.precision}",
-        ),
-        ("machine", f"{result.rows[0].comparison.measurement.num_ranks} processes of {result.rows[0].comparison.measurement.chip}"),
-        ("calibration", f"{result.calibration.name}, {sum(result.calibration.points.values())} microbenchmarks"),
-        ("searched", f"{search.num_evaluated:,} plans in {format_time(search.search_time)}"),
-        ("measured", f"{result.rows[0].comparison.measurement.steps} steps of each plan in {rounds}"),
-        ("took", ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.elapsed.items())),
+
+
+def demo_job() -> TrainingJob:
+    return TrainingJob(model=demo_model(), global_batch=8, seq_len=128, precision=Precision.FP32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRow:
+    """A plan, predicted and measured.
+
+    predicted_place, measured_place   (first, last) place that it may have, 1 being the fastest: plans within `TIE` share places
+    """
+
+    name: str
+    comparison: Comparison
+    predicted_place: tuple[int, int]
+    measured_place: tuple[int, int]
+
+    @property
+    def plan(self) -> Plan:
+        return self.comparison.measurement.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """rows            in the order in which they were predicted, fastest first
+    pairs_apart     pairs of plans whose measured times differ by more than `TIE`; pairs_right: those in the predicted order
+    drift           of the fixed piece of work, from the calibration to the steps that count (1 = as fast)
+    rounds, discarded   rounds that count, and those that the machine was too busy for
+    elapsed         seconds by phase
+    """
+
+    job: TrainingJob
+    calibration: Calibration
+    search: SearchResult
+    rows: tuple[DemoRow, ...]
+    pairs_apart: int
+    pairs_right: int
+    drift: float
+    rounds: int
+    discarded: int
+    elapsed: dict[str, float]
+
+    @property
+    def worst_error(self) -> float:
+        return max(abs(row.comparison.time_error) for row in self.rows)
+
+
+def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Prediction]]]:
+    """The search over everything, and the best plan of each well-known form; a plan that two names fit has both."""
+    whole: dict[str, Any] = {"recompute": "none"}
+    flat = {"pp": 1, "tp": 1, "cp": 1, **whole}
+    tensor = {"tp": NUM_RANKS, **whole}
+    forms: list[tuple[str, dict[str, Any]]] = [
+        ("best found", {}),
+        ("data parallel", {**flat, "dp_replicate": NUM_RANKS}),
+        ("ZeRO-1", {**flat, "dp_shard": NUM_RANKS, "zero": 1}),
+        ("ZeRO-2", {**flat, "dp_shard": NUM_RANKS, "zero": 2}),
+        ("FSDP", {**flat, "dp_shard": NUM_RANKS, "zero": 3}),
+        ("tensor parallel", {**tensor, "sequence_parallel": False}),
+        ("tensor + sequence parallel", {**tensor, "sequence_parallel": True}),
+        ("pipeline parallel", {"pp": NUM_RANKS, **whole}),
+        ("data parallel, recomputing", {**flat, "dp_replicate": NUM_RANKS, "recompute": "full"}),
     ]
-    if abs(result.drift - 1.0) > 0.1:
-        facts.append(
-            (
-                "machine load",
-                f"a fixed piece of work took {result.drift - 1:+.0%} against before calibrating: times are off by as much",
-            )
+    found: SearchResult | None = None
+    plans: list[tuple[str, Prediction]] = []
+    for name, fixed in forms:
+        result = search_plans(estimator, Space(fixed=fixed), top=20, with_baselines=not fixed)
+        found = found or result
+        runnable = [prediction for prediction in result.plans if not executable_reason(prediction.plan, NUM_RANKS)]
+        if not runnable:
+            continue
+        best = runnable[0]
+        same = next((i for i, (_, other) in enumerate(plans) if other.plan == best.plan), None)
+        if same is None:
+            plans.append((name, best))
+        else:
+            plans[same] = (f"{plans[same][0]} = {name}", plans[same][1])
+    assert found is not None
+    return found, plans
+
+
+def run_demo(
+    progress: Progress | None = None, *, calibration_path: str | Path | None = None, job: TrainingJob | None = None, rounds: int = ROUNDS
+) -> DemoResult:
+    """Calibrate briefly, search, run the plans in turn, compare. Under five minutes on two cores.
+
+    calibration_path   file to write the calibration to; None: it is used here only
+    job                another job for two ranks; rounds: through all the plans
+    """
+    report = progress or (lambda share, what: None)
+    if local_cluster().num_chips < NUM_RANKS:
+        raise InputError(f"cores={local_cluster().num_chips}: the demo times {NUM_RANKS} processes, each on a core; use a larger machine")
+    job = job or demo_job()
+    begin = time.monotonic()
+    elapsed: dict[str, float] = {}
+    share = [0.0]
+
+    def note(what: str) -> None:
+        report(share[0], what)
+
+    with WorkerGroup(NUM_RANKS, device="cpu", hang_timeout=60.0, on_progress=note) as group:
+        before = max(group.call(anchor_on_rank, job))
+        machine = measure_machine(
+            NUM_RANKS, brief=True, group=group, progress=lambda done, what: report(0.25 * done, f"calibrating: {what}")
         )
-    return facts
-
-
-def place(first_last: tuple[int, int]) -> str:
-    """`3`, or `2-4` where plans tie."""
-    first, last = first_last
-    return f"{first}" if first == last else f"{first}-{last}"
-
-
-def demo_table(result: DemoResult) -> Table:
-    """Predicted against measured, in the predicted order."""
-    rows = []
-    for row in result.rows:
-        predicted, measured = row.comparison.prediction, row.comparison.measurement
-        rows.append(
-            (
-                row.name,
-                format_time(predicted.step_time),
-                format_time(measured.step_time),
-                f"{row.comparison.time_error:+.1%}",
-                place(row.predicted_place),
-                place(row.measured_place),
-                format_bytes(predicted.memory["total"]),
-                format_bytes(measured.peak_memory),
-                f"{row.comparison.memory_error:+.1%}",
-            )
+        calibration = fit_measurement(machine)
+        if calibration_path is not None:
+            save_calibration(calibration, calibration_path)
+        elapsed["calibrate"] = time.monotonic() - begin
+        share[0] = 0.25
+        note("searching")
+        cluster = local_cluster(num_chips=NUM_RANKS)
+        estimator = resolve_estimator(job, cluster, calibration=calibration, profile=load_profile(CPU_PROFILE))
+        search, plans = demo_plans(estimator)
+        elapsed["search"] = time.monotonic() - begin - elapsed["calibrate"]
+        measured = measure_rounds(
+            group,
+            job,
+            [(name, prediction.plan) for name, prediction in plans],
+            rounds=rounds,
+            deadline=begin + TIME_LIMIT,
+            progress=lambda done, what: report(0.25 + 0.75 * done, what),
         )
-    headers = (
-        "plan",
-        "predicted",
-        "measured",
-        "error",
-        "place predicted",
-        "place measured",
-        "memory predicted",
-        "measured memory",
-        "error ",
-    )
-    return Table(
-        title="Predicted against measured; plans within 15 % of each other share their places",
-        headers=headers,
-        rows=tuple(rows),
-        right=headers[1:],
-        fold=("plan",),
+        elapsed["run"] = time.monotonic() - begin - sum(elapsed.values())
+    comparisons = [
+        Comparison(prediction=prediction, measurement=measurement)
+        for (_, prediction), measurement in zip(plans, measured.measurements, strict=True)
+    ]
+    return summarise(
+        job, calibration, search, [name for name, _ in plans], comparisons, measured, drift=measured.anchor / before, elapsed=elapsed
     )
 
 
-def demo_verdict(result: DemoResult) -> str:
-    pairs = (
-        f"of {result.pairs_apart} pairs of plans that are more than 15 % apart, {result.pairs_right} came in the predicted order"
-        if result.pairs_apart
-        else "no two plans are more than 15 % apart: all tie"
+def places(times: Sequence[float], tie: float = TIE) -> list[tuple[int, int]]:
+    """First and last place of each time: times that differ by no more than `tie` of the shorter one share their places."""
+
+    def is_clearly_faster(a: float, b: float) -> bool:
+        return b > a * (1.0 + tie)
+
+    return [
+        (1 + sum(is_clearly_faster(other, mine) for other in times), len(times) - sum(is_clearly_faster(mine, other) for other in times))
+        for mine in times
+    ]
+
+
+def ordered_pairs(predicted: Sequence[float], measured: Sequence[float], tie: float = TIE) -> tuple[int, int]:
+    """Pairs whose measured times differ by more than `tie`, and how many of them were predicted in that order."""
+    apart = [(a, b) for a in range(len(measured)) for b in range(len(measured)) if measured[b] > measured[a] * (1.0 + tie)]
+    return len(apart), sum(predicted[a] < predicted[b] for a, b in apart)
+
+
+def summarise(
+    job: TrainingJob,
+    calibration: Calibration,
+    search: SearchResult,
+    names: Sequence[str],
+    comparisons: Sequence[Comparison],
+    measured: Measured,
+    *,
+    drift: float,
+    elapsed: dict[str, float],
+) -> DemoResult:
+    predicted_times = [each.prediction.step_time for each in comparisons]
+    measured_times = [each.measurement.step_time for each in comparisons]
+    apart, right = ordered_pairs(predicted_times, measured_times)
+    rows = [
+        DemoRow(name=name, comparison=each, predicted_place=expected, measured_place=came)
+        for name, each, expected, came in zip(names, comparisons, places(predicted_times), places(measured_times), strict=True)
+    ]
+    return DemoResult(
+        job=job,
+        calibration=calibration,
+        search=search,
+        rows=tuple(sorted(rows, key=lambda row: row.comparison.prediction.step_time)),
+        pairs_apart=apart,
+        pairs_right=right,
+        drift=drift,
+        rounds=measured.rounds,
+        discarded=measured.discarded,
+        elapsed=elapsed,
     )
-    return f"Largest error of a step time {result.worst_error:.1%}; {pairs}."

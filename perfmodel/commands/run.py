@@ -12,6 +12,7 @@ from perfmodel.commands.output import Progress, print_facts, print_json, print_t
 from perfmodel.errors import bad_field
 
 if TYPE_CHECKING:
+    from perfmodel.commands.demo import DemoResult
     from perfmodel.results import Comparison
 
 
@@ -90,16 +91,53 @@ def calibrate(
         print(f"use it with: perfmodel predict --cluster localhost --calibration {path} ...")
 
 
-def demo() -> None:
+def demo(json: options.Json = False) -> None:
     """The whole line on this machine, small: calibrate, search, run, compare. Under five minutes on two cores."""
     from perfmodel.api import require_torch
 
     require_torch("run the demo")
-    from perfmodel.commands.demo import demo_facts, demo_table, demo_verdict
-    from perfmodel.execute.demo import run_demo
+    from perfmodel.commands.demo import run_demo
 
+    if not json:
+        print("perfmodel demo: microbenchmarks, then plans of a small GPT-2 on two processes. It takes three to five minutes.", flush=True)
     with Progress("demo") as progress:
         result = run_demo(progress.step)
-    print_facts("GPT-2 on two processes of this machine: which plan is fastest?", demo_facts(result))
-    print_tables([demo_table(result)])
-    print(f"\n{demo_verdict(result)}")
+    if json:
+        from perfmodel.report.runs import comparison_object
+
+        rows = [
+            {"name": row.name, "predicted_place": row.predicted_place, "measured_place": row.measured_place}
+            | comparison_object(row.comparison)
+            for row in result.rows
+        ]
+        print_json({"rows": rows, "pairs_apart": result.pairs_apart, "pairs_right": result.pairs_right, "elapsed": result.elapsed})
+        return
+    _show_demo(result)
+
+
+def _show_demo(result: DemoResult) -> None:
+    from perfmodel.report.predictions import job_line
+    from perfmodel.report.runs import demo_table
+    from perfmodel.units import format_time
+
+    phases = ", ".join(f"{phase} {format_time(time)}" for phase, time in result.elapsed.items())
+    measured = result.rows[0].comparison.measurement
+    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+    facts = [
+        ("took", phases),
+        ("searched", f"{result.search.num_evaluated:,} plans, {result.search.num_feasible:,} fit"),
+        ("ran on", f"{measured.num_ranks} processes of {measured.chip}; {software}"),
+        ("rests on", "microbenchmarks of this machine alone; nothing is fitted to the plans"),
+        (
+            "rounds",
+            f"{result.rounds} through all the plans" + (f", {result.discarded} discarded (busy machine)" if result.discarded else ""),
+        ),
+        ("machine", f"a fixed piece of work took {result.drift:.2f} times as long as before the calibration"),
+    ]
+    print_facts(job_line(result.rows[0].plan), facts)
+    print_tables([demo_table([(row.name, row.comparison, row.predicted_place, row.measured_place) for row in result.rows])])
+    print(
+        f"\n{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
+        f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}."
+    )
+    print("Next: perfmodel calibrate, then perfmodel search --cluster localhost ...")

@@ -60,7 +60,7 @@ _NEAREST_DTYPE: Mapping[Dtype, tuple[Dtype, ...]] = MappingProxyType(
 
 # Where a class of kernels was not measured: another one of its cost, before the default.
 _NEAREST_KERNEL: Mapping[KernelClass, KernelClass] = MappingProxyType(
-    {KernelClass.GELU_TANH: KernelClass.GELU, KernelClass.SILU: KernelClass.GELU}
+    {KernelClass.GELU_TANH: KernelClass.GELU, KernelClass.SILU: KernelClass.GELU, KernelClass.RMSNORM: KernelClass.LAYERNORM}
 )
 
 # Where a collective was not measured on a tier: the one that is nearest.

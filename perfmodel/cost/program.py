@@ -32,13 +32,17 @@ WORK = ("matmul", "attention", "streaming")
 COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient")
 SAVED = ("kept", "dropped_by_selective", "boundary")
 
-_ELEMENTWISE = frozenset(("bias", "gelu", "silu", "relu", "mul", "dropout", "add"))
+_ELEMENTWISE = frozenset(("bias", "gelu", "gelu_tanh", "silu", "relu", "mul", "dropout", "add"))
 _KERNEL = {
-    "rmsnorm": KernelClass.LAYERNORM,
+    "rmsnorm": KernelClass.RMSNORM,
     "layernorm": KernelClass.LAYERNORM,
     "softmax": KernelClass.SOFTMAX,
     "gelu": KernelClass.GELU,
-    "silu": KernelClass.GELU,
+    "gelu_tanh": KernelClass.GELU_TANH,
+    "silu": KernelClass.SILU,
+    "relu": KernelClass.ADD,
+    "mul": KernelClass.ADD,
+    "rotary": KernelClass.ROTARY,
     "dropout": KernelClass.DROPOUT,
     "add": KernelClass.ADD,
     "bias": KernelClass.ADD,
@@ -78,9 +82,11 @@ class Rows:
 class Program:
     """What one microbatch costs on one chip, by rows.
 
-    matmul      columns batch, m, n, k (amounts)
+    matmul      columns batch, m, n, k (amounts), mesh
     attention   columns batch, heads, kv_heads, queries, keys (amounts), backward (0/1)
-    streaming   columns kernel (code), elements (amount); bytes from `accesses`
+    streaming   columns kernel (code), elements (amount), mesh; bytes from `accesses`
+                mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
+                tensors as distributed objects spends host time on each
     traffic     columns kind (code), group (mask), amount
     saved       columns amount; segment = region * len(SAVED) + class
     """
@@ -183,10 +189,15 @@ def compile_program(
     def local(op: Operator, dims: tuple[str, ...], scale: float = 1.0) -> Amount:
         return amount_of(op, shardings[op.name], dims, scale=scale)
 
+    def mesh(op: Operator) -> int:
+        reads_parameter = any(graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
+        cuts = shardings[op.name].values() if reads_parameter else ()
+        return compiler.mask(frozenset(axis for axes in cuts for axis in axes) & TENSOR_AXES)
+
     def stream(op: Operator, phase: str, kernel: str, elements: Amount, accesses: list[Amount]) -> None:
         if accesses:
             code = KERNEL_CODE[_KERNEL.get(kernel, KernelClass.DEFAULT)]
-            columns = {"kernel": code, "elements": compiler.amount(elements)}
+            columns = {"kernel": code, "elements": compiler.amount(elements), "mesh": mesh(op)}
             streaming.append((segment(op.region, phase), op.name, columns, accesses))
 
     for op in graph.operators:
@@ -197,10 +208,10 @@ def compile_program(
         if op.kind is OperatorKind.EINSUM:
             roles = _einsum_roles(op)
             batch, m, n, k = (compiler.amount(local(op, dims)) for dims in roles)
-            matmul.append((segment(op.region, forward), op.name, {"batch": batch, "m": m, "n": n, "k": k}))
+            matmul.append((segment(op.region, forward), op.name, {"batch": batch, "m": m, "n": n, "k": k, "mesh": mesh(op)}))
             for i, shape in ((0, {"m": m, "n": k, "k": n}), (1, {"m": k, "n": n, "k": m})):
                 if graph.tensors[op.inputs[i].tensor].role is not TensorRole.INDEX:
-                    matmul.append((segment(op.region, "backward"), f"{op.name}.grad{i}", {"batch": batch, **shape}))
+                    matmul.append((segment(op.region, "backward"), f"{op.name}.grad{i}", {"batch": batch, **shape, "mesh": mesh(op)}))
         elif op.kind is OperatorKind.ATTENTION:
             columns = {
                 "batch": compiler.amount(local(op, ("b",))),
@@ -242,9 +253,9 @@ def compile_program(
 
     traffic, regathers = _traffic_rows(derivation, profile, phases, compiler)
     saved = _saved_rows(derivation, profile, phases, regathers, internal, compiler, recompute_operators)
-    matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k"))
+    matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k", "mesh"))
     attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "backward"))
-    streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements"))
+    streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements", "mesh"))
     accesses = [[compiler.amount(a) for a in streaming[i][3]] for i in order]
     starts = np.cumsum([0, *(len(a) for a in accesses[:-1])])
     traffic_rows, _ = _rows(traffic, ("kind", "group", "amount"))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import CollectiveKind, collective_time
 from perfmodel.cost.compute import streaming_time
-from perfmodel.cost.machine import Machine
+from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
@@ -199,18 +199,21 @@ def pace(values: tuple[Any, Any, Any], total: Any, num_ranks: Any, weight: float
 def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
     """One send of a microbatch's boundary tensor to the next pipeline rank. [s]
 
+    The host spends `pipeline_send` on it: the schedule's own bookkeeping, of one pass of one microbatch through one stage.
     A tensor of which tp ranks hold equal copies is sent in tp parts and gathered (Megatron's scatter-gather), if the profile does so.
     """
     pipelined = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
     inside = [np.minimum(hop, pipelined) for hop in grid.hop[:-1]] + [pipelined]
+    runtime = (pipelined - 1.0) * machine.host_times.get("pipeline_send", 0.0)
     if is_scattered or not profile.scatters_pipeline_sends:
-        return collective_time(CollectiveKind.SEND_RECV, boundary, group_size=pipelined, inside=inside, machine=machine)
+        send = collective_time(CollectiveKind.SEND_RECV, boundary, group_size=pipelined, inside=inside, machine=machine)
+        return send + runtime
     send = collective_time(CollectiveKind.SEND_RECV, boundary / tp, group_size=pipelined, inside=inside, machine=machine)
     axes = ("tp_kv", "tp_q")
     members = np.where(grid.degree["pp"] > 1, tp, 1.0)
     group_inside = [np.minimum(tier, members) for tier in grid.group_inside(axes)]
     gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)
-    return send + gather
+    return send + gather + runtime
 
 
 def pipeline_step_time(
@@ -385,7 +388,9 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
     elements = slowest_stage(held_elements(terms, stages, sharded=False))
     times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
     bandwidth = machine.memory_bandwidth
-    return times * (elements * (sizes.accumulate / bandwidth))
+    # gradients of whole weights may be copied into one buffer of their unit, from which they leave
+    copy = 0.0 if terms.program.holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
+    return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------

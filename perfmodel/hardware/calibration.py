@@ -40,6 +40,8 @@ class KernelClass(StrEnum):
     OPTIMIZER = "optimizer"
     GELU_TANH = "gelu_tanh"
     SILU = "silu"
+    RMSNORM = "rmsnorm"
+    ROTARY = "rotary"
 
 
 COLLECTIVE_CODE: Mapping[CollectiveKind, int] = MappingProxyType({kind: code for code, kind in enumerate(CollectiveKind)})

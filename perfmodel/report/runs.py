@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.report.predictions import prediction_object
@@ -73,3 +74,40 @@ def collectives_table(measurement: Measurement) -> Table:
         rows=tuple(rows) or (("none", "", "", ""),),
         right=("count", "bytes"),
     )
+
+
+def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int, int]]]) -> Table:
+    """Plans in the predicted order, with the places in which they were predicted and came in."""
+
+    def place(range_: tuple[int, int]) -> str:
+        first, last = range_
+        return str(first) if first == last else f"{first}-{last}"
+
+    cells = []
+    for name, comparison, predicted_place, measured_place in rows:
+        predicted, measured = comparison.prediction, comparison.measurement
+        cells.append(
+            (
+                name,
+                format_time(predicted.step_time),
+                format_time(measured.step_time),
+                f"{comparison.time_error:+.1%}",
+                place(predicted_place),
+                place(measured_place),
+                format_bytes(predicted.memory["total"]),
+                format_bytes(measured.peak_memory),
+                f"{comparison.memory_error:+.1%}",
+            )
+        )
+    headers = (
+        "plan",
+        "predicted",
+        "measured",
+        "error",
+        "predicted place",
+        "measured place",
+        "memory predicted",
+        "memory measured",
+        "mem. error",
+    )
+    return Table(title="Predicted against measured", headers=headers, rows=tuple(cells), right=headers[1:])

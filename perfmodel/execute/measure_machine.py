@@ -1,22 +1,20 @@
-"""`calibrate_machine`: microbenchmarks of this machine, fitted to a calibration that the next prediction uses. Imports no torch itself."""
+"""`measure_machine`: microbenchmarks of this machine, on as many ranks as its plans will use. Only the workers import torch."""
 
 from __future__ import annotations
 
 import platform
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.calibrate.fit_host import HostRun, fit_host_times, overhead_plans
-from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.errors import InputError
 from perfmodel.execute.launch import Worker, WorkerGroup
+from perfmodel.execute.overhead_programs import overhead_plans
+from perfmodel.execute.rounds import Progress
 from perfmodel.execute.runner import num_gpus, pick_device, run_plan
-from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.samples import (
@@ -28,12 +26,10 @@ from perfmodel.hardware.samples import (
     StreamingSample,
 )
 from perfmodel.parallel.profile import load_profile
+from perfmodel.results import MachineMeasurement
 
 if TYPE_CHECKING:
     from perfmodel.execute.microbenchmarks import Scope
-
-Progress = Callable[[float, str], None]
-"""Told the share that is done (0 to 1) and what is being measured."""
 
 CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
 
@@ -74,20 +70,18 @@ def describe(worker: Worker) -> tuple[str, dict[str, str]]:
     return describe_on_rank(worker)
 
 
-def calibrate_machine(
+def measure_machine(
     ranks: int = 2,
     *,
     brief: bool = False,
     device: str = "auto",
-    path: str | Path | None = None,
     group: WorkerGroup | None = None,
     progress: Progress | None = None,
-) -> Calibration:
-    """Measure this machine and fit what predictions need; under two minutes on two cores, `brief` under one.
+) -> MachineMeasurement:
+    """Measure what predictions need of this machine; under two minutes on two cores, `brief` under one.
 
     ranks     processes that compute and communicate together: as many as the plans will use, not more than cores or GPUs
     device    cpu, cuda, or auto: GPUs where there are enough
-    path      file to write the calibration to; None: it is returned only
     group     a running WorkerGroup of `ranks` to use
     """
     report = progress or (lambda share, what: None)
@@ -108,15 +102,11 @@ def calibrate_machine(
         before = workers.on_progress
         workers.on_progress = on_progress
         try:
-            calibration = _measure(workers, brief, limits, phases, report)
+            measured = _measure(workers, brief, limits, phases, report)
         finally:
             workers.on_progress = before
-    if path is not None:
-        from perfmodel.hardware.writer import save_calibration
-
-        save_calibration(calibration, path)
     report(1.0, "done")
-    return calibration
+    return measured
 
 
 def check_ranks(ranks: int, device: str) -> None:
@@ -131,7 +121,7 @@ def check_ranks(ranks: int, device: str) -> None:
         )
 
 
-def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Sequence[float], report: Progress) -> Calibration:
+def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Sequence[float], report: Progress) -> MachineMeasurement:
     def begin(phase: int, what: str) -> None:
         limits[:] = [phases[phase - 1], phases[phase]]
         report(limits[0], what)
@@ -149,24 +139,25 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
     on_cpu = group.device == "cpu"
     if on_cpu:
         contention.append(ContentionSample(name="cores", factor=float(local_cluster().num_chips)))
-    calibration = fit_machine(
-        [*(alone(sample, contention) if on_cpu else sample for sample in kernels), *contention, *collectives],
-        name=f"local-{cluster.chip.name}",
-        chip=cluster.chip.name,
+    measured = MachineMeasurement(
+        cluster=cluster,
         software=", ".join(f"{key} {value}" for key, value in software.items()),
+        notes=f"measured with {group.num_ranks} processes at work on {name} ({platform.system()})",
+        profile=profile.name,
+        samples=(*(alone(sample, contention) if on_cpu else sample for sample in kernels), *contention, *collectives),
+        programs=(),
     )
-    calibration = replace(calibration, notes=f"measured with {group.num_ranks} processes at work on {name} ({platform.system()})")
     if not on_cpu:
-        return calibration  # kernels run ahead of nothing: the host is hidden, or the profile's floor of a layer holds
+        return measured  # the host runs ahead of the kernels
     plans = overhead_plans(group.num_ranks, cluster=cluster.name, profile=profile.name, brief=brief)
     steps = _BRIEF_STEPS if brief else _STEPS
-    runs = []
+    programs = []
     for index, plan in enumerate(plans):
         limits[:] = [phases[3] + (phases[4] - phases[3]) * part / len(plans) for part in (index, index + 1)]
         report(limits[0], f"host overhead, program {index + 1} of {len(plans)}")
-        measured = run_plan(plan, steps=steps, warmup=_WARMUP, check_gradients=False, inspects=False, group=group)
-        runs.append(HostRun(plan=plan, time=statistics.median(measured.step_times)))
-    return fit_host_times(runs, cluster, calibration, profile)
+        ran = run_plan(plan, steps=steps, warmup=_WARMUP, check_gradients=False, inspects=False, group=group)
+        programs.append((plan, statistics.median(ran.step_times)))
+    return replace(measured, programs=tuple(programs))
 
 
 def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sample]:
@@ -215,7 +206,8 @@ def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:
 
 def match_gpu(device_name: str, chips: Sequence[str]) -> str:
     """The known chip whose name shares most words with what the driver says ("NVIDIA A100-SXM4-80GB" -> a100-sxm-80gb)."""
-    words = set(re.findall(r"[a-z]+\d+[a-z]*|\d+gb|sxm|pcie|nvl", device_name.lower()))
+    joined = re.sub(r"tx (\d+)( ti)?", lambda found: f"tx{found[1]}{'ti' if found[2] else ''}", device_name.lower())
+    words = set(re.findall(r"[a-z]+\d+[a-z]*|\d+gb|sxm|pcie|nvl", joined))
     best = max(chips, key=lambda chip: (len(words & set(chip.split("-"))), -len(chip)))
     if not words & {part for part in best.split("-") if not part.endswith("gb")}:
         raise InputError(f"device={device_name}: no known chip has that name; describe it in a chip file (see hardware_specs/chips)")

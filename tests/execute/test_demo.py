@@ -1,0 +1,85 @@
+"""The demo: its plans, places and ties, and once for real with a tiny model. No time is asserted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.commands.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
+from perfmodel.cost.resolve import resolve_estimator
+from perfmodel.execute.refuse import executable_reason
+from perfmodel.hardware.calibration import SPEC_SHEET
+from perfmodel.hardware.local import local_cluster
+from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.job import Precision, TrainingJob
+from tests.execute.jobs import tiny
+
+
+def test_the_demo_trains_a_gpt2():
+    model = demo_job().model
+    assert (model.architecture, model.norm, model.position, model.activation) == ("gpt2", "layernorm", "learned", "gelu_tanh")
+    assert model.tie_word_embeddings
+    assert model.mlp_bias
+    assert model.qkv_bias
+    assert 5e6 < model.num_parameters < 5e7
+
+
+def test_every_form_is_there_and_can_be_run():
+    estimator = resolve_estimator(
+        demo_job(), local_cluster(num_chips=NUM_RANKS), calibration=SPEC_SHEET, profile=load_profile("torch-gloo")
+    )
+    search, plans = demo_plans(estimator)
+    names = " = ".join(name for name, _ in plans).split(" = ")
+    expected = {"best found", "data parallel", "ZeRO-2", "FSDP", "tensor parallel", "tensor + sequence parallel", "pipeline parallel"}
+    assert expected <= set(names)
+    assert len({prediction.plan for _, prediction in plans}) == len(plans)
+    assert all(executable_reason(prediction.plan, NUM_RANKS) == "" for _, prediction in plans)
+    assert plans[0][1].step_time == min(prediction.step_time for _, prediction in plans)
+    assert search.num_evaluated > len(plans)
+    by_name = {name: prediction.plan for label, prediction in plans for name in label.split(" = ")}
+    assert by_name["data parallel"].layout.dp_replicate == 2
+    assert (by_name["FSDP"].zero, by_name["ZeRO-2"].zero) == (3, 2)
+    assert by_name["tensor parallel"].layout.tp == by_name["pipeline parallel"].layout.pp == 2
+
+
+@pytest.mark.parametrize(
+    "times, expected",
+    [
+        ([1.0, 2.0, 3.0], [(1, 1), (2, 2), (3, 3)]),
+        ([3.0, 1.0, 2.0], [(3, 3), (1, 1), (2, 2)]),
+        ([1.0, 1.1, 2.0], [(1, 2), (1, 2), (3, 3)]),
+        ([1.0, 1.1, 1.2], [(1, 2), (1, 3), (2, 3)]),
+        ([1.0, 1.0], [(1, 2), (1, 2)]),
+    ],
+)
+def test_plans_that_are_close_share_their_places(times: list[float], expected: list[tuple[int, int]]):
+    assert places(times) == expected
+
+
+def test_only_pairs_that_are_apart_count():
+    assert ordered_pairs([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == (3, 3)
+    assert ordered_pairs([1.0, 3.0, 2.0], [1.0, 2.0, 3.0]) == (3, 2)
+    assert ordered_pairs([2.0, 1.0], [1.0, 1.1]) == (0, 0)
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_demo_runs_with_a_tiny_model(tmp_path: Path):
+    if local_cluster().num_chips < NUM_RANKS:
+        pytest.skip("needs two cores")
+    job = TrainingJob(model=tiny("gpt2"), global_batch=8, seq_len=32, precision=Precision.FP32)
+    seen: list[tuple[float, str]] = []
+    path = tmp_path / "here.yaml"
+    result = run_demo(lambda share, what: seen.append((share, what)), calibration_path=path, job=job, rounds=1)
+    assert path.exists()
+    assert len(result.rows) >= 6
+    times = [row.comparison.prediction.step_time for row in result.rows]
+    assert times == sorted(times)
+    assert all(row.comparison.measurement.gradient_error < 1e-3 for row in result.rows)
+    assert all(row.comparison.measurement.peak_memory > 0 for row in result.rows)
+    assert 0 <= result.pairs_right <= result.pairs_apart
+    assert set(result.elapsed) == {"calibrate", "search", "run"}
+    assert seen[-1][0] <= 1.0
+    assert seen[0][0] < 0.1
