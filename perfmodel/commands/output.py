@@ -103,13 +103,14 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
 
 
 class Progress:
-    """A bar on standard error for work that has taken longer than two seconds; nothing where nobody watches.
+    """A bar on standard error for work that has taken longer than two seconds; where that is no terminal, a line now and then.
 
     `share` takes the part that is done, in 0..1; `step` also what is being done now; `note` only that.
     """
 
     _PATIENCE = 2.0  # s
     _REDRAW = 0.1  # s
+    _LINE_EVERY = 15.0  # s, where it is no terminal
     _WIDTH = 30
 
     def __init__(self, title: str) -> None:
@@ -134,9 +135,13 @@ class Progress:
         self._draw(f"{self._title}: {sentence} ({time.monotonic() - self._start:.0f} s)")
 
     def _draw(self, text: str) -> None:
+        now = time.monotonic()
         if not self._is_watched:
+            if now - self._drawn_at > self._LINE_EVERY:
+                self._drawn_at = now
+                print(text, file=sys.stderr, flush=True)
             return
-        self._drawn_at = time.monotonic()
+        self._drawn_at = now
         text = text[: max(shutil.get_terminal_size().columns - 1, 20)]
         print(f"\r{text:<{self._length}}", end="", file=sys.stderr, flush=True)
         self._length = len(text)

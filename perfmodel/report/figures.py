@@ -61,7 +61,7 @@ def plot_search(result: SearchResult, path: Path) -> None:
 
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
     labels = list(names) or _labels(predictions)
-    figure = _new_figure(width=max(8.4, 4.6 + 1.6 * len(predictions)), height=5.0)
+    figure = _new_figure(width=max(8.4, 4.6 + 2.0 * len(predictions)), height=5.0)
     left, right = figure.subplots(1, 2)
     slowest = max(each.step_time for each in predictions)
     scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")

@@ -99,15 +99,6 @@ def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int,
                 f"{comparison.memory_error:+.1%}",
             )
         )
-    headers = (
-        "plan",
-        "predicted",
-        "measured",
-        "error",
-        "predicted place",
-        "measured place",
-        "memory predicted",
-        "memory measured",
-        "mem. error",
-    )
+    times = ("predicted", "measured", "error", "predicted place", "measured place")
+    headers = ("plan", *times, "memory predicted", "memory measured", "memory error")
     return Table(title="Predicted against measured", headers=headers, rows=tuple(cells), right=headers[1:])

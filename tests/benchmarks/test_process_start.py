@@ -4,23 +4,8 @@ import pytest
 
 from tests.benchmarks.processes import best_run
 
-_PREDICT = [
-    "predict",
-    "--model",
-    "gpt3-175b",
-    "--cluster",
-    "dgx-h100",
-    "--chips",
-    "1024",
-    "--global-batch",
-    "1536",
-    "--seq-len",
-    "2048",
-    "--tp",
-    "8",
-    "--pp",
-    "8",
-]
+_JOB = ["--model", "gpt3-175b", "--cluster", "dgx-h100", "--chips", "1024", "--global-batch", "1536", "--seq-len", "2048"]
+_PREDICT = ["predict", *_JOB, "--tp", "8", "--pp", "8"]
 
 
 @pytest.mark.parametrize(

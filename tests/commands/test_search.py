@@ -130,3 +130,31 @@ def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
     code, out, _ = call("search", *SMALL)
     assert code == 130
     assert "interrupted; the best so far" in out
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(monkeypatch, capsys):
+    from perfmodel.commands import output
+
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True, raising=False)
+    with output.Progress("search") as progress:
+        for tenth in range(5):
+            progress.share(tenth / 10)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "search [############..................]  40%" in err
+    assert err.endswith(" \r")
+
+
+def test_long_work_prints_a_line_now_and_then_elsewhere(monkeypatch, capsys):
+    from perfmodel.commands import output
+
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with output.Progress("demo") as progress:
+        for step in range(20):
+            progress.step(step / 20, "kernels")
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 3
+    assert lines[0].startswith("demo (kernels) [")
