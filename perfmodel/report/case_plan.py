@@ -14,7 +14,7 @@ from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, bad_field, one_line
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.report.frameworks import Framework, framework_of, stage_layers_by_cost, with_settings
+from perfmodel.report.frameworks import Framework, framework_of, stage_layers_by_cost, stage_layers_with_ends, with_settings
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.published import config_from_case
@@ -92,7 +92,7 @@ def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
         recompute=recompute,
         recompute_operators=operators,
         virtual_stages=virtual_stages,
-        stage_layers=stage_layers_by_cost(model, pp) if profile.places_layers_by_cost and virtual_stages == 1 else None,
+        stage_layers=_stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
         attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
     )
@@ -177,6 +177,13 @@ def _virtual_stages(inputs: Mapping[str, Any], *, pp: int, num_microbatches: int
         assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
         return 1
     return value
+
+
+def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
+    """As the framework cuts them; None: evenly."""
+    if profile.places_layers_by_cost and virtual_stages == 1:
+        return stage_layers_by_cost(model, pp)
+    return stage_layers_with_ends(model.num_hidden_layers, pp * virtual_stages)
 
 
 def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, dp: int, assumed: list[str]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from perfmodel.errors import InputError
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import TransformerConfig
 
@@ -148,6 +149,8 @@ def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int
 
     Source: nanotron v0.5, `get_block_compute_costs` and the placement in `models/base.py`.
     """
+    if num_stages > model.num_hidden_layers:
+        raise InputError(f"pp={num_stages}: must not exceed num_hidden_layers={model.num_hidden_layers}; use fewer stages")
     h, f = model.hidden_size, model.intermediate_size
     layer = 4 * h * model.num_attention_heads * model.head_dim + 3 * h * f
     total = model.num_hidden_layers * layer + model.vocab_size * h
@@ -158,3 +161,14 @@ def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int
         layers[stage] += 1
         running += layer
     return tuple(layers)
+
+
+def stage_layers_with_ends(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
+    """Layers of each stage where the embedding and the head count as a layer each, if that and only that makes the stages even.
+
+    Source: Megatron-Core's `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split` (Llama 3.1 405B: 126 layers).
+    """
+    if num_stages < 2 or num_layers % num_stages == 0 or (num_layers + 2) % num_stages:
+        return None
+    each = (num_layers + 2) // num_stages
+    return (each - 1, *(each,) * (num_stages - 2), each - 1)
