@@ -562,10 +562,10 @@ def _check_headroom(memory_headroom: float) -> None:
 
 
 def user_calibration_path(calibration: Calibration) -> Path:
-    """The file of the user's own calibration of that chip: one for each chip, replaced by the next."""
+    """The file of the user's own calibration of that name: one for each chip, replaced by the next."""
     from perfmodel.resources import user_calibrations_dir
 
-    return user_calibrations_dir() / f"{calibration.chips[0]}.yaml"
+    return user_calibrations_dir() / f"{calibration.name}.yaml"
 
 
 def make_folder(folder: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def predict(
     plan: Annotated[
-        str, typer.Argument(metavar="[PLAN.yaml]", help="A plan file, or an expert plan by name; or describe the plan with flags.")
+        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; or describe the plan with flags.")
     ] = "",
     model: options.Model = "",
     cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
