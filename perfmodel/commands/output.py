@@ -2,7 +2,6 @@
 
 import dataclasses
 import enum
-import io
 import json
 import math
 import shutil
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
-_NO_TERMINAL_WIDTH = 10_000
 _FOLDED_WIDTH = 30  # a column that may break into lines keeps this much
 _COLUMN_GAP = 2
 
@@ -54,21 +52,34 @@ def print_table(
     right: Iterable[str] = (),
     fold: Iterable[str] = (),
 ) -> None:
-    """A table for people. `right` names the columns of numbers, `fold` those that may break into lines on a narrow terminal."""
+    """A table for people. `right` names the columns of numbers, `fold` those that may break into lines on a narrow terminal.
+
+    A pipe gets plain lines as wide as they need; rich, which costs 40 ms to load, is for terminals.
+    """
+    to_the_right, may_fold = set(right), set(fold)
+    cells = [tuple(headers), *(tuple(row) for row in rows)]
+    columns = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if not sys.stdout.isatty():
+        lines = [_aligned(row, widths, [header in to_the_right for header in headers]) for row in cells]
+        rule = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
+        print("\n".join([*([title] if title else []), lines[0], rule * (sum(widths) + _COLUMN_GAP * (len(widths) - 1)), *lines[1:]]))
+        return
     from rich import box
     from rich.table import Table
 
-    to_the_right, may_fold = set(right), set(fold)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for header in headers:
         table.add_column(header, justify="right" if header in to_the_right else "left", no_wrap=header not in may_fold, overflow="fold")
-    cells = [tuple(headers), *(tuple(row) for row in rows)]
     for row in cells[1:]:
         table.add_row(*row)
-    widths = (
-        min(max(map(len, column)), _FOLDED_WIDTH if column[0] in may_fold else _NO_TERMINAL_WIDTH) for column in zip(*cells, strict=True)
-    )
-    _show(title, table, least_width=sum(widths) + _COLUMN_GAP * len(headers))
+    least = [min(width, _FOLDED_WIDTH) if header in may_fold else width for header, width in zip(headers, widths, strict=True)]
+    _show(title, table, least_width=sum(least) + _COLUMN_GAP * len(headers))
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> str:
+    placed = (f"{cell:>{width}}" if right else f"{cell:<{width}}" for cell, width, right in zip(cells, widths, to_the_right, strict=True))
+    return (" " * _COLUMN_GAP).join(placed).rstrip()
 
 
 def print_tables(tables: Iterable[Any]) -> None:
@@ -92,12 +103,17 @@ def cite(sources: Iterable[str]) -> dict[str, str]:
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """A title and one `name  value` line for each fact."""
+    pairs = list(facts)
+    if not sys.stdout.isatty():
+        width = max((len(name) for name, _ in pairs), default=0)
+        print("\n".join([title, *(_aligned(pair, (width, 0), (False, False)) for pair in pairs)]))
+        return
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in facts:
+    for name, value in pairs:
         table.add_row(name, value)
     _show(title, table)
 
@@ -156,21 +172,12 @@ class Progress:
 
 
 def _show(title: str, table: Any, *, least_width: int = 0) -> None:
-    """Print as wide as the terminal, or wider where cells would be cut.
-
-    Where no terminal says how wide it is, wide enough for every line, with no blanks at its end.
-    """
+    """Print on a terminal: as wide as it is, or wider where cells would be cut (then the terminal wraps the lines)."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if console.is_terminal:
-        if title:
-            console.print(title, style="bold")
-        if least_width > console.width:  # rather lines that the terminal wraps than numbers that are cut
-            console = Console(markup=False, highlight=False, emoji=False, width=least_width)
-        console.print(table)
-        return
-    text = io.StringIO()
-    Console(file=text, markup=False, highlight=False, emoji=False, width=_NO_TERMINAL_WIDTH).print(table)
-    lines = ([title] if title else []) + [line.rstrip() for line in text.getvalue().splitlines()]
-    print("\n".join(lines))
+    if title:
+        console.print(title, style="bold")
+    if least_width > console.width:
+        console = Console(markup=False, highlight=False, emoji=False, width=least_width)
+    console.print(table)

@@ -143,7 +143,8 @@ def check_plan(plan: Plan) -> None:
         raise InputError(f"dp_shard={layout.dp_shard}: shards nothing with zero=0; use dp_replicate={layout.dp_shard}, or --zero 1, 2 or 3")
     if job.seq_len > model.max_position_embeddings and model.position == "learned":
         raise InputError(
-            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.max_position_embeddings} tokens only; use a shorter sequence"
+            f"seq_len={job.seq_len}: {model.name} has learned positions for {model.max_position_embeddings} tokens only; "
+            "use a shorter sequence"
         )
 
 

@@ -1,5 +1,7 @@
 """Tables for people: every number with its unit, nothing lost, nothing cut."""
 
+import sys
+
 import pytest
 
 import perfmodel
@@ -79,8 +81,8 @@ def test_numbers_as_text():
 @pytest.mark.parametrize("columns", [20, 80, 400])
 def test_no_terminal_cuts_a_cell(columns, monkeypatch, capsys, result):
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     table, _ = plans_table(result)
     print_table(table.headers, table.rows, title=table.title, right=table.right)
     out = capsys.readouterr().out
