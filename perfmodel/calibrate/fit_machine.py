@@ -183,17 +183,29 @@ def _fit_streaming(samples: Sequence[StreamingSample], record: _Record) -> tuple
         slower += step
     default = StreamingModel(bandwidth_fraction=1.0, floor_time=rounded(floor_time), caches=tuple(levels))
     models = {KernelClass.DEFAULT: default}
-    for kernel, group in by_class.items():
+    for kernel, of_class in by_class.items():
         if KernelClass(kernel) is not KernelClass.DEFAULT:
-            num_bytes, elements, time = _stream_arrays(group)
-            curve = num_bytes * (inverse + sum(step * _step(num_bytes / capacity) for capacity, step in caches))
-            floor, scale, element_time = record.add(f"streaming.{kernel}", np.stack([np.ones_like(time), curve, elements], axis=1), time)
+            group = [sample for sample in of_class if not sample.is_backward] or of_class
+
+            def columns(samples: Sequence[StreamingSample]) -> tuple[Array, Array]:
+                num_bytes, elements, time = _stream_arrays(samples)
+                curve = num_bytes * (inverse + sum(step * _step(num_bytes / capacity) for capacity, step in caches))
+                return np.stack([np.ones_like(time), curve, elements], axis=1), time
+
+            matrix, time = columns(group)
+            floor, scale, element_time = record.add(f"streaming.{kernel}", matrix, time)
             scale = max(scale, LEAST_CURVE)
+            backward_factor = 1.0
+            if len(group) < len(of_class):
+                matrix, time = columns([sample for sample in of_class if sample.is_backward])
+                # large kernels weigh most: what the small ones cost is the host's
+                backward_factor = rounded(float(time.sum() / (matrix @ np.array([floor, scale, element_time])).sum()))
             models[KernelClass(kernel)] = StreamingModel(
                 bandwidth_fraction=rounded(1.0 / scale),
                 floor_time=rounded(floor),
                 element_time=rounded(element_time),
                 caches=tuple((capacity, rounded(fraction / scale)) for capacity, fraction in levels),
+                backward_factor=backward_factor,
             )
     return rounded(memory, 6), models
 

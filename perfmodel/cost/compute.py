@@ -60,7 +60,9 @@ def _size(*operands: Num) -> int:
     return np.broadcast(*operands).size
 
 
-def streaming_time(*, num_bytes: Num, num_elements: Num, kernel_class: KernelClass | NDArray[np.integer], machine: Machine) -> Any:
+def streaming_time(
+    *, num_bytes: Num, num_elements: Num, kernel_class: KernelClass | NDArray[np.integer], machine: Machine, backward: Num = 0
+) -> Any:
     """A kernel that passes over memory: elementwise, normalisation, softmax, lookup, optimizer. [s]
 
     t = t0 + V * (1 / B0 + sum over caches of (1 / B_next - 1 / B_cache) * s(V / capacity)) + N * e,   s(x) = x^2 / (1 + x^2)
@@ -68,6 +70,7 @@ def streaming_time(*, num_bytes: Num, num_elements: Num, kernel_class: KernelCla
     num_bytes     V  read and written                                                          [byte]
     num_elements  N  elements of the output                                                    [-]
     kernel_class     a class, or an array of codes (`KERNEL_CODE`) that broadcasts against V
+    backward         1 for the class's backward kernel, which takes `backward_factor` times as long; 0 else
     B0               achieved bandwidth of the innermost level that the class knows; e  [s] for each element
 
     With a floor, bandwidth saturates: half of it is reached at V = t0 * B. s is a smooth step from a cache's bandwidth to the next one's.
@@ -81,7 +84,8 @@ def streaming_time(*, num_bytes: Num, num_elements: Num, kernel_class: KernelCla
         x = V * inverse_capacity
         square = x * x
         inverse_bandwidth = inverse_bandwidth + step * (square / (1.0 + square))
-    return floor_time + V * inverse_bandwidth + N * element_time
+    time = floor_time + V * inverse_bandwidth + N * element_time
+    return time * (1.0 + backward * (rates.backward[code] - 1.0)) if rates.has_backward else time
 
 
 def attention_time(

@@ -103,10 +103,15 @@ class MatmulRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamingRates:
-    """Tables by kernel code. table: floor [s], [s/byte] innermost, [s/element]; caches: for each, (1 / capacity, extra [s/byte] beyond)."""
+    """Tables by kernel code. table: floor [s], [s/byte] innermost, [s/element]; caches: for each, (1 / capacity, extra [s/byte] beyond).
+
+    backward    factor of backward kernels; has_backward: some are not 1
+    """
 
     table: Array
     caches: tuple[Array, ...]
+    backward: Array
+    has_backward: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +331,7 @@ def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float,
 
 
 def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwidth: float, exposed_floor: float) -> StreamingRates:
-    table = np.zeros((3, len(KernelClass)))
+    table, backward = np.zeros((3, len(KernelClass))), np.ones(len(KernelClass))
     num_caches = max(len(model.caches) for model in models.values())
     caches = [np.zeros((2, len(KernelClass))) for _ in range(num_caches)]
     if KernelClass.DEFAULT not in models:
@@ -336,10 +341,11 @@ def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwi
         inverse = [1.0 / (fraction * memory_bandwidth) for _, fraction in model.caches] + [
             1.0 / (model.bandwidth_fraction * memory_bandwidth)
         ]
+        backward[code] = model.backward_factor
         table[:, code] = model.floor_time * exposed_floor, inverse[0], model.element_time
         for level, (capacity, _) in enumerate(model.caches):
             caches[level][:, code] = 1.0 / capacity, inverse[level + 1] - inverse[level]
-    return StreamingRates(table=table, caches=tuple(caches))
+    return StreamingRates(table=table, caches=tuple(caches), backward=backward, has_backward=bool(np.any(backward != 1.0)))
 
 
 def tier_kind(tier: NetworkTier) -> str:

@@ -92,7 +92,11 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     st = program.streaming.columns
     num_bytes = np.add.reduceat(amount[program.access_amounts], program.access_starts, axis=0)
     streaming = streaming_time(
-        num_bytes=num_bytes, num_elements=amount[st["elements"]], kernel_class=st["kernel"][:, None], machine=machine
+        num_bytes=num_bytes,
+        num_elements=amount[st["elements"]],
+        kernel_class=st["kernel"][:, None],
+        machine=machine,
+        backward=st["backward"][:, None],
     )
     work_streaming = _by_segment(streaming + _host_time(program.streaming, sizes, machine), program.streaming, _SEGMENTS, columns)
     tr = program.traffic.columns

@@ -48,6 +48,7 @@ class ParameterProgram:
     unit_mask: NDArray[np.int64]
     unit_cell: NDArray[np.int64]
     unit_is_bucketed: NDArray[np.bool_]
+    unit_merges: tuple[tuple[int, int], ...]
     masks: tuple[frozenset[str], ...]
     row_mask: NDArray[np.int64]
     column_mask: NDArray[np.int64]
@@ -141,6 +142,7 @@ def compile_parameters(
         unit_kind=np.array([COLLECTIVE_CODE[CollectiveKind(units[i][3])] for i in starts], dtype=np.int64),
         unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
         unit_cell=np.array([cell(units[i][0], units[i][1], REGIONS[units[i][2]]) for i in starts], dtype=np.int64),
+        unit_merges=_mergeable_units([units[i] for i in starts], tuple(masks)),
         unit_is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
         row_mask=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
         column_mask=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
@@ -151,6 +153,17 @@ def compile_parameters(
         holds_sharded_weights=zero == 3 or (zero == 2 and profile.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
     )
+
+
+def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], ...]) -> tuple[tuple[int, int], ...]:
+    """(into, from): units of one cell and kind whose groups are the same where the axes that only one of them has are of size one."""
+    pairs = [
+        (a, b)
+        for a, first in enumerate(units)
+        for b, second in enumerate(units)
+        if first[:4] == second[:4] and first[5] == second[5] and masks[first[4]] < masks[second[4]]
+    ]
+    return tuple(sorted(pairs, key=lambda pair: (-len(masks[units[pair[1]][4]]), len(masks[units[pair[0]][4]]))))
 
 
 def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:
@@ -169,6 +182,10 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         index = program.event_parameter
         buffer = np.where(program.event_on_shard, shard_elements[index], gathered[index] if program.zero else local[index])
         num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
+        for into, of in program.unit_merges:
+            same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
+            num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
+            num_bytes[of] = np.where(same, 0.0, num_bytes[of])
         num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
         if profile.bucket_bytes > 0:
             bucketed = program.unit_is_bucketed[:, None]
@@ -182,7 +199,8 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             inside=inside,
             machine=machine,
         )
-        values = one * num_calls / num_units + _handling_time(program, num_bytes, sizes[program.unit_mask], machine)
+        handling = _handling_time(program, num_bytes, sizes[program.unit_mask], machine)
+        values = np.where(num_bytes > 0.0, one * num_calls / num_units + handling, 0.0)
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
     full = np.zeros((len(REGIONS), sizes.shape[1]))

@@ -84,7 +84,7 @@ class Program:
 
     matmul      columns batch, m, n, k (amounts), mesh
     attention   columns batch, heads, kv_heads, queries, keys (amounts), backward (0/1)
-    streaming   columns kernel (code), elements (amount), mesh; bytes from `accesses`
+    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel); bytes from `accesses`
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
     traffic     columns kind (code), group (mask), amount
@@ -197,7 +197,7 @@ def compile_program(
     def stream(op: Operator, phase: str, kernel: str, elements: Amount, accesses: list[Amount]) -> None:
         if accesses:
             code = KERNEL_CODE[_KERNEL.get(kernel, KernelClass.DEFAULT)]
-            columns = {"kernel": code, "elements": compiler.amount(elements), "mesh": mesh(op)}
+            columns = {"kernel": code, "elements": compiler.amount(elements), "mesh": mesh(op), "backward": int(phase == "backward")}
             streaming.append((segment(op.region, phase), op.name, columns, accesses))
 
     for op in graph.operators:
@@ -255,7 +255,7 @@ def compile_program(
     saved = _saved_rows(derivation, profile, phases, regathers, internal, compiler, recompute_operators)
     matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k", "mesh"))
     attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "backward"))
-    streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements", "mesh"))
+    streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements", "mesh", "backward"))
     accesses = [[compiler.amount(a) for a in streaming[i][3]] for i in order]
     starts = np.cumsum([0, *(len(a) for a in accesses[:-1])])
     traffic_rows, _ = _rows(traffic, ("kind", "group", "amount"))

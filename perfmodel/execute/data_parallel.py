@@ -59,6 +59,7 @@ def build_optimizer(kind: Optimizer, shards: list[torch.Tensor]) -> torch.optim.
 class DataParallel(Protocol):
     """What a step does around forward and backward."""
 
+    def materialise(self, device: str) -> None: ...
     def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None: ...
     def begin_step(self) -> None: ...
     def begin_microbatch(self, *, is_last: bool) -> None: ...
@@ -140,20 +141,23 @@ class FlatData:
         self.tp_group = mesh.group("tp")
         self.ways = dist.get_world_size(self.shard_group) if self.shard_group is not None else 1
         self.index = dist.get_rank(self.shard_group) if self.shard_group is not None else 0
+        self.stages, self._optimizer_kind = stages, optimizer
         self.units: list[_Unit] = []
         self._hooks: list[Any] = []
-        for model in stages:
+
+    def materialise(self, device: str) -> None:
+        for model in self.stages:
             tied = tied_name(model)
             for _, module, parameters in units_of(model):
                 # A tied matrix is a unit of its own, so that both stages cut it into the same shards.
                 plain = {name: p for name, p in parameters.items() if name != tied}
                 if plain:
-                    self.units.append(self._build(module, plain, is_tied=False))
+                    self.units.append(self._build(module, plain, device, is_tied=False))
                 if tied in parameters:
-                    self.units.append(self._build(module, {tied: parameters[tied]}, is_tied=True))
-        self.optimizer = build_optimizer(optimizer, [unit.master for unit in self.units])
+                    self.units.append(self._build(module, {tied: parameters[tied]}, device, is_tied=True))
+        self.optimizer = build_optimizer(self._optimizer_kind, [unit.master for unit in self.units])
 
-    def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], *, is_tied: bool) -> _Unit:
+    def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], device: str, *, is_tied: bool) -> _Unit:
         ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial ones last, together
         slots, offset, first_partial = [], 0, -1
         for name, parameter in ordered:
@@ -164,7 +168,6 @@ class FlatData:
             slots.append(_Slot(name, parameter, offset, numel, partial))
             offset += numel
         size = -(-offset // self.ways) * self.ways
-        device = "cuda" if self.mesh.parameter_mesh.device_type == "cuda" else "cpu"
         weights = torch.zeros(size, dtype=self.dtypes.weight, device=device)
         gradients = torch.zeros(size, dtype=self.dtypes.reduce, device=device)
         for slot in slots:

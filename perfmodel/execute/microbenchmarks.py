@@ -286,12 +286,16 @@ def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: 
             yield Kernel(
                 label=f"{kernel} {phase}",
                 call=in_turn(make, 2 * size),
-                sample=_streaming_sample(kernel, moved * size, rows * WIDTH),
+                sample=_streaming_sample(kernel, moved * size, rows * WIDTH, phase),
             )
 
 
-def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float) -> Callable[[float], Sample]:
-    return lambda seconds: StreamingSample(kernel_class=kernel, num_bytes=num_bytes, num_elements=elements, time=seconds)
+def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float, phase: str = "forward") -> Callable[[float], Sample]:
+    # ADD stands for several elementwise kernels, forward and backward: they share one curve
+    is_backward = phase == "backward" and kernel is not KernelClass.ADD
+    return lambda seconds: StreamingSample(
+        kernel_class=kernel, num_bytes=num_bytes, num_elements=elements, time=seconds, is_backward=is_backward
+    )
 
 
 def bias_gradient_kernel(elements: int, dtype: Dtype, device: str) -> Kernel:
@@ -321,7 +325,9 @@ def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel
 
     for phase, make in (("forward", forward), ("backward", backward)):
         yield Kernel(
-            label=f"dropout {phase}", call=in_turn(make, 2 * size), sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements)
+            label=f"dropout {phase}",
+            call=in_turn(make, 2 * size),
+            sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements, phase),
         )
 
 
@@ -345,7 +351,7 @@ def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> 
         yield Kernel(
             label=f"embedding {phase}",
             call=in_turn(make, 2 * size),
-            sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH),
+            sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH, phase),
         )
 
 
@@ -371,7 +377,7 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
         yield Kernel(
             label=f"cross-entropy {phase}",
             call=in_turn(make, 3 * elements * options["dtype"].itemsize),
-            sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements),
+            sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements, phase),
         )
 
 

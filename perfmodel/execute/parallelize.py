@@ -86,8 +86,7 @@ class TrainingProgram:
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
-        self.data.fill(plan.job.model, worker.beat)
-        self.tokens, self.targets = self._local_tokens()
+        self._materialise()
         # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
         data_ranks = layout.data_parallel * layout.cp
         self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
@@ -124,15 +123,13 @@ class TrainingProgram:
         if plan.zero >= ZeroStage.GRADIENTS:
             for model in self.stages:
                 model.to(self.dtypes.master)
-            sharded = ShardedData(
+            return ShardedData(
                 self.stages,
                 self.mesh,
                 keeps_weights=plan.zero is ZeroStage.GRADIENTS,
                 dtypes=self.dtypes,
                 optimizer=job.optimizer,
             )
-            sharded.materialise(self.worker.device)
-            return sharded
         return FlatData(
             self.stages,
             self.mesh,
@@ -141,6 +138,12 @@ class TrainingProgram:
             optimizer=job.optimizer,
             num_microbatches=plan.num_microbatches,
         )
+
+    def _materialise(self) -> None:
+        """Until here all is on the meta device; an audit makes what follows of fake tensors."""
+        self.data.materialise(self.worker.device)
+        self.data.fill(self.plan.job.model, self.worker.beat)
+        self.tokens, self.targets = self._local_tokens()
 
     def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets [microbatches * micro_batch, s / cp] of this rank, in the order of its microbatches."""

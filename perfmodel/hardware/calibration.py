@@ -111,17 +111,20 @@ class StreamingModel:
     floor_time          [s] one launch and its start; on a GPU also what it takes to fill the memory pipeline
     element_time        [s] for each element where computing is the limit (transcendental functions on a CPU; 0 on GPUs)
     caches              (capacity [byte], bandwidth as a fraction of the memory bandwidth), innermost first: faster below the capacity
+    backward_factor     time of the backward kernel over what the forward one would take for its bytes and elements
     """
 
     bandwidth_fraction: float
     floor_time: float = 0.0
     element_time: float = 0.0
     caches: tuple[tuple[float, float], ...] = ()
+    backward_factor: float = 1.0
 
     def __post_init__(self) -> None:
         _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
         _require(self.floor_time >= 0, "floor_time", self.floor_time, "must not be negative")
         _require(self.element_time >= 0, "element_time", self.element_time, "must not be negative")
+        _require(self.backward_factor > 0, "backward_factor", self.backward_factor, "must be positive")
         fractions = [*(fraction for _, fraction in self.caches), self.bandwidth_fraction]
         capacities = [0.0, *(capacity for capacity, _ in self.caches)]
         _require(all(a < b for a, b in pairwise(capacities)), "caches", self.caches, "capacities must increase")

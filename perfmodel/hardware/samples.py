@@ -20,12 +20,13 @@ class MatmulSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingSample:
-    """A kernel over memory; num_bytes read and written [byte], num_elements of its output, time [s]."""
+    """A kernel over memory, forward or backward; num_bytes read and written [byte], num_elements of its output, time [s]."""
 
     kernel_class: KernelClass
     num_bytes: float
     num_elements: float
     time: float
+    is_backward: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

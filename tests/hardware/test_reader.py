@@ -169,7 +169,7 @@ FULL = Calibration(
     matmul={Dtype.BF16: MatmulModel(peak_fraction=0.85, floor_time=2.3e-6, tiles=((256.0, 128.0, 0.0), (64.0, 64.0, 1.5)))},
     streaming={KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=0.8, element_time=1 / 3e9, caches=((2.0**21, 4.0), (2.0**24, 2.0)))},
     attention={"flash": AttentionModel(peak_fraction=0.6, sequence_offset=100.0)},
-    collectives={"scale_up": {CollectiveKind.ALL_REDUCE: CollectiveModel(base_time=1.1e-5, ramp=3e-7)}},
+    collectives={"scale_up": {CollectiveKind.ALL_REDUCE: CollectiveModel(base_time=1.1e-5, ramp_time=3e-7)}},
     peaks={"flop_rate.bf16": 1.5e11, "memory_bandwidth": 1e10 / 3, "scale_up_bandwidth": 2e9},
     host_times={"dtensor_op": 1.234567e-4},
     context_bytes=5e8 / 3,

@@ -1,0 +1,113 @@
+"""Cost of parameter events: one collective over the bytes that ZeRO says, merged by unit, in buckets where the framework does so."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.parameters import cell, compile_parameters, parameter_cost
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.parallel.grid import make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, profile_of
+
+MODEL = make_model(**LLAMA_LIKE | {"vocab_size": 1024, "num_key_value_heads": 8})
+ESTIMATOR = estimator_of(make_job(MODEL))
+MACHINE = ESTIMATOR.machine
+LAYER_ELEMENTS = MODEL.num_layer_parameters
+
+
+def costs(*, zero, profile=None, parameter_bytes=2.0, gradient_bytes=4.0, pipelined=False, **degrees):
+    program = ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    profile = profile or profile_of("megatron")
+    compiled = compile_parameters(
+        program.parameters, profile, zero=zero, pipelined=pipelined, parameter_bytes=parameter_bytes, gradient_bytes=gradient_bytes
+    )
+    grid = make_grid(
+        {axis: [degrees.get(axis, 1)] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=MACHINE.tier_sizes, num_key_value_heads=8
+    )
+    return parameter_cost(compiled, profile, MACHINE, grid)
+
+
+def collective(kind, num_bytes, n, inside):
+    return float(collective_time(kind, num_bytes, group_size=float(n), inside=[float(inside), float(n)], machine=MACHINE))
+
+
+def test_data_parallel_reduces_each_layer_once_a_step():
+    cost = costs(zero=0, dp_replicate=16)
+    expected = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS, 16, 4)
+    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(expected, rel=1e-12)
+    assert cost.of("reduce", "microbatch", "layer")[0] == cost.of("publish", "step", "layer")[0] == 0.0
+
+
+def test_zero_1_scatters_gradients_and_publishes_weights():
+    cost = costs(zero=1, dp_shard=16)
+    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(
+        collective(CollectiveKind.REDUCE_SCATTER, 4.0 * LAYER_ELEMENTS, 16, 4), rel=1e-12
+    )
+    assert cost.of("publish", "step", "layer")[0] == pytest.approx(
+        collective(CollectiveKind.ALL_GATHER, 2.0 * LAYER_ELEMENTS, 16, 4), rel=1e-12
+    )
+
+
+def test_zero_3_gathers_twice_each_microbatch():
+    cost = costs(zero=3, dp_shard=16, profile=profile_of("torch-fsdp2"))
+    gather = collective(CollectiveKind.ALL_GATHER, 2.0 * LAYER_ELEMENTS, 16, 4)
+    for what in ("gather_forward", "gather_backward"):
+        assert cost.of(what, "microbatch", "layer")[0] == pytest.approx(gather, rel=1e-12)
+    reduce = collective(CollectiveKind.REDUCE_SCATTER, 4.0 * LAYER_ELEMENTS, 16, 4)
+    assert cost.of("reduce", "microbatch", "layer")[0] == pytest.approx(reduce, rel=1e-12)
+
+
+def test_hsdp_sums_shards_over_the_replicas_once_a_step():
+    cost = costs(zero=3, dp_shard=4, dp_replicate=4, profile=profile_of("torch-fsdp2"))
+    expected = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / 4, 4, 1)
+    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_pipeline_that_keeps_parameters_gathers_once_a_step():
+    cost = costs(zero=3, dp_shard=4, pp=4, pipelined=True, profile=profile_of("torch-fsdp2"))
+    assert cost.of("gather_forward", "microbatch", "layer")[0] == 0.0
+    assert cost.of("gather_forward", "step", "layer")[0] > 0.0
+
+
+def test_context_ranks_are_data_ranks_to_a_weight():
+    by_cp = costs(zero=1, cp=16)
+    by_data = costs(zero=1, dp_shard=16)
+    assert by_cp.of("reduce", "step", "layer")[0] == by_data.of("reduce", "step", "layer")[0]
+    assert np.array_equal(by_cp.shard, by_data.shard)
+
+
+def test_elements_of_a_chip():
+    cost = costs(zero=1, dp_shard=4, tp=4)
+    norms = 2 * MODEL.hidden_size
+    assert cost.full[1, 0] == (LAYER_ELEMENTS - norms) / 4 + norms
+    assert cost.shard[1, 0] == cost.full[1, 0] / 4
+    assert cost.tied[0, 0] == cost.tied[1, 0] == 0.0
+
+
+def test_tensor_by_tensor_pays_more_latency():
+    whole = costs(zero=1, dp_shard=16).of("publish", "step", "layer")[0]
+    apart = costs(zero=1, dp_shard=16, profile=replace(profile_of("megatron"), parameter_unit="tensor")).of("publish", "step", "layer")[0]
+    assert apart > whole
+
+
+@pytest.mark.parametrize("bucket", [1e3, 1e6, 1e9])
+def test_buckets_move_the_same_bytes(bucket):
+    """A bucket smaller than a layer is several collectives; a larger one shares its latency among layers."""
+    profile = replace(profile_of("megatron"), bucket_bytes=bucket)
+    time = costs(zero=0, dp_replicate=16, profile=profile).of("reduce", "step", "layer")[0]
+    num_bytes = 4.0 * LAYER_ELEMENTS
+    calls, units = max(np.ceil(num_bytes / bucket), 1.0), max(np.floor(bucket / num_bytes), 1.0)
+    one = collective(CollectiveKind.ALL_REDUCE, num_bytes * units / calls, 16, 4)
+    assert time == pytest.approx(one * calls / units, rel=1e-12)
+
+
+def test_cells_are_distinct():
+    from perfmodel.cost.parameters import TIMES, WHAT
+    from perfmodel.workload.operator import REGIONS
+
+    cells = {cell(what, times, region) for what in WHAT for times in TIMES for region in REGIONS}
+    assert cells == set(range(len(WHAT) * len(TIMES) * len(REGIONS)))

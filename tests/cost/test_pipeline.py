@@ -1,0 +1,70 @@
+"""Figures of pipelines by hand; the schedules themselves are simulated in tests/oracles."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
+from perfmodel.parallel.layout import PipelineSchedule
+
+GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
+schedules = pytest.mark.parametrize("schedule", PipelineSchedule)
+
+
+def even(schedule, *, p, m, v=1.0, forward=1.0, backward=2.0):
+    return pipeline_time(
+        schedule=schedule,
+        total_forward=p * forward,
+        total_backward=p * backward,
+        slowest_forward=forward,
+        slowest_backward=backward,
+        slowest=forward + backward,
+        num_microbatches=m,
+        virtual_stages=v,
+    )
+
+
+@pytest.mark.parametrize("p, m", [(1, 1), (4, 8), (8, 512)])
+def test_bubble_of_narayanan(p, m):
+    """SC21, section 2.2: the bubble is (p - 1)/m of the ideal time, and 1/v of that interleaved."""
+    ideal = m * 3.0
+    assert even(ONE_F_ONE_B, p=p, m=m) == pytest.approx(ideal * (1 + (p - 1) / m), rel=1e-14)
+    assert even(GPIPE, p=p, m=m) == pytest.approx(ideal * (1 + (p - 1) / m), rel=1e-14)
+    for v in (2.0, 4.0):
+        assert even(INTERLEAVED, p=p, m=m, v=v) == pytest.approx(ideal * (1 + (p - 1) / (m * v)), rel=1e-14)
+
+
+@schedules
+def test_one_rank_has_no_bubble(schedule):
+    assert even(schedule, p=1, m=7) == 21.0
+
+
+def test_memory_of_schedules():
+    """gpipe keeps every microbatch; 1f1b p on the first rank and one on the last."""
+    live = [
+        live_microbatches(schedule=s, rank=r, num_ranks=4.0, num_microbatches=16.0, virtual_stages=1.0)
+        for s in (GPIPE, ONE_F_ONE_B)
+        for r in (0.0, 3.0)
+    ]
+    assert [float(x) for x in live] == [16, 16, 4, 1]
+    few = live_microbatches(schedule=ONE_F_ONE_B, rank=0.0, num_ranks=4.0, num_microbatches=2.0, virtual_stages=1.0)
+    assert few == 2
+
+
+@schedules
+def test_arrays_give_what_floats_give(schedule):
+    p, m, v = np.array([2.0, 4.0, 8.0])[:, None], np.array([8.0, 16.0, 64.0]), np.array([2.0])
+    time = even(schedule, p=p, m=m, v=v)
+    live = live_microbatches(schedule=schedule, rank=0.0, num_ranks=p, num_microbatches=m, virtual_stages=v)
+    delay = send_delay(schedule=schedule, hop=0.1, chunk=3.0, num_ranks=p, num_microbatches=m, virtual_stages=v)
+    for i in range(3):
+        for j in range(3):
+            at = {"p": float(p[i, 0]), "m": float(m[j])}
+            assert time[i, j] == even(schedule, **at, v=2.0)
+            knobs = {"num_ranks": at["p"], "num_microbatches": at["m"], "virtual_stages": 2.0}
+            assert live[i, j] == live_microbatches(schedule=schedule, rank=0.0, **knobs)
+            assert delay[i, j] == send_delay(schedule=schedule, hop=0.1, chunk=3.0, **knobs)
+
+
+@schedules
+def test_no_hop_no_delay(schedule):
+    assert send_delay(schedule=schedule, hop=0.0, chunk=1.0, num_ranks=8.0, num_microbatches=32.0, virtual_stages=2.0) == 0.0
