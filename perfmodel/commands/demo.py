@@ -160,11 +160,17 @@ def run_demo(
     def note(what: str) -> None:
         report(share[0], what)
 
+    def calibrated(done: float, what: str) -> None:
+        share[0] = 0.25 * done
+        note(f"calibrating: {what}")
+
+    def ran(done: float, what: str) -> None:
+        share[0] = 0.25 + 0.75 * done
+        note(what)
+
     with WorkerGroup(NUM_RANKS, device="cpu", hang_timeout=60.0, on_progress=note) as group:
         before = max(group.call(anchor_on_rank, job))
-        machine = measure_machine(
-            NUM_RANKS, brief=True, group=group, progress=lambda done, what: report(0.25 * done, f"calibrating: {what}")
-        )
+        machine = measure_machine(NUM_RANKS, brief=True, group=group, progress=calibrated)
         calibration = fit_measurement(machine)
         if calibration_path is not None:
             save_calibration(calibration, calibration_path)
@@ -181,7 +187,7 @@ def run_demo(
             [(name, prediction.plan) for name, prediction in plans],
             rounds=rounds,
             deadline=begin + TIME_LIMIT,
-            progress=lambda done, what: report(0.25 + 0.75 * done, what),
+            progress=ran,
         )
         elapsed["run"] = time.monotonic() - begin - sum(elapsed.values())
     comparisons = [
