@@ -90,7 +90,7 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; nan becomes null."""
-        from perfmodel.parallel.plan_file import plan_to_dict
+        from perfmodel.parallel.plan import plan_to_dict
 
         data: dict[str, Any] = {"schema_version": self.schema_version}
         for field in fields(self):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from perfmodel.errors import InputError
 from perfmodel.parallel.layout import (
@@ -22,6 +23,9 @@ from perfmodel.workload.job import TrainingJob
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
 DEFAULT_RECOMPUTE_OPERATORS = ("attention_core",)
+
+SCHEMA_VERSION = 1
+"""Of a plan's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +62,53 @@ class Plan:
 
     def hash(self) -> str:
         """Twelve hex digits that identify the plan, the same on every machine."""
-        from perfmodel.parallel.plan_file import plan_to_dict
-
         text = json.dumps(plan_to_dict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, in the order in which a person reads it."""
+    job, layout = plan.job, plan.layout
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "plan",
+        "job": {
+            "model": {field.name: getattr(job.model, field.name) for field in fields(job.model)},
+            "global_batch": job.global_batch,
+            "seq_len": job.seq_len,
+            "precision": str(job.precision),
+            "optimizer": str(job.optimizer),
+        },
+        "cluster": plan.cluster,
+        "num_chips": plan.num_chips,
+        "layout": {axis: layout.degree(axis) for axis in reversed(DEFAULT_ORDER)},
+        "order": list(plan.order),
+        "rule_set": plan.rule_set,
+        "sequence_parallel": plan.sequence_parallel,
+        "zero": int(plan.zero),
+        "micro_batch": plan.micro_batch,
+        "recompute": str(plan.recompute),
+        "recompute_operators": list(plan.recompute_operators),
+        "schedule": str(plan.schedule),
+        "virtual_stages": plan.virtual_stages,
+        "stage_layers": list(plan.stage_layers),
+        "attention": str(plan.attention),
+        "profile": plan.profile,
+        "calibration": plan.calibration,
+    }
+
+
+def place_of(plan: Plan, rank: int) -> dict[str, int]:
+    """The rank's index on each axis; ranks are numbered with the first axis of `order` innermost."""
+    place = {}
+    for axis in plan.order:
+        rank, place[axis] = divmod(rank, plan.layout.degree(axis))
+    return place
+
+
+def rank_at(plan: Plan, place: Mapping[str, int]) -> int:
+    """The rank whose index on each axis is given; 0 where it is left out."""
+    return sum(place.get(axis, 0) * plan.layout.stride(axis, plan.order) for axis in plan.order)
 
 
 def divisors(number: int) -> list[int]:

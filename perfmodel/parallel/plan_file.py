@@ -14,45 +14,10 @@ from typing import Any
 from perfmodel.errors import InputError, one_line, suggest
 from perfmodel.files import read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
 from perfmodel.resources import resource_dir, write_atomically
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-
-SCHEMA_VERSION = 1
-
-
-def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, in the order in which a person reads it."""
-    job, layout = plan.job, plan.layout
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "plan",
-        "job": {
-            "model": {field.name: getattr(job.model, field.name) for field in fields(job.model)},
-            "global_batch": job.global_batch,
-            "seq_len": job.seq_len,
-            "precision": str(job.precision),
-            "optimizer": str(job.optimizer),
-        },
-        "cluster": plan.cluster,
-        "num_chips": plan.num_chips,
-        "layout": {axis: layout.degree(axis) for axis in reversed(DEFAULT_ORDER)},
-        "order": list(plan.order),
-        "rule_set": plan.rule_set,
-        "sequence_parallel": plan.sequence_parallel,
-        "zero": int(plan.zero),
-        "micro_batch": plan.micro_batch,
-        "recompute": str(plan.recompute),
-        "recompute_operators": list(plan.recompute_operators),
-        "schedule": str(plan.schedule),
-        "virtual_stages": plan.virtual_stages,
-        "stage_layers": list(plan.stage_layers),
-        "attention": str(plan.attention),
-        "profile": plan.profile,
-        "calibration": plan.calibration,
-    }
-
 
 _PLAN_KEYS = {
     "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "order", "rule_set", "sequence_parallel",

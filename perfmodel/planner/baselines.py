@@ -6,6 +6,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.planner.result import Baseline
 from perfmodel.planner.space import Space
+from perfmodel.planner.sweep import sweep
 
 
 def baselines(estimator: Estimator, *, memory_headroom: float, attention: AttentionKernel) -> tuple[Baseline, ...]:
@@ -27,8 +28,6 @@ def _best(
     estimator: Estimator, name: str, fixed: dict[str, int | str | bool], reason: str, headroom: float, attention: AttentionKernel
 ) -> Baseline:
     """The fastest plan with these knobs that fits, or else the one that needs the least memory."""
-    from perfmodel.planner.search import sweep
-
     space = Space(fixed=fixed, orders=(DEFAULT_ORDER,))
     state = sweep(estimator, space, top=1, memory_headroom=headroom, attention=attention)
     ids = state.best_time.ids if len(state.best_time.ids) else state.least.ids

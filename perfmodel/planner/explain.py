@@ -11,8 +11,8 @@ from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.search import sweep
 from perfmodel.planner.space import KNOBS, SEARCHED_ORDERS, Space
+from perfmodel.planner.sweep import sweep
 
 _WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
 _WORDS: Mapping[str, tuple[str, ...]] = {"recompute": tuple(Recompute), "schedule": tuple(PipelineSchedule)}

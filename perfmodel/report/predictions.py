@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.plan_file import plan_to_dict
+from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.units import format_bytes, format_count, format_flop_rate, format_time

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from perfmodel.planner import search as planner_search
+from perfmodel.planner import sweep as planner_sweep
 from tests.commands.conftest import JOB
 
 SMALL = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "16", "--seq-len", "512"]
@@ -115,21 +115,21 @@ def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
 
 
 def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
-    blocks = 0
-    original = planner_search.layout_blocks
+    evaluated = 0
+    original = planner_sweep._evaluate_rows
 
-    def interrupted(*arguments, **named):
-        nonlocal blocks
-        for block in original(*arguments, **named):
-            blocks += 1
-            if blocks == 4:
-                raise KeyboardInterrupt
-            yield block
+    def interrupted(*arguments):
+        nonlocal evaluated
+        evaluated += 1
+        if evaluated == 4:
+            raise KeyboardInterrupt
+        original(*arguments)
 
-    monkeypatch.setattr(planner_search, "layout_blocks", interrupted)
+    monkeypatch.setattr(planner_sweep, "_evaluate_rows", interrupted)
     code, out, _ = call("search", *SMALL)
     assert code == 130
     assert "interrupted; the best so far" in out
+    assert "The best plan" in out
 
 
 def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(monkeypatch, capsys):

@@ -1,0 +1,409 @@
+"""Evaluate every plan of a space as columns, and keep the best.
+
+Plans come in blocks of one pipeline degree, one data-parallel degree and one rule set: [layouts, micro-batches, recompute,
+schedules] for each ZeRO stage. Every cell is legal but for schedules that need more microbatches, which are masked. A cell costs
+a handful of additions; all else is computed on the factors that it depends on, by the functions that predict single plans.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator, time_beside_pipeline
+from perfmodel.cost.step import (
+    ActivationTerms,
+    RegionTimes,
+    Stages,
+    accumulation_time,
+    dynamic_memory,
+    hop_time,
+    optimizer_time,
+    parameter_time,
+    pipeline_step_time,
+    static_memory,
+)
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
+from perfmodel.planner.space import (
+    LayoutRows,
+    Space,
+    layout_blocks,
+    micro_batches,
+    pipeline_choices,
+    recompute_choices,
+)
+from perfmodel.planner.tables import (
+    MicrobatchTable,
+    ParameterTable,
+    join_grids,
+    layout_grid,
+    microbatch_keys,
+    microbatch_table,
+    parameter_keys,
+    parameter_table,
+    take_grid,
+)
+from perfmodel.search.select import Front, Smallest
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
+BLOCK_CELLS = 1 << 16
+
+RULE_SETS = {False: "megatron", True: "megatron-sp"}
+OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
+OUT_OF_MEMORY = "does not fit: activations and temporaries exceed what is left of the memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Segment:
+    """Where the ids of one block of cells begin, and how to read them."""
+
+    first_id: int
+    shape: tuple[int, int, int, int]
+    rows: LayoutRows
+    zero: int
+    sequence_parallel: bool
+    micro: tuple[int, ...]
+    choices: tuple[tuple[PipelineSchedule, int], ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sweep:
+    """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan."""
+
+    estimator: Estimator
+    space: Space
+    capacity: float
+    attention: AttentionKernel
+    recompute_operators: tuple[str, ...]
+    best_time: Smallest
+    best_memory: Smallest
+    least: Smallest
+    front: Front
+    num_evaluated: int = 0
+    num_feasible: int = 0
+    num_static: int = 0
+    segments: list[_Segment] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    next_id: int = 0
+    interrupted: bool = False
+
+    def plan(self, plan_id: int) -> Plan:
+        segment = self.segments[bisect_right(self.starts, plan_id) - 1]
+        row, m, r, v = np.unravel_index(plan_id - segment.first_id, segment.shape)
+        schedule, virtual = segment.choices[int(v)]
+        rows, i = segment.rows, int(row)
+        recompute = recompute_choices(self.space)[int(r)]
+        machine = self.estimator.machine
+        return make_plan(
+            self.estimator.job,
+            cluster=machine.cluster,
+            num_chips=self.estimator.cluster.num_chips,
+            pp=rows.pp,
+            dp_replicate=int(rows.dp_replicate[i]),
+            dp_shard=int(rows.dp_shard[i]),
+            cp=int(rows.cp[i]),
+            tp=int(rows.tp[i]),
+            zero=segment.zero,
+            order=self.space.orders[int(rows.order[i])],
+            sequence_parallel=segment.sequence_parallel,
+            micro_batch=segment.micro[int(m)],
+            recompute=str(recompute),
+            recompute_operators=self.recompute_operators,
+            schedule=str(schedule),
+            virtual_stages=virtual,
+            attention=str(self.attention),
+            profile=self.estimator.profile.name,
+            calibration=machine.calibration,
+        )
+
+
+def sweep(
+    estimator: Estimator,
+    space: Space,
+    *,
+    top: int,
+    memory_headroom: float = 0.0,
+    attention: AttentionKernel | None = None,
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    progress: Callable[[float], None] | None = None,
+) -> Sweep:
+    """Evaluate every plan of the space. An interrupt ends it with what it has."""
+    capacity = estimator.machine.memory_capacity * (1.0 - memory_headroom)
+    state = Sweep(
+        estimator=estimator,
+        space=space,
+        capacity=capacity,
+        attention=attention or AttentionKernel(estimator.profile.default_attention),
+        recompute_operators=recompute_operators,
+        best_time=Smallest(count=top),
+        best_memory=Smallest(count=top),
+        least=Smallest(count=1),
+        front=Front(low=0.0, high=max(capacity, 1.0)),
+    )
+    try:
+        blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space))
+        if blocks:
+            tables = _Tables(state, blocks)
+            for i, rows in enumerate(blocks):
+                _evaluate_rows(state, tables, i, rows)
+                if progress is not None:
+                    progress((i + 1) / len(blocks))
+    except KeyboardInterrupt:
+        state.interrupted = True
+    return state
+
+
+class _Tables:
+    """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage."""
+
+    def __init__(self, state: Sweep, blocks: list[LayoutRows]) -> None:
+        estimator, space = state.estimator, state.space
+        self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
+        whole = join_grids(self.grids)
+        bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
+        first, keys = microbatch_keys(whole, estimator.profile)
+        self.micro_keys = [keys[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
+        sizes: set[int] = set()
+        for rows in blocks:
+            sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
+        self.sizes = sorted(sizes)
+        recomputes = recompute_choices(space)
+        self.micro: dict[bool, MicrobatchTable] = {}
+        inner = take_grid(whole, first)
+        parameter_first, parameter_key = parameter_keys(whole)
+        self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
+        layouts = take_grid(whole, parameter_first)
+        self.parameters: dict[tuple[bool, int, bool], ParameterTable] = {}
+        pipelined = {rows.pp > 1 for rows in blocks}
+        for sequence_parallel, rule_set in RULE_SETS.items():
+            if not space.admits("sequence_parallel", sequence_parallel):
+                continue
+            program = estimator.program(rule_set, state.attention, state.recompute_operators)
+            self.micro[sequence_parallel] = microbatch_table(estimator, program, inner, self.sizes, recomputes)
+            for zero in range(4):
+                for in_pipeline in pipelined:
+                    if space.admits("zero", zero):
+                        self.parameters[sequence_parallel, zero, in_pipeline] = parameter_table(
+                            estimator, program, rule_set, zero, layouts, pipelined=in_pipeline
+                        )
+
+
+def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) -> None:
+    """One (pipeline, data-parallel) degree, in pieces that fit the caches."""
+    job, space = state.estimator.job, state.space
+    micro = micro_batches(job, rows.data_parallel, space)
+    choices = pipeline_choices(job, rows.pp, space)
+    # rows without sharding axes first, rows with dp_shard last: each ZeRO stage is legal on a contiguous range
+    group = np.where(rows.dp_shard > 1, 2, np.where(rows.cp > 1, 1, 0))
+    by_group = np.argsort(group, kind="stable")
+    for sequence_parallel, table in tables.micro.items():
+        order = by_group
+        if sequence_parallel:
+            legal = (rows.tp > 1) & (job.seq_len % (rows.cp * rows.tp) == 0)
+            order = by_group[legal[by_group]]
+        cells = len(micro) * len(recompute_choices(space)) * len(choices)
+        step = max(1, BLOCK_CELLS // max(cells, 1))
+        for begin in range(0, len(order), step):
+            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, sequence_parallel, table, micro, choices)
+
+
+def _evaluate_block(
+    state: Sweep,
+    tables: _Tables,
+    block: int,
+    rows: LayoutRows,
+    index: Index,
+    group: Index,
+    sequence_parallel: bool,
+    table: MicrobatchTable,
+    micro: list[int],
+    choices: list[tuple[PipelineSchedule, int]],
+) -> None:
+    estimator = state.estimator
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    chosen = rows.select(index)
+    columns = np.searchsorted(tables.sizes, micro)
+    regions, activations = table.block(tables.micro_keys[block][index], columns)
+    grid = _column_grid(take_grid(tables.grids[block], index))
+    pp = rows.pp
+    m = (estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None]
+    layers = float(estimator.job.model.num_hidden_layers)
+    per_rank = layers / pp
+    stages = Stages(
+        first=per_rank,
+        middle=per_rank if pp > 2 else 0.0,
+        last=per_rank,
+        total=layers,
+        is_single=1.0 if pp == 1 else 0.0,
+    )
+    hop = hop_time(activations.boundary, grid.degree["tp"], profile, machine, grid, is_scattered=sequence_parallel)
+    pipeline, moving_first, moving_last, legal = _schedule_columns(
+        estimator, regions, activations, stages, table.program.activation_bytes, pp, m, hop, choices
+    )
+    num_rows, num_micro, num_recompute, num_choices = pipeline.shape
+    legal_cells = int(legal.sum()) * num_recompute
+    keys = tables.parameter_keys[block][index]
+    groups = group[index]
+    for zero in range(4):
+        if (sequence_parallel, zero, pp > 1) not in tables.parameters:
+            continue
+        # groups are sorted: 0 and 1 admit stage 0, 1 and 2 the others
+        begin, end = (0, int(np.searchsorted(groups, 2))) if zero == 0 else (int(np.searchsorted(groups, 1)), num_rows)
+        if begin == end:
+            continue
+        part = slice(begin, end)
+        terms, tied = tables.parameters[sequence_parallel, zero, pp > 1].block(keys[part])
+        cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
+        gather, reduction = parameter_time(terms, cut, stages, num_microbatches=m, profile=profile)
+        beside = time_beside_pipeline(
+            gather,
+            reduction,
+            tied,
+            optimizer_time(terms, stages, sizes, machine),
+            accumulation_time(terms, stages, sizes, machine, num_microbatches=m),
+            profile,
+            machine,
+        )
+        static = static_memory(terms, stages, sizes)
+        fixed_first, fixed_last = (((s[0] + s[1]) + s[2]) + s[3] for s in (static[0], static[2]))
+        # the middle ranks of even stages hold no more than the first; rounding keeps the order, so the larger of the two ends decides
+        memory = np.add(moving_first[part], fixed_first[..., None])
+        np.maximum(memory, moving_last[part] + fixed_last[..., None], out=memory)
+        memory *= machine.allocator_factor
+        memory += machine.context_bytes
+        step = np.add(pipeline[part], np.broadcast_to(beside, (end - begin, num_micro, num_recompute))[..., None])
+        fits = memory <= state.capacity
+        feasible = int(np.count_nonzero(fits))
+        state.segments.append(
+            _Segment(
+                first_id=state.next_id,
+                shape=(end - begin, num_micro, num_recompute, num_choices),
+                rows=chosen.select(part),
+                zero=zero,
+                sequence_parallel=sequence_parallel,
+                micro=tuple(micro),
+                choices=tuple(choices),
+            )
+        )
+        state.starts.append(state.next_id)
+        state.num_evaluated += legal_cells * (end - begin)
+        state.num_feasible += feasible
+        alone = np.maximum(fixed_first, fixed_last) * machine.allocator_factor + machine.context_bytes
+        state.num_static += int(np.count_nonzero(alone > state.capacity)) * legal_cells
+        flat_memory = memory.reshape(-1)
+        state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
+        if feasible:
+            flat = step.reshape(-1)
+            if feasible < flat.size:
+                flat = np.where(fits.reshape(-1), flat, np.inf)
+                flat_memory = np.where(fits.reshape(-1), flat_memory, np.inf)
+            state.best_time.offer(flat, state.next_id)
+            state.best_memory.offer(flat_memory, state.next_id)
+            state.front.offer(flat, np.minimum(flat_memory, state.capacity), state.next_id)
+        state.next_id += step.size
+
+
+def _column_grid(grid: LayoutGrid) -> LayoutGrid:
+    """The same layouts as columns [layouts, 1, 1], to broadcast against micro-batches and recomputation."""
+
+    def wide(column: Array) -> Array:
+        return column[:, None, None]
+
+    return LayoutGrid(
+        degree={axis: wide(c) for axis, c in grid.degree.items()},
+        fine={axis: wide(c) for axis, c in grid.fine.items()},
+        inside=tuple({axis: wide(c) for axis, c in tier.items()} for tier in grid.inside),
+        hop=tuple(wide(c) for c in grid.hop),
+    )
+
+
+def _schedule_columns(
+    estimator: Estimator,
+    regions: RegionTimes,
+    activations: ActivationTerms,
+    stages: Stages,
+    activation_bytes: float,
+    pp: int,
+    m: Array,
+    hop: Any,
+    choices: list[tuple[PipelineSchedule, int]],
+) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, moving bytes of the first and last rank; and which
+    (micro-batch, schedule) are legal: illegal ones need infinite memory."""
+    shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
+    pipeline, first, last = np.empty(shape), np.empty(shape), np.empty(shape)
+    count = m.reshape(-1)
+    legal = np.empty((len(count), len(choices)), dtype=bool)
+    profile = estimator.profile
+    for schedule in PipelineSchedule:
+        here = [i for i, (s, _) in enumerate(choices) if s is schedule]
+        if not here:
+            continue
+        at = slice(here[0], here[-1] + 1)
+        v: Any = 1.0
+        up = _identity
+        if schedule is PipelineSchedule.INTERLEAVED:
+            v = np.array([float(choices[i][1]) for i in here])
+            up = _wider
+        wide_regions = RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward))
+        wide_terms = ActivationTerms(
+            kept=tuple(up(x) for x in activations.kept),
+            recomputed_layer=up(activations.recomputed_layer),
+            boundary=up(activations.boundary),
+            logits=up(activations.logits),
+            widest=up(activations.widest),
+        )
+        wide_m, wide_hop = up(m), up(hop)
+        time = pipeline_step_time(
+            wide_regions,
+            stages,
+            schedule=schedule,
+            num_ranks=float(pp),
+            num_microbatches=wide_m,
+            virtual_stages=v,
+            hop=wide_hop,
+            profile=profile,
+        )
+        dynamic = dynamic_memory(
+            wide_terms,
+            stages,
+            schedule=schedule,
+            num_ranks=float(pp),
+            num_microbatches=wide_m,
+            virtual_stages=v,
+            profile=profile,
+            activation_bytes=activation_bytes,
+        )
+        moving = [(kept + temporary) + buffers for kept, temporary, buffers in (dynamic[0], dynamic[2])]
+        if schedule is not PipelineSchedule.INTERLEAVED:
+            time, moving = time[..., None], [x[..., None] for x in moving]
+        pipeline[..., at], first[..., at], last[..., at] = time, moving[0], moving[1]
+        match schedule:
+            case PipelineSchedule.GPIPE:
+                legal[:, at] = (count > 1)[:, None]
+            case PipelineSchedule.ONE_F_ONE_B:
+                legal[:, at] = True
+            case PipelineSchedule.INTERLEAVED:
+                legal[:, at] = (count % pp == 0)[:, None]
+    if not legal.all():
+        blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
+        first += blocked
+    return pipeline, first, last, legal
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _wider(x: Any) -> Any:
+    return np.asarray(x)[..., None]
