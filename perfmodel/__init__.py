@@ -25,6 +25,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.prediction": ("Prediction",),
     "perfmodel.results": ("Comparison", "Measurement"),
     "perfmodel.api": (
+        "audit_plan",
         "calibrate_machine",
         "compare_plans",
         "explain_plan",

@@ -23,6 +23,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
 if TYPE_CHECKING:
+    from perfmodel.cost.counts import Audit
     from perfmodel.cost.estimate import Estimator
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.layout import AttentionKernel
@@ -475,6 +476,28 @@ def run_plan(
         wanted = smaller(wanted, num_gpus() if on_gpus else min(wanted.num_chips, num_devices("cpu")))
     measurement = run(wanted, steps=steps, warmup=warmup, device=device, on_progress=progress)
     return compare_measurement(measurement, calibration=calibration)
+
+
+def audit_plan(
+    plan: Plan | Name,
+    *,
+    rank: int | None = None,
+    all_stages: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Audit:
+    """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
+
+    rank         audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
+    progress     called with the share that is done and what is being counted
+    """
+    require_torch("audit a plan")
+    from perfmodel.cost.counts import executor_profile
+    from perfmodel.execute.audit import audit_plan as audit
+    from perfmodel.execute.audit import ranks_to_audit
+
+    found = load_plan(plan)
+    setting = setting_of_plan(found, profile=executor_profile(found.job.policy))
+    return audit(setting.estimator, found, ranks_to_audit(found, rank=rank, every_stage=all_stages), progress=progress)
 
 
 def compare_measurement(measurement: Measurement, *, calibration: Name | Calibration | None = None) -> Comparison:

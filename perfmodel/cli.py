@@ -26,6 +26,7 @@ VERBS = {
     "explain": ("explain", "Where a plan's time and memory go, and why not another."),
     "compare": ("explain", "Plans side by side."),
     "run": ("run", "Run a plan with torch here; predicted against measured."),
+    "audit": ("audit", "Torch's own counts of a plan's program against the predicted ones, at any size, without a GPU."),
     "calibrate": ("run", "Measure this machine, so that predictions of localhost rest on it."),
     "validate": ("validate", "Predict published runs and show how far off the predictions are."),
     "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),

@@ -334,7 +334,7 @@ class ShardedData:
 
     Stage 3 frees gathered weights after forward and gathers them again for backward; stage 2 keeps them in between.
     Gradients are reduce-scattered after every microbatch, but all-reduced over dp_replicate once a step. Under pipeline
-    parallelism torch's schedules reduce once a step and keep the weights gathered between backwards.
+    parallelism weights stay gathered for all microbatches and gradients are reduced once a step, as torchtitan does by default.
     """
 
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, keeps_weights: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:

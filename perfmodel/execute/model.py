@@ -72,6 +72,13 @@ class CoreAttention(nn.Module):
         self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
+    def make_mask(self, queries: int) -> torch.Tensor:
+        """The causal mask of this rank's chunk of queries. Kept: under a dispatch mode, such as our counters, torch cannot make one."""
+        keys = (self.sharding.cp_rank + 1) * queries
+        if (queries, keys) not in self._masks:
+            self._masks[queries, keys] = causal_lower_right(queries, keys)
+        return self._masks[queries, keys]
+
     def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
         """What is added to the scores: None where plain causal masking says it all, or a mask that the fused kernel knows."""
         config = self.config
@@ -80,10 +87,7 @@ class CoreAttention(nn.Module):
         if self.fused and queries == keys and not windowed and config.position != "alibi":
             return None
         if self.fused and not windowed and config.position != "alibi":
-            # Kept: under a dispatch mode, such as our counters, torch cannot make a new one.
-            if (queries, keys) not in self._masks:
-                self._masks[queries, keys] = causal_lower_right(queries, keys)
-            return self._masks[queries, keys]
+            return self.make_mask(queries)
         query = torch.arange(keys - queries, keys, device=like.device).unsqueeze(1)
         key = torch.arange(keys, device=like.device).unsqueeze(0)
         allowed = key <= query

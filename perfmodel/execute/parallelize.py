@@ -126,7 +126,7 @@ class TrainingProgram:
             return ShardedData(
                 self.stages,
                 self.mesh,
-                keeps_weights=plan.zero is ZeroStage.GRADIENTS,
+                keeps_weights=plan.zero is ZeroStage.GRADIENTS or plan.layout.pp > 1,
                 dtypes=self.dtypes,
                 optimizer=job.optimizer,
             )

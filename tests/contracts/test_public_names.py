@@ -8,7 +8,7 @@ import pytest
 
 import perfmodel
 
-VERBS = ("predict", "find_plans", "explain_plan", "compare_plans", "run_plan", "calibrate_machine", "validate_cases")
+VERBS = ("predict", "find_plans", "explain_plan", "compare_plans", "run_plan", "audit_plan", "calibrate_machine", "validate_cases")
 
 
 @pytest.mark.parametrize("name", perfmodel.__all__)

@@ -5,7 +5,21 @@ import pytest
 import perfmodel
 from perfmodel import cli
 
-VERBS = ("predict", "search", "explain", "compare", "run", "calibrate", "validate", "chips", "clusters", "models", "profiles", "demo")
+VERBS = (
+    "predict",
+    "search",
+    "explain",
+    "compare",
+    "run",
+    "audit",
+    "calibrate",
+    "validate",
+    "chips",
+    "clusters",
+    "models",
+    "profiles",
+    "demo",
+)
 MODELS = (
     "gpt2", "gpt3-175b", "llama-3-8b", "llama-3.1-8b", "llama-3-70b", "llama-3.1-405b", "megatron-22b", "megatron-530b", "megatron-1t",
 )  # fmt: skip
@@ -32,6 +46,7 @@ FLAGS = {
     "explain": ("--why-not", "--json"),
     "compare": ("--json",),
     "run": ("--steps", "--shrink", "--json"),
+    "audit": ("--rank", "--all-stages", "--json"),
     "calibrate": ("--save",),
     "validate": ("--out",),
 }

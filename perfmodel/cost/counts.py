@@ -1,0 +1,400 @@
+"""What one rank does in one step, counted instead of timed: FLOPs by operator, collectives by kind and axes, bytes held.
+
+The same rows that `cost/microbatch.py` and `cost/parameters.py` turn into seconds, for one rank of a plan and as the executor of
+this package runs them, so that an audit can lay them beside what torch really issues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import TypeAlias
+
+import numpy as np
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.microbatch import amounts
+from perfmodel.cost.program import COMM, PHASES, Program
+from perfmodel.cost.step import recomputed_phases
+from perfmodel.dtypes import itemsize
+from perfmodel.hardware.calibration import COLLECTIVE_CODE
+from perfmodel.parallel.derive import ParameterLayout
+from perfmodel.parallel.grid import LayoutGrid, make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.parameters import ParameterEvent, parameter_events
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.sharding import Collective
+from perfmodel.workload.job import PrecisionPolicy
+from perfmodel.workload.operator import REGIONS
+
+#: What the executor is: fully_shard, DTensor and torch's pipelines.
+EXECUTOR_PROFILE = "torch-fsdp2"
+TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
+_KIND_OF_CODE = {code: str(kind) for kind, code in COLLECTIVE_CODE.items()}
+#: Products of unfused attention: their work depends on how far along the sequence the rank's queries lie.
+_SQUARES = ("scores", "context")
+
+Shape: TypeAlias = tuple[int | str, ...]
+ATTENTION: tuple[Shape, Shape] = (("attention",), ("attention.grad",))
+
+
+def product_shape(batch: float, m: float, n: float, k: float) -> Shape:
+    """One key for a product and for its two gradients, which have its dims in another order."""
+    return (round(batch), *sorted((round(m), round(n), round(k)), reverse=True))
+
+
+@dataclass(slots=True)
+class RankCounts:
+    """Counts of one rank in one step.
+
+    flops        by shape of the product, so that torch's products find the operators that issue them: (batch, and the other three
+                 dims from the largest); fused attention forward and backward under ("attention",) and ("attention.grad",)
+    operators    names of the operators behind each shape (predicted counts only)
+    collectives  (kind, axes joined by +) -> (how many, their full-buffer bytes); sends and receives have axis pp
+    parameters   weights that stay, as the operators read them or (ZeRO-2 and 3) as the optimizer updates them   [byte]
+    gradients    as the optimizer reads them                                                                     [byte]
+    optimizer    its state, and the master copy where that is kept beside the weights                            [byte]
+    """
+
+    flops: dict[Shape, float] = field(default_factory=dict)
+    operators: dict[Shape, tuple[str, ...]] = field(default_factory=dict)
+    collectives: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+
+    def add_flops(self, shape: Shape, flops: float, operator: str = "") -> None:
+        if not flops:
+            return
+        self.flops[shape] = self.flops.get(shape, 0.0) + flops
+        names = self.operators.get(shape, ())
+        if operator and operator not in names:
+            self.operators[shape] = (*names, operator)
+
+    def add_collective(self, kind: str, axes: str, count: int, num_bytes: float) -> None:
+        """`num_bytes`: of all `count` together. An empty `axes` is a group of one: no collective."""
+        if axes and count:
+            before = self.collectives.get((kind, axes), (0, 0.0))
+            self.collectives[kind, axes] = before[0] + count, before[1] + num_bytes
+
+
+def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
+    """How the executor runs a plan; it accumulates and reduces gradients in the dtype that the precision policy names."""
+    profile = load_profile(EXECUTOR_PROFILE)
+    dtype = "fp32" if itemsize(policy.gradient_reduce) == 4 else "compute"
+    return replace(profile, accumulate_dtype=dtype, reduce_dtype=dtype)
+
+
+def axes_name(axes: frozenset[str], plan: Plan) -> str:
+    """Plan axes of more than one rank among these fine ones, outermost first."""
+    whole = {"tp" if axis in TENSOR_AXES else axis for axis in axes}
+    return "+".join(axis for axis in reversed(DEFAULT_ORDER) if axis in whole and plan.layout.degree(axis) > 1)
+
+
+def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int]) -> RankCounts:
+    """Counts of the rank at `place` (its index on each axis)."""
+    program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
+    grid = make_grid(
+        {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
+        [plan.order],
+        tier_sizes=estimator.machine.tier_sizes,
+        num_key_value_heads=plan.job.model.num_key_value_heads,
+    )
+    counts = RankCounts()
+    times = _times(estimator, plan, place["pp"])
+    values, _ = amounts(program, grid, np.array([float(plan.micro_batch)]))
+    amount = values[:, 0]
+    _count_flops(counts, program, plan, place, amount, times)
+    _count_activations(counts, program, plan, amount, times)
+    _count_sends(counts, program, plan, place["pp"], amount)
+    _Parameters(estimator.profile, plan, place, program.parameters, grid).count(counts)
+    return counts
+
+
+def _times(estimator: Estimator, plan: Plan, rank: int) -> dict[tuple[str, str], int]:
+    """How often a phase of a region runs on this pipeline rank in a step."""
+    p, m = plan.layout.pp, plan.num_microbatches
+    held = {"embedding": int(rank == 0), "layer": sum(plan.stage_layers[rank::p]), "head": int(rank == p - 1)}
+    again = recomputed_phases(plan.recompute, estimator.profile)
+    return {
+        (region, phase): m * held[region] * (2 if region == "layer" and phase in again else 1) for region in REGIONS for phase in PHASES
+    }
+
+
+def _count_flops(
+    counts: RankCounts, program: Program, plan: Plan, place: Mapping[str, int], amount: np.ndarray, times: Mapping[tuple[str, str], int]
+) -> None:
+    """Matrix products; attention counts the square of its queries and the keys that it is given."""
+    seen = (place["cp"] + 1) / plan.layout.cp  # contiguous chunks: later keys are never looked at
+    columns = program.matmul.columns
+    for row, segment in enumerate(program.matmul.segments):
+        name = program.matmul.names[row]
+        where = REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]
+        repeats = times[where]
+        if name == "context" and where[1] == "core" and plan.recompute is Recompute.SELECTIVE:
+            repeats //= 2  # torch stops a recomputation at the last tensor that it needs, the input of this product
+        batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
+        operator = name.split(".")[0]
+        if operator in _SQUARES and seen < 1.0:
+            m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
+        counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
+    columns = program.attention.columns
+    for row, segment in enumerate(program.attention.segments):
+        square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")]) * program.head_dim
+        products = 10.0 if columns["backward"][row] else 4.0
+        repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
+        counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), program.attention.names[row])
+
+
+def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tuple[float, float, float]:
+    """The dim of all the keys cut to the share of them that is looked at."""
+    i = dims.index(float(keys))
+    return tuple(size * share if j == i else size for j, size in enumerate(dims))  # type: ignore[return-value]
+
+
+def _count_activations(counts: RankCounts, program: Program, plan: Plan, amount: np.ndarray, times: Mapping[tuple[str, str], int]) -> None:
+    columns = program.traffic.columns
+    for row, cell in enumerate(program.traffic.segments):
+        segment = cell // len(COMM)
+        repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
+        kind = _KIND_OF_CODE[int(columns["kind"][row])]
+        axes = axes_name(program.amounts.masks[columns["group"][row]], plan)
+        counts.add_collective(kind, axes, repeats, repeats * float(amount[columns["amount"][row]]))
+
+
+def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, amount: np.ndarray) -> None:
+    """Each microbatch crosses every boundary of a virtual stage once forward and, as a gradient, once backward."""
+    p, last = plan.layout.pp, plan.layout.pp * plan.virtual_stages - 1
+    if p == 1:
+        return
+    stages = range(rank, last + 1, p)
+    boundaries = sum((k > 0) + (k < last) for k in stages) * plan.num_microbatches
+    for kind in ("send", "recv"):
+        counts.add_collective(kind, "pp", boundaries, boundaries * float(amount[program.boundary]))
+
+
+# ------------------------------------------------------------------------------------------------------------ parameters
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Parameters that travel together, and how many such units the rank holds."""
+
+    members: tuple[ParameterLayout, ...]
+    number: int
+    is_tied: bool = False
+
+
+@dataclass(slots=True)
+class _Parameters:
+    """Collectives and bytes of the parameters on one rank.
+
+    ZeRO stages 0 and 1 lay a unit out flat, padded as one piece; stages 2 and 3 pad the rows of each tensor (torch's fully_shard).
+    """
+
+    profile: ExecutionProfile
+    plan: Plan
+    place: Mapping[str, int]
+    parameters: tuple[ParameterLayout, ...]
+    grid: LayoutGrid
+
+    def _size(self, axes: frozenset[str]) -> int:
+        return int(self.grid.size(axes)[0])
+
+    @property
+    def ways(self) -> int:
+        return self.plan.layout.dp_shard * self.plan.layout.cp if self.plan.zero else 1
+
+    @property
+    def index(self) -> int:
+        """This rank's shard."""
+        return self.place["dp_shard"] * self.plan.layout.cp + self.place["cp"] if self.plan.zero else 0
+
+    def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
+        """Rows and columns that tensor parallelism leaves."""
+        return ceil(parameter.num_rows / self._size(parameter.row_axes)), parameter.num_columns // self._size(parameter.column_axes)
+
+    def _elements(self, parameter: ParameterLayout) -> int:
+        rows, columns = self._local(parameter)
+        return rows * columns
+
+    def _padded_shard(self, parameter: ParameterLayout) -> int:
+        rows, columns = self._local(parameter)
+        return ceil(rows / self.ways) * columns
+
+    def _own_shard(self, parameter: ParameterLayout) -> int:
+        """What is really there of this rank's shard: the last ones may be short, or empty."""
+        rows, columns = self._local(parameter)
+        each = ceil(rows / self.ways)
+        return max(0, min(each, rows - self.index * each)) * columns
+
+    def _is_partial(self, parameter: ParameterLayout) -> bool:
+        """Its gradient is partial over tp after a microbatch."""
+        # The executor adds the bias of a row-parallel linear to the reduced sum, whose gradient is gathered: whole on every rank.
+        gathered = parameter.name in ("o_proj.bias", "down_proj.bias")
+        return self._size(parameter.gradient_axes & TENSOR_AXES) > 1 and not gathered
+
+    def _units(self) -> list[_Unit]:
+        p, rank, flat = self.plan.layout.pp, self.place["pp"], self.plan.zero < 2
+        by_region = {region: [q for q in self.parameters if region in q.regions] for region in REGIONS}
+        ends = (["embedding"] if rank == 0 else []) + (["head"] if rank == p - 1 else [])
+        units = [_Unit(tuple(by_region["layer"]), sum(self.plan.stage_layers[rank::p]))]
+        rest = list(dict.fromkeys(q for region in ends for q in by_region[region]))
+        across = [q for q in rest if len(q.regions) > 1] if p > 1 else []
+        if across and flat:
+            units += [_Unit((q,), 1, is_tied=True) for q in across]
+            rest = [q for q in rest if q not in across]
+        if rest:
+            units.append(_Unit(tuple(rest), 1, is_tied=bool(across)))
+        return units
+
+    def _events(self, parameter: ParameterLayout) -> tuple[ParameterEvent, ...]:
+        keeps = self.plan.layout.pp > 1 and self.profile.pipeline_keeps_parameters
+        return parameter_events(
+            parameter,
+            zero=int(self.plan.zero),
+            stores_shards_zero2=self.profile.zero2_stores_shards,
+            reduces_each_microbatch=self.profile.reduces_each_microbatch and self.plan.zero >= 2 and not keeps,
+            keeps_gathered=keeps,
+            recompute_full=self.plan.recompute is Recompute.FULL,
+        )
+
+    def count(self, counts: RankCounts) -> None:
+        policy, optimizer = self.plan.job.policy, self.plan.job.optimizer
+        weight, reduced = itemsize(policy.parameter), itemsize(policy.gradient_reduce)
+        master = itemsize(policy.master)
+        state = policy.state_bytes_per_parameter(optimizer)
+        units = self._units()
+        for unit in units:
+            if self.plan.zero >= 2:
+                shard = sum(self._own_shard(q) for q in unit.members) * unit.number
+                counts.parameters += shard * master
+                counts.gradients += shard * master
+                counts.optimizer += shard * (state - (master if policy.has_master_copy else 0.0))
+            else:
+                flat = self._flat(unit)
+                counts.parameters += flat * unit.number * weight
+                counts.gradients += flat * unit.number * reduced
+                counts.optimizer += flat // self.ways * unit.number * state
+            self._count_unit(counts, unit, weight, reduced)
+            for parameter in unit.members if unit.is_tied else ():
+                if len(parameter.regions) > 1:
+                    size = self._own_shard(parameter) * master if self.plan.zero >= 2 else self._flat(unit) // self.ways * reduced
+                    counts.add_collective("all_reduce", "pp", 1, size)
+        self._count_partial(counts, units, itemsize(policy.gradient), reduced)
+
+    def _flat(self, unit: _Unit) -> int:
+        return ceil(sum(self._elements(q) for q in unit.members) / self.ways) * self.ways
+
+    def _count_unit(self, counts: RankCounts, unit: _Unit, weight: float, reduced: float) -> None:
+        """One collective for each event that members of the unit share, over the data axes."""
+        calls: dict[tuple[str, str, str], float] = {}
+        number: dict[tuple[str, str, str], int] = {}
+        for parameter in unit.members:
+            events = self._events(parameter)
+            scattered = any(event.kind is Collective.REDUCE_SCATTER for event in events)
+            for event in events:
+                axes = axes_name(event.axes - TENSOR_AXES, self.plan)
+                key = (str(event.kind), axes, str(event.what))
+                number[key] = unit.number * (self.plan.num_microbatches if event.times == "microbatch" else 1)
+                if self.plan.zero < 2:
+                    elements = self._flat(unit) // (self.ways if scattered and event.kind is Collective.ALL_REDUCE else 1)
+                    calls[key] = elements * (weight if event.dtype == "parameter" else reduced)
+                    continue
+                elements = self._padded_shard(parameter) * (1 if event.kind is Collective.ALL_REDUCE else self.ways)
+                calls[key] = calls.get(key, 0.0) + elements * (weight if event.dtype == "parameter" else reduced)
+        for key, num_bytes in calls.items():
+            counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)
+
+    def _count_partial(self, counts: RankCounts, units: list[_Unit], gradient: float, reduced: float) -> None:
+        """Gradients that are partial over tp (norms under sequence parallelism).
+
+        Flat buffers reduce them together, once a step, as far as they lie in the rank's shard (partial ones lie last in their
+        unit). DTensor reduces each by itself, whole, before fully_shard scatters it: each microbatch, or once under a pipeline.
+        """
+        if self.plan.layout.tp == 1:
+            return
+        if self.plan.zero < 2:
+            together = 0
+            for unit in units:
+                end = sum(self._elements(q) for q in unit.members)
+                start = end - sum(self._elements(q) for q in unit.members if self._is_partial(q))
+                piece = self._flat(unit) // self.ways
+                first, last = max(start, self.index * piece), min(end, (self.index + 1) * piece)
+                together += max(0, last - first) * unit.number
+            counts.add_collective("all_reduce", "tp", int(together > 0), together * reduced)
+            return
+        times = 1 if self.plan.layout.pp > 1 else self.plan.num_microbatches
+        itemsize_ = reduced if self.plan.layout.pp > 1 and times == 1 else gradient
+        for unit in units:
+            members = [self._elements(q) for q in unit.members if self._is_partial(q)]
+            counts.add_collective("all_reduce", "tp", times * len(members) * unit.number, times * sum(members) * unit.number * itemsize_)
+
+
+# ---------------------------------------------------------------------------------------------------------- side by side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRow:
+    """One quantity, predicted and counted. `unit`: FLOP, byte, or "" for a number of collectives."""
+
+    group: str
+    name: str
+    unit: str
+    predicted: float
+    counted: float
+
+    @property
+    def difference(self) -> float:
+        return self.counted - self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAudit:
+    """One rank: where it is, what it was predicted to do and what torch did. elapsed [s] and memory [byte] of the audit itself."""
+
+    rank: int
+    place: Mapping[str, int]
+    rows: tuple[AuditRow, ...]
+    elapsed: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """A plan audited: one entry for each rank that was looked at."""
+
+    plan: Plan
+    profile: str
+    torch: str
+    ranks: tuple[RankAudit, ...]
+
+    def differences(self, tolerance: float = 0.0) -> list[tuple[int, AuditRow]]:
+        """(rank, row) where torch's count is off by more than that share of the larger one."""
+        return [
+            (audited.rank, row)
+            for audited in self.ranks
+            for row in audited.rows
+            if abs(row.difference) > tolerance * max(abs(row.predicted), abs(row.counted))
+        ]
+
+
+def audit_rows(predicted: RankCounts, counted: RankCounts) -> tuple[AuditRow, ...]:
+    rows = []
+
+    def add(group: str, name: str, unit: str, left: float, right: float) -> None:
+        rows.append(AuditRow(group=group, name=name, unit=unit, predicted=float(left), counted=float(right)))
+
+    for shape in dict.fromkeys((*predicted.flops, *counted.flops)):
+        dims = "" if shape in ATTENTION else " " + "x".join(str(dim) for dim in shape if dim != 1)
+        name = ", ".join(predicted.operators.get(shape, ("?",))) + (" backward" if shape == ATTENTION[1] else dims)
+        add("FLOPs", name, "FLOP", predicted.flops.get(shape, 0.0), counted.flops.get(shape, 0.0))
+    for kind, axes in sorted({*predicted.collectives, *counted.collectives}):
+        left, right = (counts.collectives.get((kind, axes), (0, 0.0)) for counts in (predicted, counted))
+        add("collectives", f"{kind} {axes}", "", left[0], right[0])
+        add("collectives", f"{kind} {axes}", "byte", left[1], right[1])
+    for name in ("parameters", "gradients", "optimizer"):
+        add("memory", name, "byte", getattr(predicted, name), getattr(counted, name))
+    return tuple(rows)
