@@ -65,6 +65,11 @@ from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.writer import save_calibration
 
 
+CONTEXT_BYTES = 900e6
+"""[byte] What the driver's context (.4-1 GB, commonly quoted) and NCCL's buffers (392 MB with four ranks and more: aiconfigurator) take of a
+GPU's memory. The framework's allocator does not count them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipTables:
     """Where a chip's tables are, and the one number that they cannot give."""
@@ -198,6 +203,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         collectives={SCALE_UP: inside, SCALE_OUT: outside},
         sustained_clock_fraction=tables.sustained_clock_fraction,
         exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
+        context_bytes=CONTEXT_BYTES,
         points=points,
         errors=errors,
         notes=(

@@ -179,12 +179,14 @@ class CasePredictor:
         try:
             planned = plan_of_case(case.inputs)
             prediction = self.predict(planned)
+            context_bytes = self.estimator(planned).machine.context_bytes
         except InputError as error:
             return replace(row, reason=one_line(error, 400))
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
             # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
             return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
-        time, memory = prediction.step_time, prediction.memory["total"]
+        # published figures are those of the framework's allocator, which does not count the driver's context and NCCL's buffers
+        time, memory = prediction.step_time, prediction.memory["total"] - context_bytes
         if not (math.isfinite(time) and math.isfinite(memory)):
             return replace(row, reason="the prediction is not a finite number; please report this case")
         return replace(row, predicted_step_time=time, predicted_memory=memory, predicted_fits=prediction.fits, assumed=planned.assumed)
