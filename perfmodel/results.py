@@ -130,7 +130,8 @@ class MachineMeasurement:
     """What microbenchmarks saw of one machine: everything that a calibration of it is fitted to.
 
     samples    kernels, collectives and contention
-    programs   tiny training programs and the median of their step times [s], for the overhead of the host; none where it is hidden
+    programs   tiny training programs and the processor time of a step in the busiest rank's main thread [s], for the overhead of the
+               host; none where it is hidden
     profile    name of the execution profile that the programs run under
     """
 

@@ -1,8 +1,9 @@
 """Host times of a machine whose host nothing hides (the processes of a CPU), from tiny training programs of every form.
 
-A step of a model of a few thousand weights is hardly anything but dispatch, bookkeeping and waiting. What the calibrated kernels and
-collectives do not explain of it is shared out among the events that the cost model counts: operators launched, operators on distributed
-tensors, redistributions, parameter units gathered and reduced, bytes copied for them, passes through a pipeline stage, steps.
+A step of a model of a few thousand weights is hardly anything but dispatch, bookkeeping and waiting. What the calibrated kernels do not
+explain of the processor time of a rank's main thread is shared out among the events that the cost model counts: operators launched,
+operators on distributed tensors, redistributions, parameter units gathered and reduced, bytes copied for them, passes through a pipeline
+stage, steps. Waiting is no processor time: collectives are taken to be free, and bubbles are left out.
 
     measured - predicted without host times = sum over events of count * time,  time >= 0, least squares of relative errors
 
@@ -18,7 +19,7 @@ from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.calibrate.fits import Array, rounded
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveKind, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
@@ -40,19 +41,28 @@ EVENTS = (
 )
 """Host times that are fitted: the launch of an operator, and those that `Calibration.host_times` explains."""
 
+_FREE = 1e9
+"""Fraction of a link's bandwidth at which a transfer takes no time."""
+
 _STEP = 1e-6
 """[s] Change of a host time from which the prediction's derivative is taken; the prediction is linear in it."""
 
 
-def predict_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Array:
-    """Predicted step times. [s]"""
+_NOT_COMPUTED = ("pipeline_bubble",)
+
+
+def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Array:
+    """Predicted processor time of a step in the busiest rank's main thread. [s]"""
+    free = CollectiveModel(bandwidth_fraction=_FREE)
+    calibration = replace(calibration, collectives={SCALE_UP: dict.fromkeys(CollectiveKind, free)})
     estimators = {}
     times = []
     for plan in plans:
         if plan.job not in estimators:
             machine = resolve_machine(cluster, calibration, dtype=plan.job.policy.compute)
             estimators[plan.job] = make_estimator(plan.job, cluster, machine, profile)
-        times.append(estimators[plan.job].predict(plan).step_time)
+        prediction = estimators[plan.job].predict(plan)
+        times.append(prediction.step_time - sum(prediction.parts[name] for name in _NOT_COMPUTED))
     return np.array(times)
 
 
@@ -65,15 +75,15 @@ def with_host_time(calibration: Calibration, event: str, time: float) -> Calibra
 def fit_host_times(
     runs: Sequence[tuple[Plan, float]], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile
 ) -> Calibration:
-    """The calibration with the host times that explain the runs, each a plan and its step time [s], best."""
+    """The calibration with the host times that explain the runs best, each a plan and the processor time of its step [s]."""
     from scipy.optimize import nnls
 
     plans = [plan for plan, _ in runs]
     measured = np.array([time for _, time in runs])
     bare = replace(calibration, launch_time=0.0, host_times={})
-    without = predict_times(plans, cluster, bare, profile)
+    without = processor_times(plans, cluster, bare, profile)
     counts = np.stack(
-        [(predict_times(plans, cluster, with_host_time(bare, event, _STEP), profile) - without) / _STEP for event in EVENTS], axis=1
+        [(processor_times(plans, cluster, with_host_time(bare, event, _STEP), profile) - without) / _STEP for event in EVENTS], axis=1
     )
     counts = np.where(counts < 1e-6, 0.0, counts)
     scaled = counts / measured[:, None]
@@ -81,7 +91,7 @@ def fit_host_times(
     found, _ = nnls(scaled / norms, (measured - without) / measured)
     times = {event: rounded(float(time)) for event, time in zip(EVENTS, found / norms, strict=True)}
     result = replace(bare, launch_time=times.pop(LAUNCH), host_times={event: time for event, time in times.items() if time > 0})
-    errors = np.abs(predict_times(plans, cluster, result, profile) / measured - 1.0)
+    errors = np.abs(processor_times(plans, cluster, result, profile) / measured - 1.0)
     return replace(
         result,
         points={**calibration.points, "host": len(runs)},

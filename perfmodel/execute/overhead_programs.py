@@ -1,11 +1,18 @@
-"""Tiny training programs whose steps are hardly anything but overhead of the host: what dispatch and bookkeeping cost is fitted to them."""
+"""Tiny training programs whose steps are hardly anything but overhead of the host: what dispatch and bookkeeping cost is fitted to them.
+
+Of a step counts the processor time of the thread that runs it: not what it waits for its peers, nor what the transport's own threads do,
+which is the collectives' own time; and not what other processes of the machine take.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import statistics
+import time
 from typing import Any
 
 from perfmodel.errors import InputError
+from perfmodel.execute.launch import Worker
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
@@ -54,3 +61,21 @@ def overhead_plans(num_ranks: int, *, cluster: str, profile: str, brief: bool) -
         with contextlib.suppress(InputError):  # heads, layers or tokens do not divide over so many ranks
             plans.append(make_plan(job, cluster=cluster, num_chips=n, profile=profile, **knobs))
     return tuple(plans)
+
+
+def processor_time_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int) -> float:
+    """Median processor time of this rank's main thread in a step of the plan. [s]"""
+    import torch.distributed as dist
+
+    from perfmodel.execute.parallelize import TrainingProgram
+
+    program = TrainingProgram(worker, plan)
+    times = []
+    for _ in range(warmup + steps):
+        dist.barrier()
+        start = time.thread_time()
+        program.step()
+        times.append(time.thread_time() - start)
+        program.clock.durations()
+    program.close()
+    return statistics.median(times[warmup:])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.calibrate.fit_host import EVENTS, LAUNCH, fit_host_times, predict_times, with_host_time
+from perfmodel.calibrate.fit_host import EVENTS, LAUNCH, fit_host_times, processor_times, with_host_time
 from perfmodel.cost.machine import contention_factor, resolve_machine
 from perfmodel.dtypes import Dtype
 from perfmodel.execute.overhead_programs import overhead_plans
@@ -63,9 +63,9 @@ def test_overhead_plans_can_be_run(num_ranks: int, brief: bool):
 def test_host_times_that_explain_the_runs_are_found():
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=False)
-    times = predict_times(plans, cluster, with_true_times(calibration), PROFILE)
+    times = processor_times(plans, cluster, with_true_times(calibration), PROFILE)
     fitted = fit_host_times(list(zip(plans, times, strict=True)), cluster, calibration, PROFILE)
-    again = predict_times(plans, cluster, fitted, PROFILE)
+    again = processor_times(plans, cluster, fitted, PROFILE)
     assert again == pytest.approx(times, rel=1e-3)
     assert fitted.launch_time == pytest.approx(TRUE_TIMES[LAUNCH], rel=0.01)
     for event in ("pipeline_send", "gather_unit", "gather_mebibyte", "reduce_unit", "reduce_mebibyte"):
@@ -78,18 +78,18 @@ def test_noise_of_ten_percent_moves_the_prediction_of_another_batch_by_little_mo
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=False)
     truth = with_true_times(calibration)
     noise = np.exp(0.1 * np.random.default_rng(3).standard_normal(len(plans)))
-    times = predict_times(plans, cluster, truth, PROFILE) * noise
+    times = processor_times(plans, cluster, truth, PROFILE) * noise
     fitted = fit_host_times(list(zip(plans, times, strict=True)), cluster, calibration, PROFILE)
     job = replace(plans[0].job, global_batch=16)
     others = [replace(plan, job=job) for plan in plans if plan.job == plans[0].job]
-    expected = predict_times(others, cluster, truth, PROFILE)
-    assert predict_times(others, cluster, fitted, PROFILE) == pytest.approx(expected, rel=0.15)
+    expected = processor_times(others, cluster, truth, PROFILE)
+    assert processor_times(others, cluster, fitted, PROFILE) == pytest.approx(expected, rel=0.15)
 
 
 def test_runs_quicker_than_their_kernels_leave_no_host_time():
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=True)
-    bare = predict_times(plans, cluster, replace(calibration, launch_time=0.0, host_times={}), PROFILE)
+    bare = processor_times(plans, cluster, replace(calibration, launch_time=0.0, host_times={}), PROFILE)
     runs = list(zip(plans, bare / 2, strict=True))
     fitted = fit_host_times(runs, cluster, calibration, PROFILE)
     assert fitted.launch_time == 0
@@ -100,8 +100,8 @@ def test_runs_quicker_than_their_kernels_leave_no_host_time():
 def test_every_event_is_counted_by_some_form(event: str):
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=False)
-    without = predict_times(plans, cluster, calibration, PROFILE)
-    assert (predict_times(plans, cluster, with_host_time(calibration, event, 1e-3), PROFILE) > without).any()
+    without = processor_times(plans, cluster, calibration, PROFILE)
+    assert (processor_times(plans, cluster, with_host_time(calibration, event, 1e-3), PROFILE) > without).any()
 
 
 def test_processes_that_share_memory_slow_one_another_down_and_more_than_cores_take_turns():
