@@ -87,6 +87,7 @@ class DemoResult:
     """rows            in the order in which they were predicted, fastest first
     pairs_apart     pairs of plans whose measured times differ by more than `TIE`; pairs_right: those in the predicted order
     drift           of the fixed piece of work, from the calibration to the steps that count (1 = as fast)
+    others          share of the processors that other processes took meanwhile
     rounds, discarded   rounds that count, and those that the machine was too busy for
     elapsed         seconds by phase
     """
@@ -98,6 +99,7 @@ class DemoResult:
     pairs_apart: int
     pairs_right: int
     drift: float
+    others: float
     rounds: int
     discarded: int
     elapsed: dict[str, float]
@@ -243,6 +245,7 @@ def summarise(
         pairs_apart=apart,
         pairs_right=right,
         drift=drift,
+        others=measured.others,
         rounds=measured.rounds,
         discarded=measured.discarded,
         elapsed=elapsed,

@@ -132,7 +132,11 @@ def _show_demo(result: DemoResult) -> None:
             "rounds",
             f"{result.rounds} through all the plans" + (f", {result.discarded} discarded (busy machine)" if result.discarded else ""),
         ),
-        ("machine", f"a fixed piece of work took {result.drift:.2f} times as long as before the calibration"),
+        (
+            "machine",
+            f"other processes took {result.others:.0%} of the cores while plans ran; a fixed piece of work took "
+            f"{result.drift:.2f} times as long as before the calibration",
+        ),
     ]
     print_facts(job_line(result.rows[0].plan), facts)
     print_tables([demo_table([(row.name, row.comparison, row.predicted_place, row.measured_place) for row in result.rows])])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from perfmodel.execute.launch import Worker, WorkerGroup
 from perfmodel.execute.runner import merge, run_plan
@@ -21,6 +23,8 @@ Progress = Callable[[float, str], None]
 WARMUP, STEPS, ROUNDS = 2, 6, 3
 #: A round in which a fixed piece of work took this much longer or less long at its end than at its start is measured again.
 MOST_DRIFT = 0.05
+#: So is one in which other processes took more than this share of the processors.
+MOST_OTHERS = 0.1
 MOST_ROUNDS = 5
 
 
@@ -47,11 +51,57 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorUse:
+    """Processor seconds so far: of everything on this machine (idle time too), of what was busy, and of our own processes."""
+
+    total: float
+    busy: float
+    own: float
+
+    def others_since(self, earlier: ProcessorUse) -> float:
+        """Share of the machine's processors that other processes took since then; 0 where the system does not say."""
+        total = self.total - earlier.total
+        return max((self.busy - earlier.busy) - (self.own - earlier.own), 0.0) / total if total > 0 else 0.0
+
+
+def processor_use(pids: Sequence[int], *, proc: Path = Path("/proc")) -> ProcessorUse:
+    """As Linux tells it; all 0 elsewhere. `pids`: our processes beside this one."""
+    try:
+        tick = 1.0 / os.sysconf("SC_CLK_TCK")
+        user, nice, system, idle, waiting, _, _, stolen = (int(word) for word in (proc / "stat").read_text().split()[1:9])
+        times = os.times()
+        own = times.user + times.system
+        for pid in pids:
+            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            own += (int(fields[11]) + int(fields[12])) * tick  # utime and stime, the 14th and 15th field of proc(5)
+    except (OSError, ValueError, IndexError):
+        return ProcessorUse(total=0.0, busy=0.0, own=0.0)
+    busy = user + nice + system + stolen
+    return ProcessorUse(total=(busy + idle + waiting) * tick, busy=busy * tick, own=own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Every plan once: how much the anchor moved meanwhile, its time, what share of the processors others took."""
+
+    drift: float
+    anchor: float
+    others: float
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def disturbance(self) -> float:
+        """Up to 1 the round counts."""
+        return max(self.drift / MOST_DRIFT, self.others / MOST_OTHERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measurements of the plans over the rounds that count; the anchor's median in them."""
+    """Measurements of the plans over the rounds that count; the anchor's median in them, and the processors' share that others took."""
 
     measurements: tuple[Measurement, ...]
     anchor: float
+    others: float
     rounds: int
     discarded: int
 
@@ -64,28 +114,28 @@ def measure_rounds(
     job        of the anchor
     deadline   no round is begun that would end later, on the clock of `time.monotonic` [s]
     """
-    found: list[tuple[float, float, list[Measurement]]] = []
+    found: list[Round] = []
     longest = 0.0
     before = max(group.call(anchor_on_rank, job))
     for index in range(max(MOST_ROUNDS, rounds)):
         start = time.monotonic()
-        if sum(drift <= MOST_DRIFT for drift, _, _ in found) >= rounds or (found and start + longest > deadline):
+        if sum(entry.disturbance <= 1.0 for entry in found) >= rounds or (found and start + longest > deadline):
             break
-        row = []
+        use, row = processor_use(group.pids), []
         for number, (name, plan) in enumerate(plans):
             done = (min(index, rounds - 1) + number / len(plans)) / rounds
             progress(done, f"round {index + 1}: {name}")
             inspects = index == 0
             row.append(run_plan(plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group))
+        others = processor_use(group.pids).others_since(use)
         after = max(group.call(anchor_on_rank, job))
-        found.append((abs(after / before - 1.0), (before + after) / 2, row))
+        found.append(Round(drift=abs(after / before - 1.0), anchor=(before + after) / 2, others=others, measurements=tuple(row)))
         before = after
         longest = max(longest, (time.monotonic() - start) if index else 0.0)
-    quiet = [entry for entry in found if entry[0] <= MOST_DRIFT] or [min(found, key=lambda entry: entry[0])]
-    first = found[0][2]
+    counting = [entry for entry in found if entry.disturbance <= 1.0] or [min(found, key=lambda entry: entry.disturbance)]
     measurements = []
-    for number, inspected in enumerate(first):
-        merged = merge([entry[2][number] for entry in quiet])
+    for number, inspected in enumerate(found[0].measurements):
+        merged = merge([entry.measurements[number] for entry in counting])
         # what only the first round looked at holds whether its times count or not
         measurements.append(
             replace(
@@ -98,7 +148,8 @@ def measure_rounds(
         )
     return Measured(
         measurements=tuple(measurements),
-        anchor=statistics.median(anchor for _, anchor, _ in quiet),
-        rounds=len(quiet),
-        discarded=len(found) - len(quiet),
+        anchor=statistics.median(entry.anchor for entry in counting),
+        others=statistics.fmean(entry.others for entry in counting),
+        rounds=len(counting),
+        discarded=len(found) - len(counting),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from perfmodel.commands.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.refuse import executable_reason
+from perfmodel.execute.rounds import ProcessorUse, processor_use
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.profile import load_profile
@@ -61,6 +63,24 @@ def test_only_pairs_that_are_apart_count():
     assert ordered_pairs([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == (3, 3)
     assert ordered_pairs([1.0, 3.0, 2.0], [1.0, 2.0, 3.0]) == (3, 2)
     assert ordered_pairs([2.0, 1.0], [1.0, 1.1]) == (0, 0)
+
+
+def test_what_other_processes_took_is_what_is_busy_and_not_ours(tmp_path: Path):
+    """proc(5): the first line of stat in clock ticks; of a process, utime and stime are the 14th and 15th field."""
+    tick = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "7").mkdir()
+
+    def at(user: int, idle: int, own: int) -> ProcessorUse:
+        (tmp_path / "stat").write_text(f"cpu  {user * tick} 0 0 {idle * tick} 0 0 0 0 0 0\ncpu0 0\n")
+        (tmp_path / "7" / "stat").write_text(f"7 (python (3) x) R {' '.join(['0'] * 10)} {own * tick} 0 0 0\n")
+        return processor_use([7], proc=tmp_path)
+
+    earlier, later = at(100, 100, 10), at(130, 110, 20)
+    this_process = later.own - earlier.own - 10
+    assert later.others_since(earlier) == pytest.approx((20 - this_process) / 40)
+    assert earlier.others_since(earlier) == 0
+    nowhere = processor_use([7], proc=tmp_path / "none")
+    assert nowhere.others_since(nowhere) == 0
 
 
 @pytest.mark.dist
