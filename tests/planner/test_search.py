@@ -1,0 +1,162 @@
+"""A search as its user meets it: baselines, progress, an interrupt, an empty space, bad input."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.planner.reasons import layouts_left_out
+from perfmodel.planner.search import search_plans
+from perfmodel.planner.space import Space
+from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+
+BASELINES = ("data parallel", "FSDP", "Megatron rule of thumb")
+
+
+def with_capacity(capacity):
+    return replace(CHIP, memory=replace(CHIP.memory, capacity=capacity))
+
+
+def by_name(result):
+    assert tuple(b.name for b in result.baselines) == BASELINES
+    return {b.name: b for b in result.baselines}
+
+
+def test_baselines_are_plans_of_the_space_and_never_better():
+    result = search_plans(estimator_of())
+    for baseline in result.baselines:
+        (prediction,) = baseline.prediction
+        assert prediction.fits
+        assert prediction.step_time >= result.plans[0].step_time
+    found = by_name(result)
+    data, fsdp = (found[name].prediction[0].plan for name in BASELINES[:2])
+    assert (data.layout.dp_replicate, int(data.zero)) == (16, 0)
+    assert (fsdp.layout.dp_shard, int(fsdp.zero)) == (16, 3)
+
+
+def test_the_rule_of_thumb_grows_until_it_fits():
+    """Tensor parallelism in the node first, then the pipeline."""
+    job = make_job(make_model(hidden_size=1024, num_attention_heads=16, num_key_value_heads=16, intermediate_size=4096), batch=16)
+    grown = []
+    for capacity in (1e12, 1.2e9, 0.6e9, 0.35e9):
+        (prediction,) = by_name(search_plans(estimator_of(job, chip=with_capacity(capacity))))[BASELINES[2]].prediction
+        layout = prediction.plan.layout
+        assert layout.pp == 1 or layout.tp == 4
+        grown.append(layout.tp * layout.pp)
+    assert grown == sorted(grown)
+    assert grown[0] == 1
+    assert grown[-1] >= 4
+
+
+def test_baselines_that_lose_are_shown():
+    """Where nothing fits, each shows its least memory; where the batch is too small for a plan, its reason."""
+    tight = search_plans(estimator_of(chip=with_capacity(1e6)))
+    assert tight.plans == ()
+    assert all(b.prediction and not b.fits for b in tight.baselines)
+    small = by_name(search_plans(estimator_of(make_job(batch=4))))
+    assert small["data parallel"].prediction == small["FSDP"].prediction == ()
+    assert "global_batch=4" in small["FSDP"].reason
+    assert small[BASELINES[2]].fits
+
+
+def test_one_chip():
+    result = search_plans(estimator_of(make_job(batch=4), chips=1))
+    found = by_name(result)
+    assert found["FSDP"].prediction == ()
+    assert found["data parallel"].prediction == found[BASELINES[2]].prediction or found[BASELINES[2]].fits
+    assert result.num_evaluated == 9
+
+
+def test_progress_rises_to_one():
+    heard = []
+    search_plans(estimator_of(), with_baselines=False, progress=heard.append)
+    assert heard == sorted(heard)
+    assert heard[-1] == 1.0
+    assert len(heard) > 3
+
+
+def test_an_interrupt_keeps_the_best_so_far():
+    class Stop:
+        calls = 0
+
+        def __call__(self, done):
+            self.calls += 1
+            if self.calls == 3:
+                raise KeyboardInterrupt
+
+    whole = search_plans(estimator_of(), with_baselines=False)
+    part = search_plans(estimator_of(), with_baselines=False, progress=Stop())
+    assert part.interrupted
+    assert not whole.interrupted
+    assert 0 < part.num_evaluated < whole.num_evaluated
+    assert part.plans
+    assert part.plans[0].step_time >= whole.plans[0].step_time
+    assert sum(part.rejected.values()) + part.num_feasible == part.num_evaluated
+
+
+def test_an_empty_space():
+    result = search_plans(estimator_of(), Space(fixed={"tp": 3}))
+    assert (result.num_evaluated, result.plans, result.pareto, result.least_memory) == (0, (), (), ())
+    assert list(result.left_out) == ["excluded by a given flag"]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"objective": "speed"}, "objective=speed: not known; use time, memory"),
+        ({"top": 0}, "top=0: must be at least 1"),
+        ({"memory_headroom": 1.0}, "memory_headroom=1.0: must be a share from 0 to below 1"),
+        ({"memory_headroom": -0.1}, "memory_headroom=-0.1: must be"),
+    ],
+)
+def test_bad_input(changes, message):
+    with pytest.raises(InputError, match=message):
+        search_plans(estimator_of(), **changes)
+
+
+def test_a_search_does_not_depend_on_what_was_searched_before():
+    estimator = estimator_of()
+    first = search_plans(estimator, with_baselines=False)
+    search_plans(estimator, Space(fixed={"recompute": "full"}), with_baselines=False)
+    again = search_plans(estimator, with_baselines=False)
+    fresh = search_plans(estimator_of(), with_baselines=False)
+    for other in (again, fresh):
+        assert replace(other, search_time=0.0) == replace(first, search_time=0.0)
+
+
+@pytest.mark.parametrize("cells", [1, 100, 10**9])
+def test_the_size_of_blocks_changes_nothing(cells, monkeypatch):
+    """Cells are evaluated in pieces that fit the caches; which, is nobody's business."""
+    estimator = estimator_of(make_job(batch=4), chips=4, node=2)
+    base = search_plans(estimator, with_baselines=False)
+    monkeypatch.setattr("perfmodel.planner.sweep.BLOCK_CELLS", cells)
+    other = search_plans(estimator, with_baselines=False)
+    assert replace(other, search_time=0.0) == replace(base, search_time=0.0)
+
+
+# --- reasons ------------------------------------------------------------------------------------------------------
+
+
+def test_first_broken_rule_of_each_layout():
+    shape = {"num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 384, "intermediate_size": 1536}
+    job = make_job(make_model(**LLAMA_LIKE | shape), batch=4, seq_len=100)
+    left = layouts_left_out(job, 24, Space())
+    assert left["tp does not divide num_attention_heads=6"] > 0
+    assert left["tp neither divides num_key_value_heads=2 nor is a multiple of it"] > 0
+    assert left["pp does not divide num_hidden_layers=6"] > 0
+    assert left["cp does not divide seq_len=100"] > 0
+    assert left["dp_replicate*dp_shard does not divide global_batch=4"] > 0
+    assert list(left.values()) == sorted(left.values(), reverse=True)
+
+
+def test_left_out_and_searched_layouts_are_all_layouts():
+    job, chips = make_job(batch=12), 24
+    searched = {state_plan.layout for state_plan in _plans(estimator_of(job, chips=chips))}
+    every = sum(layouts_left_out(job, chips, Space()).values()) + len(searched)
+    # 24 = 2^3 x 3: the exponents over five axes
+    assert every == 35 * 5
+
+
+def _plans(estimator):
+    state = sweep_all(estimator)
+    return [state.plan(i) for i in state.best_time.ids.tolist()]
