@@ -5,11 +5,13 @@ Nothing here imports torch: a process of its own does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from perfmodel.cost.counts import Audit, RankAudit, audit_rows, predicted_counts
 from perfmodel.cost.estimate import Estimator
@@ -37,32 +39,53 @@ def audit_plan(estimator: Estimator, plan: Plan, ranks: Sequence[int], *, progre
     reason = form_reason(plan)
     if reason:
         raise InputError(reason)
-    audited = []
+    audited: list[RankAudit] = []
+    version, counted = count_with_torch([(plan, rank) for rank in ranks])
+    for rank in ranks:
+        if progress is not None:
+            progress(len(audited) / len(ranks), f"rank {rank}")
+        result = next(counted)
+        if isinstance(result, RunError):
+            counted.close()
+            raise result
+        counts, elapsed, memory = result
+        place = place_of(plan, rank)
+        rows = audit_rows(predicted_counts(estimator, plan, place), counts)
+        audited.append(RankAudit(rank=rank, place=place, rows=rows, elapsed=elapsed, memory=memory))
+    counted.close()
+    return Audit(plan=plan, profile=estimator.profile.name, torch=version, ranks=tuple(audited))
+
+
+def count_with_torch(jobs: Sequence[tuple[Plan, int]]) -> tuple[str, Generator[Any]]:
+    """Torch's version, and for each (plan, rank) what came of it.
+
+    (counts, the seconds that they took, bytes of this machine's memory), or the error where torch cannot build or run the program.
+    """
+    results = _count(jobs)
+    return next(results), results
+
+
+def _count(jobs: Sequence[tuple[Plan, int]]) -> Generator[Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code = "from perfmodel.execute.audit_worker import main; main()"
     with tempfile.TemporaryFile() as log:
-        code = "from perfmodel.execute.audit_worker import main; main()"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            send(process.stdin, (plan, tuple(ranks)))
-            _, version = receive(process.stdout)
-            for i, rank in enumerate(ranks):
-                if progress is not None:
-                    progress(i / len(ranks), f"rank {rank}")
-                kind, _, *content = receive(process.stdout)
-                if kind == "error":
-                    raise RunError(f"audit: rank {rank}: torch cannot build or run this program: {content[0]}")
-                place = place_of(plan, rank)
-                rows = audit_rows(predicted_counts(estimator, plan, place), content[0])
-                audited.append(RankAudit(rank=rank, place=place, rows=rows, elapsed=content[1], memory=content[2]))
+            send(process.stdin, list(jobs))
+            yield receive(process.stdout)[1]
+            for _, rank in jobs:
+                kind, *content = receive(process.stdout)
+                failed = f"audit: rank {rank}: torch cannot build or run this program: {content[0]}"
+                yield RunError(failed) if kind == "error" else tuple(content)
         except (EOFError, BrokenPipeError):
             log.seek(0)
             lines = log.read().decode(errors="replace").strip().splitlines()
             raise RunError(f"audit: its process ended early: {lines[-1] if lines else 'no output'}") from None
         finally:
             process.kill()
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
             process.stdout.close()
             process.wait()
-    return Audit(plan=plan, profile=estimator.profile.name, torch=version, ranks=tuple(audited))

@@ -30,17 +30,17 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
-    """Reads (plan, ranks) from standard input; writes ("ok", rank, counts, elapsed, peak memory) or ("error", rank, text) for each."""
+    """Reads pairs of a plan and a rank from standard input; answers each with ("ok", counts, elapsed, memory) or ("error", text)."""
     die_with_parent()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not stand between the results
-    plan, ranks = receive(sys.stdin.buffer)
+    jobs = receive(sys.stdin.buffer)
     import torch
 
     import perfmodel.execute.audit_count  # noqa: F401 - before the forks
 
     send(results, ("ready", torch.__version__))
-    for rank in ranks:
+    for plan, rank in jobs:
         child = os.fork()
         if child == 0:
             code = 1
@@ -51,7 +51,7 @@ def main() -> None:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         if status:
-            send(results, ("error", rank, f"the auditing process ended with status {status}"))
+            send(results, ("error", f"the auditing process ended with status {status}"))
 
 
 def _audit(plan: Any, rank: int) -> tuple[Any, ...]:
@@ -67,6 +67,6 @@ def _audit(plan: Any, rank: int) -> tuple[Any, ...]:
         counts = torch_counts(plan, rank)
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
-        return "error", rank, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        return "error", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return "ok", rank, counts, time.perf_counter() - start, float(memory)
+    return "ok", counts, time.perf_counter() - start, float(memory)

@@ -97,7 +97,8 @@ class CoreAttention(nn.Module):
         if config.position == "alibi":
             first = self.sharding.tp_rank * heads
             slopes = alibi_slopes(config.num_attention_heads)[first : first + heads].to(like)
-            bias = bias + slopes.view(-1, 1, 1) * (key - query).to(like.dtype)
+            # [1, n, q, k]: the fused kernels take two dims or four
+            bias = bias + slopes.view(1, -1, 1, 1) * (key - query).to(like.dtype)
         return bias
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
