@@ -13,8 +13,8 @@ from perfmodel.hardware.network import Topology
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.planner.search import Sweep, sweep
 from perfmodel.planner.space import Space
+from perfmodel.planner.sweep import Sweep, sweep
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from tests.cost.machines import make_chip, make_tier

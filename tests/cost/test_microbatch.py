@@ -1,0 +1,86 @@
+"""A program on columns: each column by itself to the bit, and amounts that scale as they should."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.microbatch import amounts, microbatch_cost, pipeline_crosses_nodes
+from perfmodel.parallel.grid import make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
+
+ESTIMATOR = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=64)
+FIELDS = ("matmul", "attention", "streaming", "communication", "saved", "boundary", "logits", "widest", "crosses_nodes")
+
+
+def program_of(rule_set="megatron-sp", attention=AttentionKernel.FLASH):
+    return ESTIMATOR.program(rule_set, attention, DEFAULT_RECOMPUTE_OPERATORS)
+
+
+def grid_of(*rows, order=DEFAULT_ORDER):
+    """Rows of degrees; an axis that is left out is 1."""
+    return make_grid(
+        {axis: [row.get(axis, 1) for row in rows] for axis in DEFAULT_ORDER}, [order], tier_sizes=(4, 4096), num_key_value_heads=2
+    )
+
+
+rows = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4, 8]),
+        "cp": st.sampled_from([1, 2, 4]),
+        "dp_shard": st.sampled_from([1, 2]),
+        "pp": st.sampled_from([1, 4]),
+    }
+)
+
+
+@given(st.lists(st.tuples(rows, st.sampled_from([1, 2, 3, 8])), min_size=1, max_size=9), st.sampled_from(AttentionKernel))
+@settings(max_examples=30)
+def test_a_column_alone_and_among_others(columns, attention):
+    program = program_of(attention=attention)
+    together = microbatch_cost(program, ESTIMATOR.machine, grid_of(*(row for row, _ in columns)), np.array([float(b) for _, b in columns]))
+    for i, (row, b) in enumerate(columns):
+        alone = microbatch_cost(program, ESTIMATOR.machine, grid_of(row), np.array([float(b)]))
+        for field in FIELDS:
+            assert np.array_equal(getattr(together, field)[..., i], getattr(alone, field)[..., 0]), field
+
+
+def test_bytes_grow_with_the_microbatch_and_shrink_with_the_axes():
+    program = program_of()
+    cost = microbatch_cost(
+        program, ESTIMATOR.machine, grid_of({}, {}, {"tp": 4}, {"cp": 4}, {"tp": 2, "cp": 2}), np.array([1.0, 3.0, 1.0, 1.0, 1.0])
+    )
+    assert np.array_equal(cost.saved[:, 1], 3 * cost.saved[:, 0])
+    assert cost.boundary.tolist() == [cost.boundary[0] * x for x in (1, 3, 1 / 4, 1 / 4, 1 / 4)]
+    assert (cost.saved[:, 2:] <= cost.saved[:, :1]).all()
+
+
+def test_amounts_of_padded_vocabulary():
+    """1000 rows of the vocabulary over 3 x 2 ranks are 167 each: padded, not cut."""
+    model = make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=384, intermediate_size=1536, vocab_size=1000)
+    estimator = estimator_of(make_job(model))
+    program = estimator.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    grid = make_grid(
+        {axis: [6 if axis == "tp" else 1] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=(4, 4096), num_key_value_heads=6
+    )
+    amount, _ = amounts(program, grid, np.array([2.0]))
+    assert amount[program.logits, 0] == 2 * 256 * 167
+
+
+@pytest.mark.parametrize("rule_set", ["megatron", "megatron-sp"])
+def test_one_rank_sends_nothing(rule_set):
+    cost = microbatch_cost(program_of(rule_set), ESTIMATOR.machine, grid_of({}, {"dp_shard": 8}, {"pp": 4}), np.ones(3))
+    assert not cost.communication.any()
+
+
+def test_the_last_context_rank_has_most_of_the_causal_half():
+    """Contiguous chunks: of n ranks the last one computes (2 - 1/n)/n of the scores, not 1/n."""
+    cost = microbatch_cost(program_of(), ESTIMATOR.machine, grid_of({}, {"cp": 4}), np.array([4.0, 4.0]))
+    one, four = cost.attention.sum(axis=0)
+    assert one / 4 < four < one
+
+
+def test_where_a_pipeline_leaves_the_node():
+    assert pipeline_crosses_nodes(grid_of({}, {"pp": 4}, {"pp": 8}, {"tp": 2, "pp": 4}, {"tp": 2, "pp": 2})).tolist() == [0, 0, 1, 1, 0]

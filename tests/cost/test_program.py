@@ -1,0 +1,129 @@
+"""What a compiled program holds: which rows, in which phase, and what autograd keeps."""
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.program import COMM, PHASES, SAVED, comm_class, segment
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+from perfmodel.workload.operator import REGIONS
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
+
+FLASH, UNFUSED = AttentionKernel
+
+
+def program_of(*, profile="megatron", rule_set="megatron-sp", attention=UNFUSED, recompute=DEFAULT_RECOMPUTE_OPERATORS, **model):
+    return estimator_of(make_job(make_model(**model)), profile=profile).program(rule_set, attention, recompute)
+
+
+def names(rows, region, phase=None):
+    """Names of the rows of a region (and phase)."""
+    wanted = [segment(region, p) for p in ([phase] if phase else PHASES)]
+    return [name for name, s in zip(rows.names, rows.segments.tolist(), strict=True) if s in wanted]
+
+
+def saved(program, region, kind):
+    wanted = REGIONS.index(region) * len(SAVED) + SAVED.index(kind)
+    return [name for name, s in zip(program.saved.names, program.saved.segments.tolist(), strict=True) if s == wanted]
+
+
+def traffic(program, region, phase, kind):
+    wanted = segment(region, phase) * len(COMM) + COMM.index(kind)
+    return [name for name, s in zip(program.traffic.names, program.traffic.segments.tolist(), strict=True) if s == wanted]
+
+
+def test_every_matrix_product_has_two_backward():
+    program = program_of(attention=UNFUSED)
+    forward = [name for name in program.matmul.names if "." not in name]
+    backward = [name for name in program.matmul.names if "." in name]
+    assert sorted(backward) == sorted(f"{name}.grad{i}" for name in forward for i in (0, 1))
+    assert names(program.matmul, "layer", "core") == ["scores", "context"]
+
+
+def test_fused_attention_is_one_row_each_way():
+    program = program_of(attention=FLASH)
+    assert names(program.attention, "layer", "core") == ["attention"]
+    assert names(program.attention, "layer", "backward") == ["attention.grad"]
+    assert not names(program.matmul, "layer", "core")
+
+
+def test_rows_are_sorted_by_segment_for_reduceat():
+    program = program_of()
+    for rows in (program.matmul, program.streaming, program.traffic, program.saved):
+        assert (np.diff(rows.segments) >= 0).all()
+        assert rows.segments[rows.starts].tolist() == rows.present.tolist() == np.unique(rows.segments).tolist()
+
+
+def test_the_tail_begins_where_the_last_tensor_is_saved():
+    """torch stops recomputing there: the last projection itself, its reduction and what follows do not run again."""
+    program = program_of(profile="torch-fsdp2", dropout=0.0)
+    assert names(program.matmul, "layer", "tail") == ["down_proj"]
+    assert names(program.streaming, "layer", "tail")[-1] == "mlp_add"
+    assert traffic(program, "layer", "tail", "tensor_parallel") == ["down_proj.out"]
+    assert "mlp_norm.out" in traffic(program, "layer", "rest", "tensor_parallel")
+
+
+def test_selective_recomputation_drops_the_square_and_nothing_else():
+    program = program_of(attention=UNFUSED)
+    assert sorted(saved(program, "layer", "dropped_by_selective")) == [
+        "attention_weights_dropout",
+        "attention_weights_dropout.out",
+        "softmax.out",
+    ]
+    assert saved(program, "layer", "boundary") == ["block_input.out"]
+
+
+@pytest.mark.parametrize("operators", [("activation",), ("attention_core", "activation"), ()])
+def test_selective_recomputation_of_other_operators(operators):
+    program = program_of(attention=UNFUSED, recompute=operators)
+    core = names(program.matmul, "layer", "core") + names(program.streaming, "layer", "core")
+    assert ("scores" in core) == ("attention_core" in operators)
+    assert ("activation" in core) == ("activation" in operators)
+
+
+def test_a_tensor_is_saved_once_for_all_its_readers():
+    program = program_of(**LLAMA_LIKE)
+    kept = saved(program, "layer", "kept")
+    assert kept.count("attention_norm.out") == 1  # q, k and v
+    assert kept.count("mlp_norm.out") == 1  # gate and up
+
+
+def test_biases_ride_on_the_matrix_product_where_nothing_is_between():
+    """A bias after a reduction is a kernel of its own; with tensor parallelism the output projections' are."""
+    alone = program_of()
+    forward = names(alone.streaming, "layer", "rest") + names(alone.streaming, "layer", "tail")
+    assert "o_proj_bias" in forward
+    assert "down_proj_bias" in forward
+    assert not {"q_proj_bias", "up_proj_bias"} & set(forward)
+
+
+def test_megatron_gathers_saved_inputs_again_and_torch_keeps_them():
+    for profile, regathered in (("megatron", ["attention_norm.out", "mlp_norm.out"]), ("torch-fsdp2", [])):
+        program = program_of(profile=profile, attention=FLASH)
+        found = [name for name in traffic(program, "layer", "backward", "regather") if name.endswith("norm.out")]
+        assert found == regathered, profile
+
+
+def test_classes_of_communication():
+    assert comm_class(frozenset(("tp_q",))) == "tensor_parallel"
+    assert comm_class(frozenset(("cp",))) == "context_parallel"
+    assert comm_class(frozenset(("cp", "tp_kv"))) == "tensor_parallel"
+
+
+def test_both_rule_sets_compile_for_every_shipped_model():
+    from perfmodel.workload.models import list_models, load_model
+
+    for name in list_models():
+        model = load_model(name)
+        estimator = estimator_of(make_job(model, seq_len=min(256, model.max_position_embeddings)))
+        for rule_set in ("megatron", "megatron-sp"):
+            program = estimator.program(rule_set, FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+            assert program.head_dim == model.head_dim
+            assert len(program.access_starts) == len(program.streaming.names)
+
+
+def test_a_program_is_compiled_once():
+    estimator = estimator_of()
+    first = estimator.program("megatron", FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    assert estimator.program("megatron", FLASH, DEFAULT_RECOMPUTE_OPERATORS) is first
+    assert estimator.program("megatron", UNFUSED, DEFAULT_RECOMPUTE_OPERATORS) is not first
