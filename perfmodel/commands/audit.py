@@ -72,6 +72,7 @@ def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[st
                         "predicted": row.predicted,
                         "counted": row.counted,
                         "difference": row.difference,
+                        "is_estimate": row.is_estimate,
                     }
                     for row in audited.rows
                 ],

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
 from perfmodel.execute.audit_program import FakeProgram, fake_program
 from perfmodel.execute.data_parallel import FlatData
-from perfmodel.execute.instrument import CollectiveCounter
+from perfmodel.execute.instrument import CollectiveCounter, StorageTracker
 from perfmodel.parallel.plan import Plan
 
 aten = torch.ops.aten
@@ -96,11 +96,11 @@ def torch_counts(plan: Plan, rank: int) -> RankCounts:
     """One step of that rank's program, counted; FLOPs by torch operator."""
     with fake_program(plan, rank) as program:
         counter = StepCounter(program.axis_of)
-        with counter:
+        with StorageTracker() as tracker, counter:
             program.forward_backward()
             held = _held(program)
             program.data.optimizer_step()
-    counts = replace(counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2])
+    counts = replace(counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2], peak=float(tracker.peak))
     for (kind, axis), number in counter.tally.counts.items():
         counts.add_collective(kind, axis, number, counter.tally.num_bytes[kind, axis])
     return counts

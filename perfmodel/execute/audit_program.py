@@ -69,7 +69,7 @@ class FakeProgram(TrainingProgram):
     def _materialise(self) -> None:
         for stage in self.stages:
             for module in stage.modules():
-                if isinstance(module, CoreAttention):
+                if isinstance(module, CoreAttention) and self.sharding.cp_rank:
                     module.make_mask(self.plan.job.seq_len // self.plan.layout.cp)
         with self.mode:
             self.data.materialise(self.worker.device)
