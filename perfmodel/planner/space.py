@@ -152,14 +152,3 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
                 yield LayoutRows(
                     pp=pp, data_parallel=data, dp_replicate=columns[0], dp_shard=columns[1], cp=columns[2], tp=columns[3], order=columns[4]
                 )
-
-
-def zero_stages(dp_shard: int, cp: int, space: Space) -> tuple[int, ...]:
-    """ZeRO stages of a layout in canonical form: none where there is nothing to shard over; never none where dp_shard > 1."""
-    stages = (0,) if dp_shard * cp == 1 else (0, 1, 2, 3) if dp_shard == 1 else (1, 2, 3)
-    return tuple(z for z in stages if space.admits("zero", z))
-
-
-def sequence_parallel_choices(job: TrainingJob, tp: int, cp: int, space: Space) -> tuple[bool, ...]:
-    choices = (False,) if tp == 1 or job.seq_len % (cp * tp) else (False, True)
-    return tuple(s for s in choices if space.admits("sequence_parallel", s))

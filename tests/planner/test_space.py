@@ -13,11 +13,9 @@ from perfmodel.planner.space import (
     micro_batches,
     pipeline_choices,
     recompute_choices,
-    sequence_parallel_choices,
     tensor_degrees,
-    zero_stages,
 )
-from tests.cost.jobs import LLAMA_LIKE, make_job, make_model
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 EVERYTHING = Space()
 
@@ -43,18 +41,26 @@ def test_pipelines():
     assert pipeline_choices(job, 2, Space(fixed={"schedule": "gpipe"})) == [(PipelineSchedule.GPIPE, 1)]
 
 
+def plans(space=EVERYTHING, **job):
+    state = sweep_all(estimator_of(make_job(**job), chips=8), space)
+    return [state.plan(i) for i in state.best_time.ids.tolist()]
+
+
 def test_zero_stages_in_canonical_form():
-    assert zero_stages(1, 1, EVERYTHING) == (0,)
-    assert zero_stages(1, 4, EVERYTHING) == (0, 1, 2, 3)
-    assert zero_stages(4, 1, EVERYTHING) == zero_stages(4, 4, EVERYTHING) == (1, 2, 3)
-    assert zero_stages(4, 1, Space(maximum={"zero": 1})) == (1,)
+    found = {}
+    for plan in plans():
+        ways = min(plan.layout.dp_shard, 2), min(plan.layout.cp, 2)
+        found.setdefault(ways, set()).add(int(plan.zero))
+    assert found == {(1, 1): {0}, (1, 2): {0, 1, 2, 3}, (2, 1): {1, 2, 3}, (2, 2): {1, 2, 3}}
 
 
 def test_sequence_parallelism_needs_tp_and_a_sequence_that_divides():
-    job = make_job(seq_len=96)
-    assert sequence_parallel_choices(job, 1, 1, EVERYTHING) == (False,)
-    assert sequence_parallel_choices(job, 8, 1, EVERYTHING) == (False, True)
-    assert sequence_parallel_choices(job, 8, 8, EVERYTHING) == (False,)
+    found = {}
+    for plan in plans(seq_len=12):
+        found.setdefault((plan.layout.tp, plan.layout.cp), set()).add(plan.sequence_parallel)
+    assert found[1, 1] == {False}
+    assert found[2, 2] == found[4, 1] == {False, True}
+    assert found[8, 1] == found[4, 2] == {False}
 
 
 def test_micro_batches_and_recomputation():
