@@ -471,9 +471,13 @@ def run_plan(
     wanted = load_plan(plan)
     if shrink:
         from perfmodel.execute.shrink import shrink as smaller
+        from perfmodel.execute.shrink import smallest_ranks
+        from perfmodel.hardware.local import local_cluster
 
         on_gpus = device == "cuda" or (device == "auto" and num_gpus() > 1)
-        wanted = smaller(wanted, num_gpus() if on_gpus else min(wanted.num_chips, num_devices("cpu")))
+        # on CPUs no more processes than cores, but for two ranks on each axis of the plan: times of shared cores mean little
+        on_cpus = min(num_devices("cpu"), max(local_cluster().num_chips, smallest_ranks(wanted)))
+        wanted = smaller(wanted, num_gpus() if on_gpus else min(wanted.num_chips, on_cpus))
     measurement = run(wanted, steps=steps, warmup=warmup, device=device, on_progress=progress)
     return compare_measurement(measurement, calibration=calibration)
 

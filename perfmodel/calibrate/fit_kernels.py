@@ -64,7 +64,6 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.writer import save_calibration
 
-
 CONTEXT_BYTES = 900e6
 """[byte] What the driver's context (.4-1 GB, commonly quoted) and NCCL's buffers (392 MB with four ranks and more: aiconfigurator) take of a
 GPU's memory. The framework's allocator does not count them."""

@@ -37,6 +37,15 @@ def shrink_degrees(degrees: dict[str, int], ranks: int) -> dict[str, int]:
     return degrees
 
 
+def smallest_ranks(plan: Plan) -> int:
+    """The fewest ranks that keep every axis of the plan in use."""
+    total = 1
+    for axis in DEFAULT_ORDER:
+        degree = plan.layout.degree(axis)
+        total *= _smallest_factor(degree) if degree > 1 else 1
+    return total
+
+
 def _round_up(number: float, multiple: int) -> int:
     return max(1, -(-int(number) // multiple)) * multiple
 

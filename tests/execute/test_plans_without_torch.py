@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.execute.refuse import executable_reason
-from perfmodel.execute.shrink import shrink, shrink_degrees
+from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision, TrainingJob
@@ -101,3 +101,14 @@ def test_a_shrunk_plan_fits_runs_and_keeps_its_form(pp, virtual, dp, cp, tp, ran
 def test_shrinking_to_nothing_is_refused():
     with pytest.raises(InputError, match="ranks=0"):
         shrink(tiny_plan(2), 0)
+
+
+def test_the_fewest_ranks_keep_every_axis_in_use():
+    plan = tiny_plan(8, pp=2, tp=2, zero=1)
+    assert smallest_ranks(plan) == 8
+    assert smallest_ranks(on_two_data_ranks(plan)) == 2
+
+
+def on_two_data_ranks(plan):
+    """The same job on two data ranks alone."""
+    return make_plan(plan.job, cluster=plan.cluster, num_chips=2)
