@@ -65,8 +65,8 @@ from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.writer import save_calibration
 
 CONTEXT_BYTES = 900e6
-"""[byte] What the driver's context (.4-1 GB, commonly quoted) and NCCL's buffers (392 MB with four ranks and more: aiconfigurator) take of a
-GPU's memory. The framework's allocator does not count them."""
+"""[byte] What the driver's context (.4-1 GB, commonly quoted) and NCCL's buffers take of a GPU's memory (392 MB with four ranks and more:
+aiconfigurator). The framework's allocator does not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
