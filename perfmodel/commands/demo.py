@@ -87,8 +87,8 @@ class DemoResult:
     """rows            in the order in which they were predicted, fastest first
     pairs_apart     pairs of plans whose measured times differ by more than `TIE`; pairs_right: those in the predicted order
     drift           of the fixed piece of work, from the calibration to the steps that count (1 = as fast)
-    others          share of the processors that other processes took meanwhile
-    rounds, discarded   rounds that count, and those that the machine was too busy for
+    others          largest share of the processors that other processes took in a turn that counts
+    turns, discarded   turns of a few steps of one plan that count, and those that the machine was too busy for
     elapsed         seconds by phase
     """
 
@@ -100,7 +100,7 @@ class DemoResult:
     pairs_right: int
     drift: float
     others: float
-    rounds: int
+    turns: int
     discarded: int
     elapsed: dict[str, float]
 
@@ -246,7 +246,7 @@ def summarise(
         pairs_right=right,
         drift=drift,
         others=measured.others,
-        rounds=measured.rounds,
+        turns=measured.turns,
         discarded=measured.discarded,
         elapsed=elapsed,
     )

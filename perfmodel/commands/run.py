@@ -129,13 +129,13 @@ def _show_demo(result: DemoResult) -> None:
         ("ran on", f"{measured.num_ranks} processes of {measured.chip}; {software}"),
         ("rests on", "microbenchmarks of this machine alone; nothing is fitted to the plans"),
         (
-            "rounds",
-            f"{result.rounds} through all the plans" + (f", {result.discarded} discarded (busy machine)" if result.discarded else ""),
+            "measured",
+            f"{result.turns} turns of a few steps" + (f", {result.discarded} more discarded (busy machine)" if result.discarded else ""),
         ),
         (
             "machine",
-            f"other processes took {result.others:.0%} of the cores while plans ran; a fixed piece of work took "
-            f"{result.drift:.2f} times as long as before the calibration",
+            f"other processes took up to {result.others:.0%} of the cores meanwhile; a fixed piece of work took {result.drift:.2f} times "
+            "as long as before the calibration",
         ),
     ]
     print_facts(job_line(result.rows[0].plan), facts)

@@ -1,4 +1,7 @@
-"""Plans measured in turn, A B C A B C, with an anchor between the rounds that tells when the machine was disturbed."""
+"""Plans measured in turn, A B C A B C, watching what other processes take of the machine.
+
+An anchor, a fixed piece of work between the rounds, tells how the machine's own speed moved.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,9 @@ Progress = Callable[[float, str], None]
 #: Steps of a plan in one round, before and while it is timed, and how many rounds: A B C A B C, so that what else the machine does
 #: disturbs all plans alike.
 WARMUP, STEPS, ROUNDS = 2, 6, 3
-#: A round in which a fixed piece of work took this much longer or less long at its end than at its start is measured again.
-MOST_DRIFT = 0.05
-#: So is one in which other processes took more than this share of the processors.
+#: Turns of a plan in which other processes took more than this share of the processors are measured again.
 MOST_OTHERS = 0.1
-MOST_ROUNDS = 5
+MOST_ROUNDS = 8
 
 
 def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
@@ -81,75 +82,72 @@ def processor_use(pids: Sequence[int], *, proc: Path = Path("/proc")) -> Process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """Every plan once: how much the anchor moved meanwhile, its time, what share of the processors others took."""
+class Turn:
+    """One plan's steps in one round, and the share of the processors that others took meanwhile."""
 
-    drift: float
-    anchor: float
+    measurement: Measurement
     others: float
-    measurements: tuple[Measurement, ...]
-
-    @property
-    def disturbance(self) -> float:
-        """Up to 1 the round counts."""
-        return max(self.drift / MOST_DRIFT, self.others / MOST_OTHERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measurements of the plans over the rounds that count; the anchor's median in them, and the processors' share that others took."""
+    """Measurements of the plans over the turns that count.
+
+    anchor      median of the anchor's times before, between and after the rounds [s]
+    others      largest share of the processors that others took in a turn that counts
+    turns, discarded   turns that count, and those in which the machine was too busy
+    """
 
     measurements: tuple[Measurement, ...]
     anchor: float
     others: float
-    rounds: int
+    turns: int
     discarded: int
 
 
 def measure_rounds(
     group: WorkerGroup, job: TrainingJob, plans: Sequence[tuple[str, Plan]], *, rounds: int = ROUNDS, deadline: float, progress: Progress
 ) -> Measured:
-    """Rounds through all the plans, which have names, until enough were quiet or the time is up; where none was, the steadiest counts.
+    """Rounds through the plans, which have names, until each has had enough quiet turns or the time is up.
 
-    job        of the anchor
-    deadline   no round is begun that would end later, on the clock of `time.monotonic` [s]
+    Where a plan had no quiet turn, the quietest counts. job: of the anchor. deadline: no round is begun that would end later, on the
+    clock of `time.monotonic` [s].
     """
-    found: list[Round] = []
-    longest = 0.0
-    before = max(group.call(anchor_on_rank, job))
+    found: list[list[Turn]] = [[] for _ in plans]
+    anchors = [max(group.call(anchor_on_rank, job))]
+    slowest_turn = 0.0
     for index in range(max(MOST_ROUNDS, rounds)):
-        start = time.monotonic()
-        if sum(entry.disturbance <= 1.0 for entry in found) >= rounds or (found and start + longest > deadline):
+        due = [number for number, turns in enumerate(found) if len(quiet(turns)) < rounds]
+        if not due or (index and time.monotonic() + len(due) * slowest_turn > deadline):
             break
-        use, row = processor_use(group.pids), []
-        for number, (name, plan) in enumerate(plans):
-            done = (min(index, rounds - 1) + number / len(plans)) / rounds
-            progress(done, f"round {index + 1}: {name}")
-            inspects = index == 0
-            row.append(run_plan(plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group))
-        others = processor_use(group.pids).others_since(use)
-        after = max(group.call(anchor_on_rank, job))
-        found.append(Round(drift=abs(after / before - 1.0), anchor=(before + after) / 2, others=others, measurements=tuple(row)))
-        before = after
-        longest = max(longest, (time.monotonic() - start) if index else 0.0)
-    counting = [entry for entry in found if entry.disturbance <= 1.0] or [min(found, key=lambda entry: entry.disturbance)]
-    measurements = []
-    for number, inspected in enumerate(found[0].measurements):
-        merged = merge([entry.measurements[number] for entry in counting])
-        # what only the first round looked at holds whether its times count or not
-        measurements.append(
-            replace(
-                merged,
-                peak_memory=inspected.peak_memory,
-                memory_by_rank=inspected.memory_by_rank,
-                collectives=inspected.collectives,
-                gradient_error=inspected.gradient_error,
-            )
-        )
+        for place, number in enumerate(due):
+            name, plan = plans[number]
+            progress(min(index + place / len(due), rounds - 0.1) / rounds, f"round {index + 1}: {name}")
+            start, use, inspects = time.monotonic(), processor_use(group.pids), index == 0
+            measurement = run_plan(plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group)
+            found[number].append(Turn(measurement=measurement, others=processor_use(group.pids).others_since(use)))
+            slowest_turn = max(slowest_turn, 0.0 if inspects else time.monotonic() - start)
+        anchors.append(max(group.call(anchor_on_rank, job)))
+    counting = [quiet(turns) or [min(turns, key=lambda turn: turn.others)] for turns in found]
     return Measured(
-        measurements=tuple(measurements),
-        anchor=statistics.median(entry.anchor for entry in counting),
-        others=statistics.fmean(entry.others for entry in counting),
-        rounds=len(counting),
-        discarded=len(found) - len(counting),
+        measurements=tuple(joined(turns[0].measurement, chosen) for turns, chosen in zip(found, counting, strict=True)),
+        anchor=statistics.median(anchors),
+        others=max(turn.others for chosen in counting for turn in chosen),
+        turns=sum(map(len, counting)),
+        discarded=sum(map(len, found)) - sum(map(len, counting)),
+    )
+
+
+def quiet(turns: Sequence[Turn]) -> list[Turn]:
+    return [turn for turn in turns if turn.others <= MOST_OTHERS]
+
+
+def joined(inspected: Measurement, turns: Sequence[Turn]) -> Measurement:
+    """The turns' steps as one measurement; what only the first turn looked at holds whether its times count or not."""
+    return replace(
+        merge([turn.measurement for turn in turns]),
+        peak_memory=inspected.peak_memory,
+        memory_by_rank=inspected.memory_by_rank,
+        collectives=inspected.collectives,
+        gradient_error=inspected.gradient_error,
     )
