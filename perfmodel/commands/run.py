@@ -144,4 +144,6 @@ def _show_demo(result: DemoResult) -> None:
         f"\n{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
         f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}."
     )
+    if result.is_disturbed:
+        print("The machine was busy with other work: run the demo again when it is quiet, for times that are of these plans alone.")
     print("Next: perfmodel calibrate, then perfmodel search --cluster localhost ...")
