@@ -90,7 +90,7 @@ def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
             half_dtype=Dtype.FP32,
         )  # fmt: skip
     return Scope(
-        budget=0.03 if brief else 0.1,
+        budget=0.03 if brief else 0.06,
         matmuls=_CPU_MATMULS,
         batched_matmuls=((24, 128, 128, 64), (24, 128, 64, 128), (24, 256, 256, 64)),
         half_matmuls=((64, 256, 256), (256, 1536, 384), (512, 512, 512), (1024, 384, 1536), (2048, 768, 768)),
