@@ -22,7 +22,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
-from perfmodel.parallel.parameters import ParameterEvent, parameter_events
+from perfmodel.parallel.parameters import ParameterEvent, is_one_end_unit, parameter_events
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.sharding import Collective
@@ -251,14 +251,25 @@ class _Parameters:
         by_region = {region: [q for q in self.parameters if region in q.regions] for region in REGIONS}
         ends = (["embedding"] if rank == 0 else []) + (["head"] if rank == p - 1 else [])
         units = [_Unit(tuple(by_region["layer"]), sum(self.plan.stage_layers[rank::p]))]
-        rest = list(dict.fromkeys(q for region in ends for q in by_region[region]))
-        across = [q for q in rest if len(q.regions) > 1] if p > 1 else []
-        if across and flat:
-            units += [_Unit((q,), 1, is_tied=True) for q in across]
-            rest = [q for q in rest if q not in across]
-        if rest:
-            units.append(_Unit(tuple(rest), 1, is_tied=bool(across)))
+        taken: set[str] = set()
+        groups = [by_region[end] for end in ends]
+        if self._joins_ends:
+            groups = [[q for group in groups for q in group]]
+        for group in groups:
+            members = [q for q in group if q.name not in taken]
+            taken.update(q.name for q in members)
+            across = [q for q in members if len(q.regions) > 1] if p > 1 else []
+            if across and flat:
+                units += [_Unit((q,), 1, is_tied=True) for q in across]
+                members = [q for q in members if q not in across]
+            if members:
+                is_tied = bool(across) and not flat
+                units.append(_Unit(tuple(dict.fromkeys(members)), 1, is_tied=is_tied))
         return units
+
+    @property
+    def _joins_ends(self) -> bool:
+        return is_one_end_unit(self.parameters, zero=int(self.plan.zero), pipelined=self.plan.layout.pp > 1)
 
     def _events(self, parameter: ParameterLayout) -> tuple[ParameterEvent, ...]:
         keeps = self.plan.layout.pp > 1 and self.profile.pipeline_keeps_parameters
@@ -269,6 +280,7 @@ class _Parameters:
             reduces_each_microbatch=self.profile.reduces_each_microbatch and self.plan.zero >= 2 and not keeps,
             keeps_gathered=keeps,
             recompute_full=self.plan.recompute is Recompute.FULL,
+            is_wanted_at_once="layer" not in parameter.regions and (self._joins_ends or "head" in parameter.regions),
         )
 
     def count(self, counts: RankCounts) -> None:

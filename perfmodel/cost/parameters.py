@@ -17,7 +17,7 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, CollectiveKind
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.parameters import ZERO_AXES, parameter_events, stored_rows
+from perfmodel.parallel.parameters import ZERO_AXES, is_one_end_unit, parameter_events, stored_rows
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.operator import REGIONS
@@ -107,8 +107,11 @@ def compile_parameters(
     def mask(axes: frozenset[str]) -> int:
         return masks.setdefault(axes, len(masks))
 
+    joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
     events = []
     for i, parameter in enumerate(parameters):
+        is_end = "layer" not in parameter.regions
+        region = "embedding" if joins_ends and is_end else parameter.regions[0]
         found = parameter_events(
             parameter,
             zero=zero,
@@ -117,6 +120,7 @@ def compile_parameters(
             reduces_each_microbatch=profile.reduces_each_microbatch and zero >= 2 and not keeps,
             keeps_gathered=keeps,
             recompute_full=recompute_full,
+            is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
         )
         scattered = any(e.kind is Collective.REDUCE_SCATTER for e in found)
         for event in found:
@@ -124,7 +128,7 @@ def compile_parameters(
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             # after the reduce-scatter only the shard is left to reduce over the other axes
             on_shard = scattered and event.kind is Collective.ALL_REDUCE
-            key = (what, str(event.times), REGIONS.index(parameter.regions[0]), str(event.kind), mask(event.axes))
+            key = (what, str(event.times), REGIONS.index(region), str(event.kind), mask(event.axes))
             unit = (*key, i if profile.parameter_unit == "tensor" and what != "reduce" else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=lambda entry: entry[0])

@@ -88,21 +88,24 @@ def scatter_partial(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
 
 
 class _VocabParallelLoss(torch.autograd.Function):
-    """Cross-entropy of logits whose vocabulary is cut over a group, summed over tokens.
+    """Cross-entropy of logits whose vocabulary may be cut over a group, summed over tokens.
 
-    Three all-reduces of one fp32 number a token forward (maximum, sum of exponentials, logit of the target), none backward.
+    Three all-reduces of one fp32 number a token forward (maximum, sum of exponentials, logit of the target), none backward. It keeps
+    one float32 copy of the logits, in which the gradient is computed; torch's own works with three.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup) -> torch.Tensor:
+    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup | None) -> torch.Tensor:
         columns = logits.shape[-1]
         shifted = logits.float()
         if columns:
             largest = shifted.amax(dim=-1)
         else:
             largest = torch.full(shifted.shape[:-1], -torch.inf, device=logits.device)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        shifted = shifted - largest.unsqueeze(-1)
+        if group is not None:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        # in place where `float` made a copy
+        shifted = shifted - largest.unsqueeze(-1) if logits.dtype == torch.float32 else shifted.sub_(largest.unsqueeze(-1))
         mine = (targets >= first) & (targets < first + columns)
         index = torch.where(mine, targets - first, 0)
         if columns:
@@ -111,8 +114,9 @@ class _VocabParallelLoss(torch.autograd.Function):
             picked = torch.zeros_like(largest)
         exponentials = shifted.exp_()
         total = exponentials.sum(dim=-1)
-        dist.all_reduce(total, group=group)
-        dist.all_reduce(picked, group=group)
+        if group is not None:
+            dist.all_reduce(total, group=group)
+            dist.all_reduce(picked, group=group)
         ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, mine)
         ctx.dtype = logits.dtype
         return (total.log() - picked).sum()
@@ -126,6 +130,6 @@ class _VocabParallelLoss(torch.autograd.Function):
         return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None
 
 
-def vocab_parallel_loss(logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Summed cross-entropy; this rank holds the columns `first`, `first + 1`, ... of the vocabulary."""
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, first: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Summed over tokens; this rank holds the columns `first`, `first + 1`, ... of the vocabulary, the ranks of `group` the others."""
     return _VocabParallelLoss.apply(logits, targets, first, group)  # type: ignore[no-any-return, no-untyped-call]

@@ -80,16 +80,30 @@ def clean_name(name: str) -> str:
 
 
 def units_of(model: Transformer) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """(name, module, its parameters) of each layer and of the rest, tied parameters once."""
+    """(name, module, its parameters) of the embedding, each layer and the head; a tied matrix is the embedding's."""
     units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
-    taken: set[int] = set()
     for index, layer in model.layers.items():
         parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
-        taken.update(id(p) for p in parameters.values())
         units.append((f"layer {index}", layer, parameters))
-    rest = {clean_name(name): p for name, p in model.named_parameters() if id(p) not in taken}
-    units.append(("rest", model, rest))
+    taken = {id(p) for _, _, parameters in units for p in parameters.values()}
+    for end, modules in (("embedding", embedding_modules(model)), ("head", head_modules(model))):
+        parameters = {}
+        for name, p in model.named_parameters():
+            if id(p) not in taken and any(p is q for module in modules for q in module.parameters()):
+                parameters[clean_name(name)] = p
+        taken.update(id(p) for p in parameters.values())
+        if parameters:
+            units.append((end, model, parameters))
     return units
+
+
+def embedding_modules(model: Transformer) -> list[nn.Module]:
+    names = ("embedding", "position_embedding", "embedding_norm")
+    return [getattr(model, name) for name in names if hasattr(model, name)]
+
+
+def head_modules(model: Transformer) -> list[nn.Module]:
+    return [model.final_norm, model.lm_head] if model.has_head else []
 
 
 def tied_name(model: Transformer) -> str:
@@ -349,7 +363,15 @@ class ShardedData:
             self.names.append([clean_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
                 fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy)
-            fully_shard(model, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy)
+            ends = [embedding_modules(model), head_modules(model)]
+            if model.is_tied and all(ends):
+                ends = []  # one unit, for a matrix belongs to one: the model's own
+            for modules in ends:
+                if modules:
+                    # the head's weights are wanted again at once, for backward
+                    frees = not keeps_weights and modules is not ends[-1]
+                    fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
+            fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy)
         self._optimizer_kind = optimizer
         self.optimizer: torch.optim.Optimizer | None = None
 

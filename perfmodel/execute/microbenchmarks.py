@@ -18,9 +18,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from perfmodel.dtypes import Dtype
+from perfmodel.execute.collective_ops import cross_entropy
 from perfmodel.execute.data_parallel import TORCH_DTYPES, build_optimizer
 from perfmodel.execute.launch import Worker
-from perfmodel.execute.model import Attention, Sharding
+from perfmodel.execute.model import NORM_EPSILON, Attention, Sharding
+from perfmodel.execute.norm import rms_norm
 from perfmodel.hardware.calibration import CollectiveKind, KernelClass
 from perfmodel.hardware.samples import AttentionSample, CollectiveSample, ContentionSample, MatmulSample, Sample, StreamingSample
 from perfmodel.workload.config import TransformerConfig
@@ -243,7 +245,7 @@ def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any])
         case KernelClass.LAYERNORM:
             return lambda x: F.layer_norm(x, (WIDTH,), scale, shift)
         case KernelClass.RMSNORM:
-            return lambda x: F.rms_norm(x, (WIDTH,), scale)
+            return lambda x: rms_norm(x, scale, NORM_EPSILON)
         case KernelClass.SOFTMAX:
             return lambda x: torch.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
         case KernelClass.ROTARY:
@@ -359,19 +361,24 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     elements = rows * vocabulary
 
-    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.float(), targets, reduction="sum")
-
     def operands() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(rows, vocabulary, **options).requires_grad_(), torch.randint(vocabulary, (rows,), device=device)
 
     def forward() -> Callable[[], object]:
         logits, targets = operands()
-        return lambda: loss(logits, targets)
+        return lambda: cross_entropy(logits, targets)
 
     def backward() -> Callable[[], object]:
         logits, targets = operands()
-        return _with_gradient(lambda x: loss(x, targets), logits)
+        output = cross_entropy(logits, targets)
+        (probabilities, *_) = output.grad_fn.saved_tensors  # type: ignore[union-attr]
+
+        def gradient() -> object:
+            # Made in place of the probabilities, for which a graph is used once; here only the time of it counts.
+            with torch.autograd._unsafe_preserve_version_counter(probabilities):
+                return torch.autograd.grad(output, logits, retain_graph=True)
+
+        return gradient
 
     for phase, make in (("forward", forward), ("backward", backward)):
         yield Kernel(

@@ -21,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.collective_ops import gather_sequence, reduce_partial, scatter_partial
+from perfmodel.execute.norm import RMSNorm
 from perfmodel.workload.config import TransformerConfig
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -49,7 +50,7 @@ class Sharding:
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(size, eps=NORM_EPSILON, device=device)
+        return RMSNorm(size, eps=NORM_EPSILON, device=device)
     return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.norm_bias, device=device)
 
 

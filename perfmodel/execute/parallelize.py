@@ -10,12 +10,11 @@ import inspect
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from perfmodel.execute.collective_ops import vocab_parallel_loss
+from perfmodel.execute.collective_ops import cross_entropy
 from perfmodel.execute.data_parallel import TORCH_DTYPES, Dtypes, FlatData, ShardedData
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.mesh import RunMesh, build_mesh
@@ -196,12 +195,7 @@ class TrainingProgram:
         first = self.sharding.tp_rank * columns
         real = max(0, min(columns, self.plan.job.model.vocab_size - first))
         logits = logits[..., :real]
-        group = self.mesh.group("tp")
-        if group is not None:
-            total = vocab_parallel_loss(logits, targets, first, group)
-        else:
-            total = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
-        return total * self.loss_scale
+        return cross_entropy(logits, targets, first=first, group=self.mesh.group("tp")) * self.loss_scale
 
     def forward_backward(self) -> None:
         """Gradients of the whole step, reduced."""

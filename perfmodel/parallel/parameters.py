@@ -15,6 +15,7 @@ replicate axis, tp for a norm weight under sequence parallelism) a shard is all-
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ def parameter_events(
     reduces_each_microbatch: bool,
     keeps_gathered: bool,
     recompute_full: bool = False,
+    is_wanted_at_once: bool = False,
     tied_across_stages: bool = False,
 ) -> tuple[ParameterEvent, ...]:
     """The events of one parameter under ZeRO stage `zero`, in the order of a step.
@@ -74,6 +76,7 @@ def parameter_events(
     reduces_each_microbatch  gradients go to their accumulator after each microbatch, instead of once a step
     keeps_gathered           gathered once a step, for all microbatches (pipelines)
     recompute_full           changes nothing: one gather serves the recomputation and the backward after it
+    is_wanted_at_once        its unit holds the head, whose backward follows its forward: not freed in between
     tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
     """
     if zero not in (0, 1, 2, 3):
@@ -92,7 +95,7 @@ def parameter_events(
     stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
     if stores_shards:
         event(Collective.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
-    if zero == 3 and not keeps_gathered:
+    if zero == 3 and not keeps_gathered and not is_wanted_at_once:
         event(Collective.ALL_GATHER, cut, "gather_backward", "microbatch")
     if zero >= 2:
         event(Collective.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
@@ -107,6 +110,11 @@ def parameter_events(
     if zero and not stores_shards:
         event(Collective.ALL_GATHER, cut, "publish", "step")
     return tuple(events)
+
+
+def is_one_end_unit(parameters: Iterable[ParameterLayout], *, zero: int, pipelined: bool) -> bool:
+    """Whether embedding and head travel as one unit: where ZeRO cuts weights, a matrix that both use on one stage belongs to one unit."""
+    return zero >= 2 and not pipelined and any(len(parameter.regions) > 1 for parameter in parameters)
 
 
 def stored_rows(rows: Num, zero_size: Num) -> Any:
