@@ -487,12 +487,14 @@ def audit_plan(
     *,
     rank: int | None = None,
     all_stages: bool = False,
+    every_microbatch: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
     """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
 
-    rank         audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
-    progress     called with the share that is done and what is being counted
+    rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
+    every_microbatch   count the step whole, not two shorter ones from which it follows exactly
+    progress           called with the share that is done and what is being counted
     """
     require_torch("audit a plan")
     from perfmodel.cost.counts import executor_profile
@@ -501,7 +503,8 @@ def audit_plan(
 
     found = load_plan(plan)
     setting = setting_of_plan(found, profile=executor_profile(found.job.policy))
-    return audit(setting.estimator, found, ranks_to_audit(found, rank=rank, every_stage=all_stages), progress=progress)
+    ranks = ranks_to_audit(found, rank=rank, every_stage=all_stages)
+    return audit(setting.estimator, found, ranks, every_microbatch=every_microbatch, progress=progress)
 
 
 def compare_measurement(measurement: Measurement, *, calibration: Name | Calibration | None = None) -> Comparison:

@@ -21,6 +21,9 @@ def audit(
     plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
     rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Audit this rank only.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Every pipeline stage, not only the first and the last.")] = False,
+    every_microbatch: Annotated[
+        bool, typer.Option("--every-microbatch", help="Count the whole step, not two shorter ones from which it follows.")
+    ] = False,
     tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
     json: options.Json = False,
 ) -> None:
@@ -33,7 +36,7 @@ def audit(
     if not 0.0 <= tolerance < 1.0:
         raise bad_field("tolerance", tolerance, "must be a share from 0 to 1", "leave it out for equality")
     with Progress("audit") as progress:
-        result = audit_plan(plan, rank=rank, all_stages=all_stages, progress=progress.step)
+        result = audit_plan(plan, rank=rank, all_stages=all_stages, every_microbatch=every_microbatch, progress=progress.step)
     differences = result.differences(tolerance)
     if json:
         print_json(_as_object(result, len(differences), tolerance))
@@ -57,6 +60,7 @@ def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[st
         "convention": CONVENTION,
         "torch": result.torch,
         "profile": result.profile,
+        "counted_microbatches": list(result.counted_microbatches),
         "plan": plan_to_dict(result.plan),
         "ranks": [
             {
@@ -91,6 +95,7 @@ def _show(result: Audit, tolerance: float) -> None:
     facts = [
         ("plan", plan_line(result.plan)),
         ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors; profile {result.profile}"),
+        ("microbatches", _microbatches(result)),
         ("convention", CONVENTION),
         ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
     ]
@@ -100,6 +105,14 @@ def _show(result: Audit, tolerance: float) -> None:
         headers = ("", "", "predicted", "torch", "difference")
         rows = [_cells(row, tolerance) for row in audited.rows]
         print_table(headers, rows, title=_title(audited, result), right=headers[2:], fold=("",))
+
+
+def _microbatches(result: Audit) -> str:
+    counted, whole = result.counted_microbatches, result.plan.num_microbatches
+    if counted == (whole,):
+        return f"counted with all {whole}"
+    numbers = " and ".join(f"{number:,}" for number in counted)
+    return f"counted with {numbers} of {whole:,}, which is exact as every further one repeats the last"
 
 
 def _title(audited: RankAudit, result: Audit) -> str:

@@ -390,11 +390,15 @@ class RankAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A plan audited: one entry for each rank that was looked at."""
+    """A plan audited: one entry for each rank that was looked at.
+
+    counted_microbatches    of the steps that were counted: the plan's own number, or two from which that one follows
+    """
 
     plan: Plan
     profile: str
     torch: str
+    counted_microbatches: tuple[int, ...]
     ranks: tuple[RankAudit, ...]
 
     def differences(self, tolerance: float = 0.0) -> list[tuple[int, AuditRow]]:

@@ -13,9 +13,10 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from perfmodel.cost.counts import Audit, RankAudit, audit_rows, predicted_counts
+from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, RunError
+from perfmodel.execute.audit_repeat import counted_microbatches, extrapolate, with_microbatches
 from perfmodel.execute.audit_worker import receive, send
 from perfmodel.execute.refuse import form_reason
 from perfmodel.parallel.plan import Plan, place_of, rank_at
@@ -34,26 +35,42 @@ def ranks_to_audit(plan: Plan, *, rank: int | None = None, every_stage: bool = T
     return tuple(rank_at(plan, {"pp": stage, "cp": plan.layout.cp - 1}) for stage in stages)
 
 
-def audit_plan(estimator: Estimator, plan: Plan, ranks: Sequence[int], *, progress: Callable[[float, str], None] | None = None) -> Audit:
-    """Build the plan's program under fake tensors as each of `ranks`, run a counted step, and compare with `estimator`."""
+def audit_plan(
+    estimator: Estimator,
+    plan: Plan,
+    ranks: Sequence[int],
+    *,
+    every_microbatch: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Audit:
+    """Build the plan's program under fake tensors as each of `ranks`, run a counted step, and compare with `estimator`.
+
+    every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
+    """
     reason = form_reason(plan)
     if reason:
         raise InputError(reason)
+    numbers = (plan.num_microbatches,) if every_microbatch else counted_microbatches(plan)
     audited: list[RankAudit] = []
-    version, counted = count_with_torch([(plan, rank) for rank in ranks])
+    version, results = count_with_torch([(with_microbatches(plan, number), rank) for rank in ranks for number in numbers])
     for rank in ranks:
-        if progress is not None:
-            progress(len(audited) / len(ranks), f"rank {rank}")
-        result = next(counted)
-        if isinstance(result, RunError):
-            counted.close()
-            raise result
-        counts, elapsed, memory = result
+        counted: dict[int, RankCounts] = {}
+        elapsed = memory = 0.0
+        for number in numbers:
+            if progress is not None:
+                progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
+            result = next(results)
+            if isinstance(result, RunError):
+                results.close()
+                raise result
+            counted[number] = result[0]
+            elapsed += result[1]
+            memory = max(memory, result[2])
         place = place_of(plan, rank)
-        rows = audit_rows(predicted_counts(estimator, plan, place), counts)
+        rows = audit_rows(predicted_counts(estimator, plan, place), extrapolate(counted, plan.num_microbatches))
         audited.append(RankAudit(rank=rank, place=place, rows=rows, elapsed=elapsed, memory=memory))
-    counted.close()
-    return Audit(plan=plan, profile=estimator.profile.name, torch=version, ranks=tuple(audited))
+    results.close()
+    return Audit(plan=plan, profile=estimator.profile.name, torch=version, counted_microbatches=numbers, ranks=tuple(audited))
 
 
 def count_with_torch(jobs: Sequence[tuple[Plan, int]]) -> tuple[str, Generator[Any]]:
