@@ -168,7 +168,7 @@ def _show(found: list[tuple[Setting, SearchResult]], *, json: bool, tokens: floa
 
 def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     from perfmodel.report.predictions import headline, job_line, parts_table
-    from perfmodel.report.searches import missing_baselines, plans_legend, plans_table, rejected_table, search_line
+    from perfmodel.report.searches import missing_baselines, not_executable_lines, plans_legend, plans_table, rejected_table, search_line
 
     some = [*result.plans, *result.least_memory]
     if some:
@@ -178,7 +178,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     print_tables([plans])
     for line in plans_legend(plans, shared):
         print(line)
-    for line in missing_baselines(result):
+    for line in [*not_executable_lines(result), *missing_baselines(result)]:
         print(line)
     if result.plans:
         print()

@@ -18,7 +18,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.audit_repeat import counted_microbatches, extrapolate, with_microbatches
 from perfmodel.execute.audit_worker import receive, send
-from perfmodel.execute.refuse import form_reason
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, place_of, rank_at
 
 
@@ -47,7 +47,7 @@ def audit_plan(
 
     every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
     """
-    reason = form_reason(plan)
+    reason = not_executable_reason(plan)
     if reason:
         raise InputError(reason)
     numbers = (plan.num_microbatches,) if every_microbatch else counted_microbatches(plan)

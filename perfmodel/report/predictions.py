@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction
@@ -46,7 +47,10 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         content["tokens"] = tokens
         content["days"], content["chip_hours"] = training_time(prediction, tokens)
     plan = prediction.plan
+    reason = not_executable_reason(plan)
     return content | {
+        "executable": not reason,
+        "not_executable_reason": reason,
         "num_microbatches": plan.num_microbatches,
         "plan": plan_to_dict(plan),
         "plan_hash": plan.hash(),

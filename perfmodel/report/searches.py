@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.explain import Alternative, Explanation
@@ -14,6 +15,8 @@ from perfmodel.units import format_bytes, format_time
 
 #: Columns before this one are results; the others are knobs.
 _FIRST_KNOB = 6
+#: Beside the name of a plan that `perfmodel run` refuses.
+_NOT_EXECUTABLE = "*"
 
 
 def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
@@ -59,12 +62,11 @@ def search_line(result: SearchResult) -> str:
 def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
     """The best plans, then the baselines even where they lose or do not fit; and the knobs that all of them share."""
     best = result.plans[0].step_time if result.plans else 0.0
-    shown = [(str(place), each) for place, each in enumerate(result.plans, 1)]
-    shown += [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
+    shown = _named_plans(result)
     with_order = any(each.plan.order != DEFAULT_ORDER for _, each in shown)
     rows = [
         (
-            name,
+            f"{name}{_NOT_EXECUTABLE}" if not_executable_reason(each.plan) else name,
             step_text(each.step_time),
             _against(each.step_time, best),
             percent(each.mfu_palm),
@@ -86,6 +88,22 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
         fold=("axis order",),
     )
     return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
+
+
+def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
+    """The best by their place, then the baselines by their name."""
+    best = [(str(place), each) for place, each in enumerate(result.plans, 1)]
+    return best + [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
+
+
+def not_executable_lines(result: SearchResult) -> list[str]:
+    """The footnotes of the plans that `perfmodel run` and `perfmodel audit` refuse, one for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, each in _named_plans(result):
+        reason = not_executable_reason(each.plan)
+        if reason:
+            names.setdefault(reason, []).append(name)
+    return [f"{_NOT_EXECUTABLE} {', '.join(those)}: cannot be run or audited with torch: {reason}" for reason, those in names.items()]
 
 
 def plans_legend(table: Table, shared: tuple[str, ...]) -> list[str]:

@@ -114,6 +114,29 @@ def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
         assert piece in out
 
 
+WIDE = ["--model", "llama-3-8b", "--cluster", "gb200-nvl72", "--chips", "64", "--global-batch", "64", "--seq-len", "1024", "--top", "2"]
+
+
+def test_plans_that_torch_cannot_execute_are_marked_with_the_sentence_of_run_and_audit(call, call_json, tmp_path):
+    path = tmp_path / "best.yaml"
+    result = call_json("search", *WIDE, "--tp", "16", "--save", path)
+    reason = result["plans"][0]["not_executable_reason"]
+    assert reason.startswith("tp=16: must divide num_key_value_heads=8, because")
+    assert [each["executable"] for each in (*result["plans"], result["baselines"]["FSDP"])] == [False, False, True]
+    code, out, err = call("audit", path)
+    assert (code, out) == (2, "")
+    assert reason in err
+    code, out, _ = call("search", *WIDE, "--tp", "16")
+    assert f"* 1, 2: cannot be run or audited with torch: {reason}" in out
+    assert "\n1* " in out
+
+
+def test_plans_that_torch_can_execute_have_no_reason(call, call_json):
+    result = call_json("search", *WIDE, "--tp", "8")
+    assert all(each["executable"] and each["not_executable_reason"] == "" for each in (*result["plans"], *result["pareto"]))
+    assert "cannot be run" not in call("search", *WIDE, "--tp", "8")[1]
+
+
 def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
     evaluated = 0
     original = planner_sweep._evaluate_rows

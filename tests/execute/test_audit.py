@@ -13,8 +13,8 @@ from perfmodel.cost.counts import RankCounts, audit_rows, executor_profile, pred
 from perfmodel.cost.resolve import choose_calibration, resolve_estimator
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.audit import count_with_torch, ranks_to_audit
-from perfmodel.execute.refuse import form_reason
 from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import place_of, rank_at
 from perfmodel.parallel.plan_file import write_plan
 from perfmodel.workload.job import Optimizer, Precision
@@ -104,7 +104,7 @@ def counted():
 
 
 def assert_clean(plan, counts):
-    assert form_reason(plan) == ""
+    assert not_executable_reason(plan) == ""
     for rank, result in counts.items():
         assert not isinstance(result, RunError), result
         assert [row for row in audit_rows(predicted(plan, rank), result[0]) if row.difference and not row.is_estimate] == []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision, TrainingJob
@@ -39,6 +40,12 @@ def test_neither_needs_torch():
 def test_a_plan_that_cannot_run_has_a_reason(plan, says):
     assert executable_reason(plan, 2).startswith(says)
     assert ";" in executable_reason(plan, 2)
+
+
+def test_the_form_of_a_plan_has_the_same_sentence_on_any_machine():
+    plan = tiny_plan(2, model=tiny(num_key_value_heads=1), tp=2)
+    assert executable_reason(plan, 2) == not_executable_reason(plan) != ""
+    assert not_executable_reason(tiny_plan(4)) == ""
 
 
 def test_an_inner_stage_needs_a_layer():

@@ -1,0 +1,48 @@
+"""Which plans the executor of this package cannot realise, or torch would run wrongly, each with one sentence.
+
+A plan that is not executable is predicted all the same: other frameworks may run it.
+"""
+
+from __future__ import annotations
+
+from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
+from perfmodel.workload.job import Precision
+
+#: Rule sets whose traffic the executor realises.
+RULE_SETS = ("megatron", "megatron-sp")
+
+
+def not_executable_reason(plan: Plan) -> str:
+    """Why no machine could run a plan of this form with torch; empty if one could."""
+    model, layout = plan.job.model, plan.layout
+    if plan.rule_set not in RULE_SETS:
+        return f"rule_set={plan.rule_set}: the executor realises {' and '.join(RULE_SETS)} only; use one of them"
+    if plan.job.precision is Precision.FP16_MIXED:
+        return "precision=fp16-mixed: needs dynamic loss scaling, which the executor does not have; use bf16-mixed"
+    if model.num_key_value_heads % layout.tp or model.num_attention_heads % layout.tp:
+        return (
+            f"tp={layout.tp}: must divide num_key_value_heads={model.num_key_value_heads}, because DTensor cannot store one head on "
+            "several ranks; use a smaller tp"
+        )
+    if model.intermediate_size % layout.tp:
+        return f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use a smaller tp"
+    if plan.job.seq_len % (layout.cp * (layout.tp if plan.sequence_parallel else 1)):
+        return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
+    if model.position == "rotary" and model.head_dim % 2:
+        return f"head_dim={model.head_dim}: rotary positions turn pairs, so it must be even; use another model"
+    if plan.recompute is Recompute.SELECTIVE and tuple(plan.recompute_operators) != DEFAULT_RECOMPUTE_OPERATORS:
+        return (
+            f"recompute_operators={','.join(plan.recompute_operators)}: the executor can recompute {','.join(DEFAULT_RECOMPUTE_OPERATORS)} "
+            "alone or whole layers; use --recompute full"
+        )
+    if layout.pp > 1:
+        if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
+            return (
+                f"schedule=1f1b: torch's schedule needs at least pp={layout.pp} microbatches, not {plan.num_microbatches}; "
+                "use a smaller micro_batch or schedule=gpipe"
+            )
+        for index, layers in enumerate(plan.stage_layers[1:-1], start=1):
+            if layers == 0:
+                return f"stage_layers[{index}]=0: a stage without weights has nothing to run; give it a layer or use fewer stages"
+    return ""
