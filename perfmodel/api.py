@@ -556,13 +556,13 @@ def calibrate_machine(
 
 
 def validate_cases(
-    path: Name,
+    path: Name | Sequence[Name],
     *,
     out: Name | None = None,
     calibration: Name | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ValidationResult:
-    """Predict every published run in a file (one JSON object a line) from its inputs; write the table to `out` if given."""
+    """Predict every published run in a file, or in several (one JSON object a line), from its inputs; write the table to `out` if given."""
     from perfmodel.report.validate import validate_cases as validate
 
     return validate(path, out=out, calibration=calibration, progress=progress)

@@ -13,21 +13,21 @@ from perfmodel.commands.output import Progress, print_json, print_table
 from perfmodel.errors import bad_field
 
 if TYPE_CHECKING:
-    from perfmodel.report.validate import ErrorSummary, ValidationResult
+    from perfmodel.report.validate import ErrorSummary, FitCounts, MemorySummary, ValidationResult
 
 
 def validate(
-    cases: Annotated[Path, typer.Argument(metavar="CASES.jsonl", help="Published runs, one JSON object a line.")],
+    cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="One row for every case, seconds and bytes.")] = None,
     calibration: options.Calibration = None,
     json: options.Json = False,
 ) -> None:
-    """Predict published runs from their inputs alone; errors by source, and the fit / no-fit record."""
+    """Predict published runs from their inputs alone; errors of time and memory by source, and the fit / no-fit record."""
     from perfmodel.api import validate_cases
 
     if out is not None and not out.absolute().parent.is_dir():
         raise bad_field("out", out, "its folder does not exist", "make it or choose another path")
-    total = _count_lines(cases)
+    total = sum(map(_count_lines, cases))
     with Progress("validate") as progress:
         result = validate_cases(
             cases, out=out, calibration=calibration, progress=lambda done: progress.share(min(done / max(total, 1), 1.0))
@@ -54,30 +54,28 @@ def _object(result: ValidationResult) -> dict[str, object]:
         "num_predicted": result.num_predicted,
         "overall": result.overall,
         "sources": result.sources,
+        "memories": result.memories,
         "fits": result.fits,
+        "framework_fits": result.framework_fits,
         "reasons": result.reasons,
     }
 
 
 def _show(result: ValidationResult) -> None:
-    headers = ("source", "cases", "predicted", "times", "mean", "median", "p90", "bias", "memories", "mem. median", "mem. bias")
+    headers = ("source", "cases", "predicted", "times", "mean", "median", "p90", "bias")
     print(f"{result.num_predicted:,} of {result.num_rows:,} cases predicted.")
-    print("Errors are |predicted / measured - 1| of the step time and of the memory; bias is their median with its sign.")
+    print("Errors are |predicted / measured - 1|; bias is their median with its sign.")
     print()
-    rows = [_row(each) for each in (*result.sources, result.overall)]
-    print_table(headers, rows, right=headers[1:])
-    fits = result.fits
-    if any((fits.ran_and_fits, fits.ran_but_predicted_out, fits.out_and_predicted_out, fits.out_but_predicted_fits)):
+    print_table(headers, [_row(each) for each in (*result.sources, result.overall)], title="Step time", right=headers[1:])
+    if result.memories:
+        headers = ("source", "framework", "counts", "of rank", "cases", "mean", "median", "p90", "bias")
         print()
-        print_table(
-            ("memory", "predicted to fit", "predicted not to fit"),
-            [
-                ("ran", f"{fits.ran_and_fits:,}", f"{fits.ran_but_predicted_out:,}"),
-                ("out of memory", f"{fits.out_but_predicted_fits:,}", f"{fits.out_and_predicted_out:,}"),
-            ],
-            title="Does it fit?",
-            right=("predicted to fit", "predicted not to fit"),
-        )
+        print_table(headers, [_memory_row(each) for each in result.memories], title="Peak memory", right=headers[4:])
+    if result.fits.num_ran or result.fits.num_out:
+        frameworks = result.framework_fits if len(result.framework_fits) > 1 else ()
+        headers = ("framework", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
+        print()
+        print_table(headers, [_fit_row(each) for each in (*frameworks, result.fits)], title="Does it fit?", right=headers[1:])
     if result.reasons:
         print()
         print_table(
@@ -91,16 +89,27 @@ def _show(result: ValidationResult) -> None:
 
 def _row(each: ErrorSummary) -> tuple[str, ...]:
     errors = (each.mean, each.median, each.p90, each.bias)
+    return (each.name, f"{each.num_rows:,}", f"{each.num_predicted:,}", f"{each.num_times:,}", *map(_share, errors))
+
+
+def _memory_row(each: MemorySummary) -> tuple[str, ...]:
+    errors = (each.mean, each.median, each.p90, each.bias)
+    return (each.name, each.framework, each.kind, each.rank, f"{each.num_rows:,}", *map(_share, errors))
+
+
+def _fit_row(each: FitCounts) -> tuple[str, ...]:
     return (
         each.name,
-        f"{each.num_rows:,}",
-        f"{each.num_predicted:,}",
-        f"{each.num_times:,}",
-        *map(_share, errors),
-        f"{each.num_memories:,}",
-        _share(each.memory_median),
-        _share(each.memory_bias),
+        _share(each.accuracy),
+        f"{each.num_ran:,}",
+        _count(each.ran_but_predicted_out, each.false_out_fraction),
+        f"{each.num_out:,}",
+        _count(each.out_but_predicted_fits, each.false_fit_fraction),
     )
+
+
+def _count(count: int, share: float) -> str:
+    return f"{count:,}" if math.isnan(share) else f"{count:,} ({share:.1%})"
 
 
 def _share(value: float) -> str:

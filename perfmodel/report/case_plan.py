@@ -50,6 +50,7 @@ class PlannedCase:
     """A run, ready to be predicted. matmul_dtype: what matrices are multiplied in (fp8 where the policy of the job is bf16)."""
 
     hardware: HardwareOfCase
+    framework: Framework
     profile: ExecutionProfile
     matmul_dtype: Dtype
     plan: Plan
@@ -96,7 +97,7 @@ def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
         attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
     )
-    return PlannedCase(hardware=hardware, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
+    return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
 
 def _refuse_other_runs(inputs: Mapping[str, Any]) -> None:

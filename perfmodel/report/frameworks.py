@@ -24,6 +24,8 @@ class Framework:
     sequence_parallel   with every tensor parallelism, said or not
     selective    operators that "selective" recomputation runs again
     fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
+    memory_kind  what its memory figures count: reserved (all that the allocator holds) or allocated (what is in tensors)
+    memory_rank  the pipeline rank that they are of: first, last or the fullest
     """
 
     pattern: str
@@ -34,6 +36,8 @@ class Framework:
     sequence_parallel: bool = False
     selective: tuple[str, ...] = ("attention_core",)
     fills_memory: bool = False
+    memory_kind: str = "reserved"
+    memory_rank: str = "fullest"
 
 
 #: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
@@ -56,10 +60,11 @@ FRAMEWORKS = (
     Framework(pattern=r"megatron-lm (2020|\(sc21\)|\(ptd-p\))", profile="megatron-2020", attention="unfused"),
     Framework(pattern=r"megatron-lm \(2022\)", profile="megatron", attention="unfused"),
     Framework(pattern=r"megascale", profile="megatron", zero=2),
-    Framework(pattern=r"megatron-lm dev", profile="megatron"),
+    # its continuous integration records the allocator's peak on the rank that logs, the last one
+    Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
     Framework(pattern=r"nemo|megatron-bridge", profile="nemo", zero=1, sequence_parallel=True),
-    Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1),
-    Framework(pattern=r"nanotron", profile="nanotron"),
+    Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
+    Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
     Framework(pattern=r"torchtitan", profile="torch-fsdp2", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
     Framework(pattern=r"fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -39,11 +39,17 @@ _NARROW = (Dtype.FP8, Dtype.FP4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRow:
-    """One case: what was predicted (nan and None where it was not, with the reason) and what was measured. Seconds and bytes."""
+    """One case: what was predicted (nan and None where it was not, with the reason) and what was measured. Seconds and bytes.
+
+    framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
+    """
 
     id: str
     group: str
     tier: str
+    framework: str = ""
+    memory_kind: str = ""
+    memory_rank: str = ""
     predicted_step_time: float = math.nan
     measured_step_time: float = math.nan
     predicted_memory: float = math.nan
@@ -91,23 +97,77 @@ class ErrorSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitCounts:
-    """Runs known to have fitted, or to have run out of memory, by what was predicted."""
+class MemorySummary:
+    """Errors of the predicted memory of one source: shares, not percent.
 
+    kind, rank          what the source's figures count (allocated, reserved), and of which pipeline rank (first, last, fullest)
+    mean, median, p90   of |predicted / measured - 1|
+    bias                median of predicted / measured - 1
+    """
+
+    name: str
+    framework: str
+    kind: str
+    rank: str
+    num_rows: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitCounts:
+    """Runs known to have fitted, or to have run out of memory, by what was predicted; of one framework or of all."""
+
+    name: str = "all"
     ran_and_fits: int
     ran_but_predicted_out: int
     out_and_predicted_out: int
     out_but_predicted_fits: int
 
+    @property
+    def num_ran(self) -> int:
+        return self.ran_and_fits + self.ran_but_predicted_out
+
+    @property
+    def num_out(self) -> int:
+        return self.out_and_predicted_out + self.out_but_predicted_fits
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the runs of which the prediction is right; nan where there are none."""
+        return _share_of(self.ran_and_fits + self.out_and_predicted_out, self.num_ran + self.num_out)
+
+    @property
+    def false_fit_fraction(self) -> float:
+        """Of the runs that ran out of memory, the share that was predicted to fit."""
+        return _share_of(self.out_but_predicted_fits, self.num_out)
+
+    @property
+    def false_out_fraction(self) -> float:
+        """Of the runs that ran, the share that was predicted not to fit."""
+        return _share_of(self.ran_but_predicted_out, self.num_ran)
+
+
+def _share_of(count: int, total: int) -> float:
+    return count / total if total else math.nan
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """Every case in the order of the file, the errors over all and by source, and why cases were not predicted (reason -> count)."""
+    """Every case in the order of the files, the errors over all and by source, and why cases were not predicted (reason -> count).
+
+    memories        errors of the memory by source, kind and rank
+    framework_fits  fit or not by framework
+    """
 
     rows: tuple[ValidationRow, ...]
     overall: ErrorSummary
     sources: tuple[ErrorSummary, ...]
+    memories: tuple[MemorySummary, ...]
     fits: FitCounts
+    framework_fits: tuple[FitCounts, ...]
     reasons: Mapping[str, int]
 
     @property
@@ -134,23 +194,24 @@ def _cell(number: float) -> str:
 
 
 def validate_cases(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     *,
     out: str | Path | None = None,
     calibration: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ValidationResult:
-    """Predict every case of a file, one JSON object a line; write the table to `out` if given.
+    """Predict every case of a file (or of several, one after the other), one JSON object a line; write the table to `out` if given.
 
     calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none
     progress     called with the number of cases done, after each
     """
     predictor = CasePredictor(calibration=calibration)
     rows = []
-    for case in read_cases(path):
-        rows.append(predictor.row(case))
-        if progress is not None:
-            progress(len(rows))
+    for each in [path] if isinstance(path, (str, Path)) else path:
+        for case in read_cases(each):
+            rows.append(predictor.row(case))
+            if progress is not None:
+                progress(len(rows))
     result = summarise(rows)
     if out is not None:
         write_atomically(out, result.to_csv())
@@ -179,17 +240,29 @@ class CasePredictor:
         try:
             planned = plan_of_case(case.inputs)
             prediction = self.predict(planned)
-            context_bytes = self.estimator(planned).machine.context_bytes
+            memory = self.measured_memory(planned, prediction)
         except InputError as error:
             return replace(row, reason=one_line(error, 400))
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
             # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
             return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
-        # published figures are those of the framework's allocator, which does not count the driver's context and NCCL's buffers
-        time, memory = prediction.step_time, prediction.memory["total"] - context_bytes
+        time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
             return replace(row, reason="the prediction is not a finite number; please report this case")
-        return replace(row, predicted_step_time=time, predicted_memory=memory, predicted_fits=prediction.fits, assumed=planned.assumed)
+        return replace(
+            row,
+            framework=planned.framework.profile,
+            memory_kind=planned.framework.memory_kind,
+            memory_rank=planned.framework.memory_rank,
+            predicted_step_time=time,
+            predicted_memory=memory,
+            predicted_fits=prediction.fits,
+            assumed=planned.assumed,
+        )
+
+    def measured_memory(self, planned: PlannedCase, prediction: Prediction) -> float:
+        """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
+        return prediction.memory["total"] - self.estimator(planned).machine.context_bytes
 
     def predict(self, planned: PlannedCase) -> Prediction:
         return self.estimator(planned).predict(planned.plan)
@@ -250,18 +323,45 @@ def summarise(rows: Iterable[ValidationRow]) -> ValidationResult:
             kind = _kind_of(row.reason)
             reasons[kind] = reasons.get(kind, 0) + 1
     judged = [row for row in rows if row.is_predicted and row.ran is not None]
+    frameworks = sorted({row.framework for row in judged})
     return ValidationResult(
         rows=rows,
         overall=error_summary("all", rows),
         sources=tuple(error_summary(name, groups[name]) for name in sorted(groups)),
-        fits=FitCounts(
-            ran_and_fits=sum(bool(row.ran and row.predicted_fits) for row in judged),
-            ran_but_predicted_out=sum(bool(row.ran and not row.predicted_fits) for row in judged),
-            out_and_predicted_out=sum(not row.ran and not row.predicted_fits for row in judged),
-            out_but_predicted_fits=sum(bool(not row.ran and row.predicted_fits) for row in judged),
-        ),
+        memories=memory_summaries(rows),
+        fits=fit_counts("all", judged),
+        framework_fits=tuple(fit_counts(name, [row for row in judged if row.framework == name]) for name in frameworks),
         reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
     )
+
+
+def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
+    """Of rows that were predicted and of which it is known whether they ran."""
+    pairs = [(bool(row.ran), bool(row.predicted_fits)) for row in judged]
+    return FitCounts(
+        name=name,
+        ran_and_fits=pairs.count((True, True)),
+        ran_but_predicted_out=pairs.count((True, False)),
+        out_and_predicted_out=pairs.count((False, False)),
+        out_but_predicted_fits=pairs.count((False, True)),
+    )
+
+
+def memory_summaries(rows: Iterable[ValidationRow]) -> tuple[MemorySummary, ...]:
+    """Errors of every predicted row with a measured memory, by source and by what its figures count."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in rows:
+        if not math.isnan(row.memory_error):
+            groups.setdefault((row.group, row.framework, row.memory_kind, row.memory_rank), []).append(row.memory_error)
+    summaries = []
+    for (name, framework, kind, rank), errors in sorted(groups.items()):
+        mean, median, p90, bias = _statistics(sorted(errors))
+        summaries.append(
+            MemorySummary(
+                name=name, framework=framework, kind=kind, rank=rank, num_rows=len(errors), mean=mean, median=median, p90=p90, bias=bias
+            )
+        )
+    return tuple(summaries)
 
 
 def error_summary(name: str, rows: Iterable[ValidationRow]) -> ErrorSummary:

@@ -3,6 +3,7 @@ import io
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -189,6 +190,36 @@ def test_the_summary_counts_and_averages():
     fits = result.fits
     counts = (fits.ran_and_fits, fits.ran_but_predicted_out, fits.out_and_predicted_out, fits.out_but_predicted_fits)
     assert sum(counts) == 4
+
+
+def test_several_files_are_one_after_the_other(tmp_path):
+    ran = write(tmp_path / "ran.jsonl", [CASE])
+    out = write(tmp_path / "out.jsonl", [changed(id="out", measured=None, outcome="out_of_memory", micro_batch=16)])
+    result = validate_cases([ran, out])
+    assert [row.id for row in result.rows] == ["some-run", "out"]
+    assert (result.fits.num_ran, result.fits.num_out) == (1, 1)
+    assert [each.name for each in result.framework_fits] == ["nanotron"]
+
+
+def test_shares_of_fit_and_no_fit_are_of_the_runs_that_ran_and_of_those_that_ran_out():
+    rows = [row_of(changed(id=f"r-{i}")) for i in range(3)]
+    rows += [row_of(changed(id=f"o-{i}", measured=None, outcome="out_of_memory")) for i in range(4)]
+    fits = summarise([replace(row, predicted_fits=row.id not in ("r-0", "o-1", "o-2")) for row in rows]).fits
+    assert (fits.num_ran, fits.num_out) == (3, 4)
+    assert fits.false_out_fraction == pytest.approx(1 / 3)
+    assert fits.false_fit_fraction == pytest.approx(2 / 4)
+    assert fits.accuracy == pytest.approx(4 / 7)
+    assert math.isnan(summarise([]).fits.accuracy)
+
+
+def test_errors_of_memory_are_told_apart_by_what_the_framework_counts():
+    megatron = changed(id="run-2", framework="Megatron-LM 0.14", settings={})
+    bare = {"step_time_s": 2.5, "peak_memory_gib": None}
+    result = summarise([row_of(CASE), row_of(megatron), row_of(changed(id="run-3", measured=bare))])
+    by_name = {(each.framework, each.kind, each.rank): each for each in result.memories}
+    assert set(by_name) == {("nanotron", "reserved", "first"), ("megatron", "allocated", "fullest")}
+    assert all(each.num_rows == 1 for each in result.memories)
+    assert by_name["nanotron", "reserved", "first"].mean == pytest.approx(abs(row_of(CASE).memory_error))
 
 
 # --- from a case to a plan ----------------------------------------------------------------------------------------
