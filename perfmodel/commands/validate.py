@@ -62,7 +62,7 @@ def _object(result: ValidationResult) -> dict[str, object]:
 
 
 def _show(result: ValidationResult) -> None:
-    headers = ("source", "cases", "predicted", "times", "mean", "median", "p90", "bias")
+    headers: tuple[str, ...] = ("source", "cases", "predicted", "times", "mean", "median", "p90", "bias")
     print(f"{result.num_predicted:,} of {result.num_rows:,} cases predicted.")
     print("Errors are |predicted / measured - 1|; bias is their median with its sign.")
     print()
