@@ -219,8 +219,9 @@ class _Parameters:
 
     @property
     def index(self) -> int:
-        """This rank's shard."""
-        return self.place["dp_shard"] * self.plan.layout.cp + self.place["cp"] if self.plan.zero else 0
+        """This rank's shard: they are numbered in the order of the ranks."""
+        inner, outer = sorted(("dp_shard", "cp"), key=self.plan.order.index)
+        return self.place[outer] * self.plan.layout.degree(inner) + self.place[inner] if self.plan.zero else 0
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
         """Rows and columns that tensor parallelism leaves."""

@@ -10,8 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
 from perfmodel.cost.estimate import Estimator
@@ -52,57 +52,79 @@ def audit_plan(
         raise InputError(reason)
     numbers = (plan.num_microbatches,) if every_microbatch else counted_microbatches(plan)
     audited: list[RankAudit] = []
-    version, results = count_with_torch([(with_microbatches(plan, number), rank) for rank in ranks for number in numbers])
-    for rank in ranks:
-        counted: dict[int, RankCounts] = {}
-        elapsed = memory = 0.0
-        for number in numbers:
-            if progress is not None:
-                progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
-            result = next(results)
-            if isinstance(result, RunError):
-                results.close()
-                raise result
-            counted[number] = result[0]
-            elapsed += result[1]
-            memory = max(memory, result[2])
-        place = place_of(plan, rank)
-        rows = audit_rows(predicted_counts(estimator, plan, place), extrapolate(counted, plan.num_microbatches))
-        audited.append(RankAudit(rank=rank, place=place, rows=rows, elapsed=elapsed, memory=memory))
-    results.close()
-    return Audit(plan=plan, profile=estimator.profile.name, torch=version, counted_microbatches=numbers, ranks=tuple(audited))
+    with CountingProcess() as process:
+        for rank in ranks:
+            counted: dict[int, Counted] = {}
+            for number in numbers:
+                if progress is not None:
+                    progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
+                counted[number] = process.count(with_microbatches(plan, number), rank)
+            counts = extrapolate({number: each.counts for number, each in counted.items()}, plan.num_microbatches)
+            place = place_of(plan, rank)
+            audited.append(
+                RankAudit(
+                    rank=rank,
+                    place=place,
+                    rows=audit_rows(predicted_counts(estimator, plan, place), counts),
+                    elapsed=sum(each.elapsed for each in counted.values()),
+                    memory=max(each.memory for each in counted.values()),
+                )
+            )
+    return Audit(plan=plan, profile=estimator.profile.name, torch=process.torch_version, counted_microbatches=numbers, ranks=tuple(audited))
 
 
-def count_with_torch(jobs: Sequence[tuple[Plan, int]]) -> tuple[str, Generator[Any]]:
-    """Torch's version, and for each (plan, rank) what came of it.
+class Counted(NamedTuple):
+    """Torch's counts of one rank, and the seconds and the bytes of this machine's memory that they took."""
 
-    (counts, the seconds that they took, bytes of this machine's memory), or the error where torch cannot build or run the program.
-    """
-    results = _count(jobs)
-    return next(results), results
+    counts: RankCounts
+    elapsed: float
+    memory: float
 
 
-def _count(jobs: Sequence[tuple[Plan, int]]) -> Generator[Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    code = "from perfmodel.execute.audit_worker import main; main()"
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment)
-        assert process.stdin is not None
-        assert process.stdout is not None
+class CountingProcess:
+    """A process that imports torch once and counts plans for this one, each rank in a fork of its own."""
+
+    def __enter__(self) -> CountingProcess:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        code = "from perfmodel.execute.audit_worker import main; main()"
+        self._log = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment
+        )
         try:
-            send(process.stdin, list(jobs))
-            yield receive(process.stdout)[1]
-            for _, rank in jobs:
-                kind, *content = receive(process.stdout)
-                failed = f"audit: rank {rank}: torch cannot build or run this program: {content[0]}"
-                yield RunError(failed) if kind == "error" else tuple(content)
-        except (EOFError, BrokenPipeError):
-            log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            raise RunError(f"audit: its process ended early: {lines[-1] if lines else 'no output'}") from None
-        finally:
-            process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            process.stdout.close()
-            process.wait()
+            self.torch_version: str = self._receive()[1]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        process = self._process
+        process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()  # type: ignore[union-attr]
+        process.stdout.close()  # type: ignore[union-attr]
+        process.wait()
+        self._log.close()
+
+    def count(self, plan: Plan, rank: int) -> Counted:
+        """That rank's step, counted; RunError where torch cannot build or run its program."""
+        try:
+            send(self._process.stdin, (plan, rank))  # type: ignore[arg-type]
+        except BrokenPipeError:
+            raise self._ended() from None
+        kind, *content = self._receive()
+        if kind == "error":
+            raise RunError(f"audit: rank {rank}: torch cannot build or run this program: {content[0]}")
+        return Counted(*content)
+
+    def _receive(self) -> tuple[Any, ...]:
+        try:
+            return receive(self._process.stdout)  # type: ignore[arg-type, no-any-return]
+        except EOFError:
+            raise self._ended() from None
+
+    def _ended(self) -> RunError:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return RunError(f"audit: its process ended early: {lines[-1] if lines else 'no output'}")

@@ -30,17 +30,20 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
-    """Reads pairs of a plan and a rank from standard input; answers each with ("ok", counts, elapsed, memory) or ("error", text)."""
+    """Reads a plan and a rank from standard input, until its end; answers with ("ok", counts, elapsed, memory) or ("error", text)."""
     die_with_parent()
     results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not stand between the results
-    jobs = receive(sys.stdin.buffer)
     import torch
 
     import perfmodel.execute.audit_count  # noqa: F401 - before the forks
 
     send(results, ("ready", torch.__version__))
-    for plan, rank in jobs:
+    while True:
+        try:
+            plan, rank = receive(sys.stdin.buffer)
+        except EOFError:
+            return
         child = os.fork()
         if child == 0:
             code = 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from perfmodel.execute.audit import CountingProcess
 from perfmodel.execute.launch import WorkerGroup
 
 
@@ -32,3 +33,10 @@ def groups() -> Iterator[Groups]:
     groups = Groups()
     yield groups
     groups.close()
+
+
+@pytest.fixture(scope="session")
+def counting() -> Iterator[CountingProcess]:
+    """One process that counts for every test of an audit."""
+    with CountingProcess() as process:
+        yield process

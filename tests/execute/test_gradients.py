@@ -48,6 +48,7 @@ FORMS = {
     "pipeline x zero 3": (4, dict(pp=2, dp_shard=2, zero=3)),
     "interleaved x zero 3": (4, dict(pp=2, virtual_stages=2, dp_shard=2, zero=3)),
     "pipeline x context": (4, dict(pp=2, cp=2)),
+    "shards inside context": (4, dict(cp=2, zero=3, order=("tp", "dp_shard", "dp_replicate", "cp", "pp"))),
     "pipeline innermost": (4, dict(pp=2, tp=2, order=("pp", "cp", "dp_shard", "dp_replicate", "tp"))),
     "pipeline x zero 3 x tensor and sequence": (8, dict(pp=2, dp_shard=2, tp=2, zero=3)),
     "data x context x tensor and sequence": (8, dict(dp_replicate=2, cp=2, tp=2)),
