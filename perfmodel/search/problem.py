@@ -1,0 +1,181 @@
+"""What the kernel is given, checked and brought into one form: vectors, and one matrix for each pair of vertices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from perfmodel.errors import bad_field
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Edge = tuple[int, int, Array]
+
+#: A forbidden entry (+inf) becomes a finite cost that no possible choice reaches; this many times the spread of all finite costs.
+_FORBIDDEN_SPREADS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Choose one configuration of every vertex so that the sum of its vector and matrix entries is least.
+
+    `edges` has u < v and no pair twice. Where `forbidden` is finite, it stands for +inf in the arrays, and a total of at least
+    `forbidden_total` is no choice at all.
+    """
+
+    costs: tuple[Array, ...]
+    edges: tuple[Edge, ...]
+    forbidden_total: float
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(cost) for cost in self.costs]
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return [(u, v) for u, v, _ in self.edges]
+
+    def total(self, choice: Sequence[int]) -> float:
+        """The cost of a choice: its entries added exactly, then rounded once."""
+        return math.fsum(self.entries(choice))
+
+    def magnitude(self, choice: Sequence[int]) -> float:
+        """The sum of the entries' absolute values, to which rounding errors are proportional."""
+        return math.fsum(abs(entry) for entry in self.entries(choice))
+
+    def entries(self, choice: Sequence[int]) -> list[float]:
+        own = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
+        return own + [float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges]
+
+    def restrict(self, kept: Sequence[Labels], cache: dict[tuple[int, bytes, bytes], Array] | None = None) -> Problem:
+        """The same problem with the configurations `kept` of each vertex only. One object stays one, so repeated blocks stay known."""
+        cache = {} if cache is None else cache
+        whole = [len(labels) == len(cost) for labels, cost in zip(kept, self.costs, strict=True)]
+        names = [labels.tobytes() for labels in kept]
+
+        def part(array: Array, u: int, v: int) -> Array:
+            if whole[u] and whole[v]:
+                return array
+            key = (id(array), names[u], names[v] if v != u else b"")
+            if key not in cache:
+                cache[key] = array[kept[u]] if v == u else array[kept[u][:, None], kept[v]]
+            return cache[key]
+
+        return Problem(
+            costs=tuple(part(cost, v, v) for v, cost in enumerate(self.costs)),
+            edges=tuple((u, v, part(matrix, u, v)) for u, v, matrix in self.edges),
+            forbidden_total=self.forbidden_total,
+        )
+
+
+def read_problem(vertex_costs: Sequence[ArrayLike], edges: Sequence[tuple[int, int, ArrayLike]]) -> Problem:
+    """The problem of `eliminate`, checked: one sentence names the first array that breaks a rule."""
+    reader = _Reader()
+    costs = [reader.vector(v, cost) for v, cost in enumerate(vertex_costs)]
+    merged: dict[tuple[int, int], Array] = {}
+    turned: dict[int, Array] = {}
+    for index, edge in enumerate(edges):
+        u, v, matrix = reader.edge(index, edge, costs)
+        if u > v:
+            u, v, matrix = v, u, turned.setdefault(id(matrix), matrix.T)
+        merged[u, v] = merged[u, v] + matrix if (u, v) in merged else matrix
+    return reader.finish(costs, merged)
+
+
+class _Reader:
+    """Checks arrays, each object once, and gathers the spread of the finite costs."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[object, Array]] = {}  # holds what was given, so that an id stays taken
+        self.spread_of: dict[int, float] = {}
+        self.has_forbidden: set[int] = set()
+
+    def vector(self, v: int, given: ArrayLike) -> Array:
+        cost = self.array(f"vertex_costs[{v}]", given, dims=1)
+        if len(cost) == 0:
+            raise bad_field(
+                f"vertex_costs[{v}]", "[]", "a vertex needs at least one configuration", "give one cost for each, or drop the vertex"
+            )
+        if not np.isfinite(cost).any():
+            raise bad_field(
+                f"vertex_costs[{v}]", "inf", "no choice is possible: every configuration is forbidden", "leave one that is finite"
+            )
+        return cost
+
+    def edge(self, index: int, edge: tuple[int, int, ArrayLike], costs: Sequence[Array]) -> tuple[int, int, Array]:
+        field = f"edges[{index}]"
+        try:
+            u, v, given = edge
+        except (TypeError, ValueError):
+            raise bad_field(field, edge, "an edge is (u, v, matrix)", "give two vertices and a matrix") from None
+        for end in (u, v):
+            if isinstance(end, bool) or not isinstance(end, int | np.integer):
+                raise bad_field(field, end, "the ends of an edge are vertex numbers", "give two integers")
+            if not 0 <= end < len(costs):
+                raise bad_field(field, end, f"there is no such vertex among {len(costs)}", f"use 0 to {len(costs) - 1}")
+        u, v = int(u), int(v)
+        if u == v:
+            raise bad_field(field, f"({u}, {v})", "an edge joins two different vertices", "add its diagonal to the vertex's own costs")
+        matrix = self.array(field, given, dims=2)
+        if matrix.shape != (len(costs[u]), len(costs[v])):
+            raise bad_field(
+                field,
+                f"matrix {matrix.shape}",
+                f"vertices {u} and {v} have {len(costs[u])} and {len(costs[v])} configurations",
+                "give matrix[cu, cv]",
+            )
+        return u, v, matrix
+
+    def array(self, field: str, given: ArrayLike, *, dims: int) -> Array:
+        if id(given) in self.known:
+            array = self.known[id(given)][1]
+        else:
+            try:
+                array = np.asarray(given, dtype=np.float64)
+            except (TypeError, ValueError):
+                raise bad_field(field, given, "costs are real numbers in a rectangular array", "give float64") from None
+            self.known[id(given)] = (given, array)
+        if array.ndim != dims:
+            raise bad_field(field, f"{array.ndim} dims", f"this is a {'vector' if dims == 1 else 'matrix'}", f"give {dims}")
+        if id(array) not in self.spread_of and array.size:
+            low, high = float(array.min()), float(array.max())
+            if math.isnan(low) or math.isnan(high):
+                raise bad_field(field, "nan", "a cost is a number", "use inf for a forbidden entry")
+            if low == -math.inf:
+                raise bad_field(field, "-inf", "a cost has a lower bound", "use inf for a forbidden entry")
+            if high == math.inf:
+                self.has_forbidden.add(id(array))
+                finite = array[np.isfinite(array)]
+                low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+            self.spread_of[id(array)] = max(abs(low), abs(high), high - low)
+        return array
+
+    def finish(self, costs: list[Array], merged: dict[tuple[int, int], Array]) -> Problem:
+        if not self.has_forbidden:
+            return Problem(costs=tuple(costs), edges=tuple((u, v, matrix) for (u, v), matrix in merged.items()), forbidden_total=math.inf)
+        spread = math.fsum(self._largest(array) for array in [*costs, *merged.values()])
+        stand_in = _FORBIDDEN_SPREADS * spread + 1.0
+        if not math.isfinite(stand_in * (len(costs) + len(merged))):
+            raise bad_field("vertex_costs", spread, "costs beside forbidden entries must leave room to be added", "use smaller units")
+        replaced: dict[int, Array] = {}
+
+        def finite(array: Array) -> Array:
+            if id(array) not in replaced:
+                replaced[id(array)] = np.where(np.isinf(array), stand_in, array) if np.isinf(array).any() else array
+            return replaced[id(array)]
+
+        return Problem(
+            costs=tuple(finite(cost) for cost in costs),
+            edges=tuple((u, v, finite(matrix)) for (u, v), matrix in merged.items()),
+            forbidden_total=stand_in - spread,
+        )
+
+    def _largest(self, array: Array) -> float:
+        if id(array) not in self.spread_of:  # the sum of two edges
+            finite = array[np.isfinite(array)]
+            self.spread_of[id(array)] = float(np.abs(finite).max()) if finite.size else 0.0
+        return self.spread_of[id(array)]

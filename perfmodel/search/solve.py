@@ -1,0 +1,335 @@
+"""The best configuration of every vertex of a graph, given what each costs and what each pair costs.
+
+1. Where elimination is cheap, it is done at once (`tables.py`).
+2. Else sweeps give a lower bound of every configuration (`bounds.py`), elimination on the most promising configurations gives a choice,
+   and what cannot be part of a better one is dropped: configurations that are dominated, and those that only look good alone. It goes
+   on until elimination of what is left is affordable; usually little is left after two or three rounds.
+3. Where it never is, the same is done inside a branch and bound (`branch`), which ends with a proof or, out of time, with a gap.
+
+Nothing is lost on the way: a configuration goes only when its bound exceeds the cost of a choice already held, by more than rounding.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from perfmodel.errors import InputError, bad_field
+from perfmodel.search.bounds import Relaxation
+from perfmodel.search.order import EliminationOrder, best_order
+from perfmodel.search.problem import Labels, Problem, read_problem
+from perfmodel.search.tables import solve_by_tables
+
+BYTES_OF_AN_ENTRY = 8.0
+#: A sweep costs its matrices once, and as much as this many entries for each edge.
+_ENTRIES_OF_AN_EDGE = 6_000.0
+#: Elimination at once where it costs no more than this many sweeps.
+_SWEEPS_OF_A_SEARCH = 6.0
+#: Past this many joined entries (minutes), branch and bound is asked first.
+_MOST_WORK = 3e10
+#: Rounding of a bound, as a share of the absolute entries that a choice adds up.
+_ROUNDING = 1e-10
+#: Rounding of a total, for the end of a proof.
+_LAST_DIGITS = 1e-13
+#: Rounds without progress before the sweeps count as come to rest, at the root and below it.
+_PATIENCE = 4
+_PROGRESS = 0.02
+_MOST_SWEEPS = 16
+_FOREST_MOVES = 4
+#: A part of a branch and bound: sweeps while they close this share of the gap, then elimination if it costs no more than so many sweeps.
+_ROUNDS_OF_A_PART = 4
+_PROGRESS_OF_A_PART = 0.1
+_SWEEPS_OF_A_PART = 20.0
+
+
+class SearchMethod(StrEnum):
+    ELIMINATION = "elimination"
+    BOUNDED_ELIMINATION = "elimination of what bounds left"
+    BRANCH_AND_BOUND = "branch and bound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A choice of one configuration for every vertex.
+
+    `cost` is the sum of its entries, rounded once. No choice costs less than `lower_bound` (up to rounding); where that is `cost`, the
+    choice `is_proved` to be the best. `width` is the largest dependent set of the whole graph and `table_entries` what eliminating it
+    whole would hold; `kept_entries` is what was held at most, `num_branches` the parts of a branch and bound.
+    """
+
+    cost: float
+    choice: tuple[int, ...]
+    lower_bound: float
+    is_proved: bool
+    method: SearchMethod
+    width: int
+    table_entries: float
+    kept_entries: float
+    num_branches: int = 0
+
+    @property
+    def gap(self) -> float:
+        """How far the cost may be from the least, as a share of it."""
+        if self.is_proved or self.cost == self.lower_bound:
+            return 0.0
+        return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else math.inf
+
+
+def eliminate(
+    vertex_costs: Sequence[ArrayLike],
+    edges: Sequence[tuple[int, int, ArrayLike]],
+    *,
+    memory_limit: float = 1e9,
+    time_limit: float = 600.0,
+) -> Solution:
+    """The choice c of least  sum over v of vertex_costs[v][c_v]  +  sum over (u, v, matrix) of matrix[c_u, c_v].
+
+    vertex_costs  one vector for each vertex: a cost for each of its configurations
+    edges         (u, v, matrix): any graph; parallel edges add up, u > v is allowed, vertices may stand alone
+    memory_limit  bytes that tables may take; where elimination would need more, branch and bound takes over  [byte]
+    time_limit    after which the best choice so far is returned with its gap  [s]
+
+    An entry of +inf forbids a configuration or a pair.
+    """
+    for field, value in (("memory_limit", memory_limit), ("time_limit", time_limit)):
+        if not value > 0:
+            raise bad_field(field, value, "must be positive", "use inf for none")
+    problem = read_problem(vertex_costs, edges)
+    search = _Search(problem, memory_limit=memory_limit, deadline=time.monotonic() + time_limit)
+    return search.run()
+
+
+class _Search:
+    """One search: the best choice so far, and what it has cost."""
+
+    def __init__(self, problem: Problem, *, memory_limit: float, deadline: float) -> None:
+        self.problem = problem
+        self.most_entries = memory_limit / BYTES_OF_AN_ENTRY
+        self.deadline = deadline
+        self.choice = [int(cost.argmin()) for cost in problem.costs]
+        self.total = problem.total(self.choice)
+        self.slack = _ROUNDING * problem.magnitude(self.choice)
+        self.neighbours: list[set[int]] = [set() for _ in problem.costs]
+        for u, v in problem.pairs:
+            self.neighbours[u].add(v)
+            self.neighbours[v].add(u)
+        self.random = np.random.default_rng(0)
+        self.kept_entries = 0.0
+        self.num_branches = 0
+
+    def run(self) -> Solution:
+        problem = self.problem
+        order = best_order(problem.sizes, problem.pairs)
+        sweep = self.sweep_effort(problem)
+        if self.fits(order, problem) and order.effort(problem.sizes) <= _SWEEPS_OF_A_SEARCH * sweep:
+            self.offer(self.solve_exactly(problem, order))
+            return self.solution(SearchMethod.ELIMINATION, order, self.total)
+        relaxation = Relaxation(problem, [np.arange(size) for size in problem.sizes])
+        if self.close(relaxation):
+            return self.solution(SearchMethod.BOUNDED_ELIMINATION, order, self.total)
+        bound = self.branch(relaxation)
+        return self.solution(SearchMethod.BRANCH_AND_BOUND, order, bound)
+
+    # --- the pieces -------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> float:
+        """A bound above this cannot belong to a choice as good as the best so far."""
+        return self.total + self.slack
+
+    @staticmethod
+    def sweep_effort(problem: Problem) -> float:
+        return math.fsum(matrix.size + _ENTRIES_OF_AN_EDGE for _, _, matrix in problem.edges)
+
+    def fits(self, order: EliminationOrder, problem: Problem) -> bool:
+        return order.table_entries(problem.sizes) <= self.most_entries
+
+    def solve_exactly(self, problem: Problem, order: EliminationOrder) -> list[int]:
+        self.kept_entries = max(self.kept_entries, order.table_entries(problem.sizes))
+        return solve_by_tables(problem, order)
+
+    def offer(self, choice: Sequence[int]) -> bool:
+        total = self.problem.total(choice)
+        if total >= self.total:
+            return False
+        self.choice, self.total = list(choice), total
+        self.slack = _ROUNDING * self.problem.magnitude(choice)
+        return True
+
+    def solve_part(self, relaxation: Relaxation, kept: Sequence[Labels], order: EliminationOrder) -> None:
+        """The best choice among the configurations at the positions `kept`."""
+        part = self.solve_exactly(relaxation.problem.restrict(kept), order)
+        self.offer(self.translate(relaxation, [int(own[label]) for own, label in zip(kept, part, strict=True)]))
+
+    # --- rounds of sweeps -------------------------------------------------------------------------------------------------------------
+
+    def close(self, relaxation: Relaxation) -> bool:
+        """Sweep and prune until the best choice of all is known: True. False: the sweeps have come to rest before."""
+        waited, halvings, num_sweeps = 0, 0, 2
+        effort = 0.0
+        while waited < _PATIENCE and time.monotonic() < self.deadline:
+            before, total, entries = relaxation.constant, self.total, self.sweep_effort(relaxation.problem)
+            for _ in range(num_sweeps):
+                self.offer(self.translate(relaxation, relaxation.sweep()))
+            effort += num_sweeps * entries
+            halvings, spent = self.try_the_promising(relaxation, halvings, affordable=max(effort, 2 * entries))
+            effort += spent
+            if halvings == 0:
+                return True
+            if self.total == total:
+                effort += self.move_forests(relaxation)
+            if self.total == total:
+                num_sweeps = min(2 * num_sweeps, _MOST_SWEEPS)
+            has_cut = relaxation.cut(relaxation.survivors(self.limit))
+            has_risen = relaxation.constant - before > _PROGRESS * (self.limit - relaxation.constant)
+            waited = 0 if self.total < total or has_cut or has_risen else waited + 1
+        return self.eliminate_survivors(relaxation, most_work=_MOST_WORK)
+
+    def close_part(self, relaxation: Relaxation) -> bool:
+        """The same in short, for a part of a branch and bound: no search for better choices, and an early rest."""
+        for _ in range(_ROUNDS_OF_A_PART):
+            before, entries = relaxation.constant, self.sweep_effort(relaxation.problem)
+            for _ in range(2):
+                self.offer(self.translate(relaxation, relaxation.sweep()))
+            if relaxation.constant > self.limit:
+                return True
+            missing = self.limit - relaxation.constant
+            relaxation.cut(relaxation.survivors(self.limit))
+            if relaxation.constant - before < _PROGRESS_OF_A_PART * missing:
+                break
+        return self.eliminate_survivors(relaxation, most_work=_SWEEPS_OF_A_PART * entries)
+
+    def translate(self, relaxation: Relaxation, positions: Sequence[int]) -> list[int]:
+        return [int(labels[position]) for labels, position in zip(relaxation.labels, positions, strict=True)]
+
+    def try_the_promising(self, relaxation: Relaxation, halvings: int, *, affordable: float) -> tuple[int, float]:
+        """Eliminate the configurations whose bounds are within the gap / 2^h, the least h that is affordable, and what that took.
+
+        With h = 0 it was all of them: the best choice is known.
+        """
+        missing = self.limit - relaxation.constant
+        for attempt in range(max(0, halvings - 1), halvings + 40):
+            kept = relaxation.survivors(relaxation.constant + missing / 2.0**attempt)
+            if attempt == 0 and min(map(len, kept)) == 0:
+                return 0, 0.0  # no choice is better than the best so far
+            kept = filled(relaxation, kept)
+            sizes = [len(own) for own in kept]
+            if attempt and max(sizes) == 1:
+                return attempt, 0.0
+            order = best_order(sizes, relaxation.problem.pairs, is_quick=True)
+            if order.effort(sizes) <= affordable and order.table_entries(sizes) <= self.most_entries:
+                self.solve_part(relaxation, kept, order)
+                return attempt, order.effort(sizes)
+        return halvings + 40, 0.0
+
+    def move_forests(self, relaxation: Relaxation) -> float:
+        """Hold all vertices but a random forest of them, and choose for the forest anew; says what that took."""
+        position = [int(np.searchsorted(labels, label)) for labels, label in zip(relaxation.labels, self.choice, strict=True)]
+        held = [np.array([min(at, len(labels) - 1)]) for at, labels in zip(position, relaxation.labels, strict=True)]
+        whole = [np.arange(len(labels)) for labels in relaxation.labels]
+        for _ in range(_FOREST_MOVES):
+            kept = [whole[v] if free else held[v] for v, free in enumerate(self.random_forest())]
+            sizes = [len(own) for own in kept]
+            self.solve_part(relaxation, kept, best_order(sizes, relaxation.problem.pairs, is_quick=True))
+        return _FOREST_MOVES * self.sweep_effort(relaxation.problem)
+
+    def random_forest(self) -> list[bool]:
+        root = list(range(len(self.neighbours)))
+
+        def find(v: int) -> int:
+            while root[v] != v:
+                root[v] = root[root[v]]
+                v = root[v]
+            return v
+
+        inside = [False] * len(root)
+        for v in self.random.permutation(len(root)):
+            trees = [find(u) for u in self.neighbours[v] if inside[u]]
+            if len(set(trees)) == len(trees):
+                inside[v] = True
+                for tree in trees:
+                    root[tree] = find(int(v))
+        return inside
+
+    def eliminate_survivors(self, relaxation: Relaxation, *, most_work: float) -> bool:
+        """Exact elimination of all that is left, if it fits and does not take too long."""
+        kept = relaxation.survivors(self.limit)
+        if min(map(len, kept)) == 0:
+            return True
+        sizes = [len(own) for own in kept]
+        order = best_order(sizes, relaxation.problem.pairs, is_quick=most_work < _MOST_WORK)
+        if order.table_entries(sizes) > self.most_entries or order.work(sizes) > most_work or time.monotonic() >= self.deadline:
+            return False
+        self.solve_part(relaxation, kept, order)
+        return True
+
+    # --- branch and bound -------------------------------------------------------------------------------------------------------------
+
+    def branch(self, root: Relaxation) -> float:
+        """Split the configurations of a vertex in two, the part of least bound first; returns the bound that was reached."""
+        count = itertools.count()
+        open_parts = [(root.constant, next(count), root)]
+        while open_parts:
+            bound, _, relaxation = heapq.heappop(open_parts)
+            if bound >= self.total - _LAST_DIGITS * self.slack / _ROUNDING:
+                return self.total
+            if time.monotonic() >= self.deadline:
+                return bound
+            for kept in self.split(relaxation):
+                part = relaxation.fork()
+                part.cut(kept)
+                self.num_branches += 1
+                if not self.close_part(part):
+                    heapq.heappush(open_parts, (max(bound, part.constant), next(count), part))
+        return self.total
+
+    def split(self, relaxation: Relaxation) -> list[list[Labels]]:
+        """Two halves of the configurations of the vertex whose part of the gap is largest in the choice that the bounds suggest."""
+        kept = filled(relaxation, relaxation.survivors(self.limit))
+        best = [int(bound.argmin()) for bound in relaxation.bounds]
+        missing = [float(vector[label]) for vector, label in zip(relaxation.vectors, best, strict=True)]
+        for edge, (u, v, matrix) in enumerate(relaxation.problem.edges):
+            left = float(matrix[best[u], best[v]] - relaxation.from_low[edge][best[u]] - relaxation.from_high[edge][best[v]])
+            missing[u] += left
+            missing[v] += left
+        several = [v for v, own in enumerate(kept) if len(own) > 1]
+        if not several:
+            self.offer(self.translate(relaxation, [int(own[0]) for own in kept]))
+            return []
+        at = max(several, key=missing.__getitem__)
+        ranked = kept[at][np.argsort(relaxation.bounds[at][kept[at]], kind="stable")]
+        cut = 1 if len(ranked) <= 4 else len(ranked) // 2
+        return [[np.sort(half) if v == at else own for v, own in enumerate(kept)] for half in (ranked[:cut], ranked[cut:])]
+
+    # --- the end ----------------------------------------------------------------------------------------------------------------------
+
+    def solution(self, method: SearchMethod, order: EliminationOrder, bound: float) -> Solution:
+        is_proved = bound >= self.total
+        if self.total >= self.problem.forbidden_total:
+            if is_proved:
+                raise InputError("edges=inf: no choice is possible, every one meets a forbidden entry; allow more pairs")
+            raise InputError("time_limit: no choice without a forbidden entry was found in time; give more time or allow more pairs")
+        return Solution(
+            cost=self.total,
+            choice=tuple(self.choice),
+            lower_bound=min(bound, self.total),
+            is_proved=is_proved,
+            method=method,
+            width=order.width,
+            table_entries=order.table_entries(self.problem.sizes),
+            kept_entries=self.kept_entries,
+            num_branches=self.num_branches,
+        )
+
+
+def filled(relaxation: Relaxation, kept: Sequence[Labels]) -> list[Labels]:
+    """`kept` with the configuration of least bound where a vertex keeps none (bounds of different moments may disagree that much)."""
+    return [own if len(own) else np.array([bound.argmin()]) for own, bound in zip(kept, relaxation.bounds, strict=True)]
