@@ -22,7 +22,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
-from perfmodel.parallel.parameters import ParameterEvent, is_one_end_unit, parameter_events
+from perfmodel.parallel.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, parameter_events
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.sharding import Collective
@@ -31,7 +31,6 @@ from perfmodel.workload.operator import REGIONS
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines.
 EXECUTOR_PROFILE = "torch-fsdp2"
-TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
 _KIND_OF_CODE = {code: str(kind) for kind, code in COLLECTIVE_CODE.items()}
 #: Products of unfused attention: their work depends on how far along the sequence the rank's queries lie.
 _SQUARES = ("scores", "context")
@@ -143,8 +142,6 @@ def _count_flops(
         name = program.matmul.names[row]
         where = REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]
         repeats = times[where]
-        if name == "context" and where[1] == "core" and plan.recompute is Recompute.SELECTIVE:
-            repeats //= 2  # torch stops a recomputation at the last tensor that it needs, the input of this product
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
         if operator in _SQUARES and seen < 1.0:
@@ -243,9 +240,7 @@ class _Parameters:
 
     def _is_partial(self, parameter: ParameterLayout) -> bool:
         """Its gradient is partial over tp after a microbatch."""
-        # The executor adds the bias of a row-parallel linear to the reduced sum, whose gradient is gathered: whole on every rank.
-        gathered = parameter.name in ("o_proj.bias", "down_proj.bias")
-        return self._size(parameter.gradient_axes & TENSOR_AXES) > 1 and not gathered
+        return self._size(parameter.gradient_axes & TENSOR_AXES) > 1
 
     def _units(self) -> list[_Unit]:
         p, rank, flat = self.plan.layout.pp, self.place["pp"], self.plan.zero < 2
@@ -281,6 +276,7 @@ class _Parameters:
             reduces_each_microbatch=self.profile.reduces_each_microbatch and self.plan.zero >= 2 and not keeps,
             keeps_gathered=keeps,
             recompute_full=self.plan.recompute is Recompute.FULL,
+            reduces_tp_first=self.profile.reduces_tp_gradients_first,
             is_wanted_at_once="layer" not in parameter.regions and (self._joins_ends or "head" in parameter.regions),
         )
 
@@ -306,54 +302,53 @@ class _Parameters:
                 if len(parameter.regions) > 1:
                     size = self._own_shard(parameter) * master if self.plan.zero >= 2 else self._flat(unit) // self.ways * reduced
                     counts.add_collective("all_reduce", "pp", 1, size)
-        self._count_partial(counts, units, itemsize(policy.gradient), reduced)
+        if self.plan.zero < 2 and self.plan.layout.tp > 1:
+            self._count_partial(counts, units, reduced)
 
     def _flat(self, unit: _Unit) -> int:
         return ceil(sum(self._elements(q) for q in unit.members) / self.ways) * self.ways
 
     def _count_unit(self, counts: RankCounts, unit: _Unit, weight: float, reduced: float) -> None:
-        """One collective for each event that members of the unit share, over the data axes."""
+        """One collective for each event that members of the unit share, over the data axes; sums over tp are one for each member."""
         calls: dict[tuple[str, str, str], float] = {}
         number: dict[tuple[str, str, str], int] = {}
         for parameter in unit.members:
             events = self._events(parameter)
             scattered = any(event.kind is Collective.REDUCE_SCATTER for event in events)
             for event in events:
+                times = unit.number * (self.plan.num_microbatches if event.times == "microbatch" else 1)
+                itemsize_ = weight if event.dtype == "parameter" else reduced
+                if event.what == "sum":
+                    if not self._is_partial(parameter):
+                        continue
+                    num_bytes = times * self._elements(parameter) * itemsize_
+                    counts.add_collective(str(event.kind), axes_name(event.axes, self.plan), times, num_bytes)
+                    continue
                 axes = axes_name(event.axes - TENSOR_AXES, self.plan)
                 key = (str(event.kind), axes, str(event.what))
-                number[key] = unit.number * (self.plan.num_microbatches if event.times == "microbatch" else 1)
+                number[key] = times
                 if self.plan.zero < 2:
                     elements = self._flat(unit) // (self.ways if scattered and event.kind is Collective.ALL_REDUCE else 1)
-                    calls[key] = elements * (weight if event.dtype == "parameter" else reduced)
+                    calls[key] = elements * itemsize_
                     continue
                 elements = self._padded_shard(parameter) * (1 if event.kind is Collective.ALL_REDUCE else self.ways)
-                calls[key] = calls.get(key, 0.0) + elements * (weight if event.dtype == "parameter" else reduced)
+                calls[key] = calls.get(key, 0.0) + elements * itemsize_
         for key, num_bytes in calls.items():
             counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)
 
-    def _count_partial(self, counts: RankCounts, units: list[_Unit], gradient: float, reduced: float) -> None:
-        """Gradients that are partial over tp (norms under sequence parallelism).
+    def _count_partial(self, counts: RankCounts, units: list[_Unit], reduced: float) -> None:
+        """Gradients that are partial over tp (norms under sequence parallelism), of flat buffers: reduced together, once a step.
 
-        Flat buffers reduce them together, once a step, as far as they lie in the rank's shard (partial ones lie last in their
-        unit). DTensor reduces each by itself, whole, before fully_shard scatters it: each microbatch, or once under a pipeline.
+        As far as they lie in the rank's shard: partial ones lie last in their unit.
         """
-        if self.plan.layout.tp == 1:
-            return
-        if self.plan.zero < 2:
-            together = 0
-            for unit in units:
-                end = sum(self._elements(q) for q in unit.members)
-                start = end - sum(self._elements(q) for q in unit.members if self._is_partial(q))
-                piece = self._flat(unit) // self.ways
-                first, last = max(start, self.index * piece), min(end, (self.index + 1) * piece)
-                together += max(0, last - first) * unit.number
-            counts.add_collective("all_reduce", "tp", int(together > 0), together * reduced)
-            return
-        times = 1 if self.plan.layout.pp > 1 else self.plan.num_microbatches
-        itemsize_ = reduced if self.plan.layout.pp > 1 and times == 1 else gradient
+        together = 0
         for unit in units:
-            members = [self._elements(q) for q in unit.members if self._is_partial(q)]
-            counts.add_collective("all_reduce", "tp", times * len(members) * unit.number, times * sum(members) * unit.number * itemsize_)
+            end = sum(self._elements(q) for q in unit.members)
+            start = end - sum(self._elements(q) for q in unit.members if self._is_partial(q))
+            piece = self._flat(unit) // self.ways
+            first, last = max(start, self.index * piece), min(end, (self.index + 1) * piece)
+            together += max(0, last - first) * unit.number
+        counts.add_collective("all_reduce", "tp", int(together > 0), together * reduced)
 
 
 # ---------------------------------------------------------------------------------------------------------- side by side

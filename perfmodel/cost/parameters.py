@@ -25,7 +25,7 @@ from perfmodel.workload.operator import REGIONS
 Array = NDArray[np.float64]
 
 #: What a chip does with the parameters of a region, and how often.
-WHAT = ("gather_forward", "gather_backward", "reduce", "publish")
+WHAT = ("gather_forward", "gather_backward", "sum", "reduce", "publish")
 TIMES = ("microbatch", "step")
 
 
@@ -43,6 +43,7 @@ class ParameterProgram:
     event_mask: NDArray[np.int64]
     event_itemsize: NDArray[np.float64]
     event_on_shard: NDArray[np.bool_]
+    event_is_whole: NDArray[np.bool_]
     unit_starts: NDArray[np.int64]
     unit_kind: NDArray[np.int64]
     unit_mask: NDArray[np.int64]
@@ -84,6 +85,7 @@ def cell(what: str, times: str, region: str) -> int:
 _WHAT_OF = {
     "gather_forward": "gather_forward",
     "gather_backward": "gather_backward",
+    "sum": "sum",
     "reduce": "reduce",
     "finish": "reduce",
     "publish": "publish",
@@ -120,6 +122,7 @@ def compile_parameters(
             reduces_each_microbatch=profile.reduces_each_microbatch and zero >= 2 and not keeps,
             keeps_gathered=keeps,
             recompute_full=recompute_full,
+            reduces_tp_first=profile.reduces_tp_gradients_first,
             is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
         )
         scattered = any(e.kind is Collective.REDUCE_SCATTER for e in found)
@@ -127,9 +130,9 @@ def compile_parameters(
             what = _WHAT_OF[str(event.what)]
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             # after the reduce-scatter only the shard is left to reduce over the other axes
-            on_shard = scattered and event.kind is Collective.ALL_REDUCE
+            on_shard = scattered and event.kind is Collective.ALL_REDUCE and what != "sum"
             key = (what, str(event.times), REGIONS.index(region), str(event.kind), mask(event.axes))
-            unit = (*key, i if profile.parameter_unit == "tensor" and what != "reduce" else -1)
+            unit = (*key, i if what == "sum" or (profile.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=lambda entry: entry[0])
     units = [entry[0] for entry in events]
@@ -142,6 +145,7 @@ def compile_parameters(
         event_mask=np.array([mask(e[2].axes) for e in events], dtype=np.int64),
         event_itemsize=np.array([[e[3]] for e in events]).reshape(-1, 1),
         event_on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
+        event_is_whole=np.array([[zero == 0 or e[2].what == "sum"] for e in events], dtype=bool).reshape(-1, 1),
         unit_starts=np.array(starts, dtype=np.int64),
         unit_kind=np.array([COLLECTIVE_CODE[CollectiveKind(units[i][3])] for i in starts], dtype=np.int64),
         unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
@@ -184,7 +188,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     time = np.zeros((len(WHAT) * len(TIMES) * len(REGIONS), sizes.shape[1]))
     if len(program.event_parameter):
         index = program.event_parameter
-        buffer = np.where(program.event_on_shard, shard_elements[index], gathered[index] if program.zero else local[index])
+        buffer = np.where(program.event_on_shard, shard_elements[index], np.where(program.event_is_whole, local[index], gathered[index]))
         num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
         for into, of in program.unit_merges:
             same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, CollectiveKind, KernelClass
 from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, amount_of
+from perfmodel.parallel.parameters import TENSOR_AXES, with_gathered_bias_gradients
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import Collective, gradient_layout
 from perfmodel.workload.operator import REGIONS, Graph, Operand, Operator, OperatorKind, TensorRole
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
-TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -179,7 +179,7 @@ def compile_program(
     """Arrays for `derivation` as the framework of `profile` runs it."""
     graph, shardings = derivation.graph, derivation.shardings
     compiler = _Compiler()
-    phases = _forward_phases(graph, recompute_operators)
+    phases = _forward_phases(graph, recompute_operators, profile)
     internal = _internal_tensors(derivation, profile)
     epilogues = _epilogues(derivation)
     matmul: list[tuple[int, str, dict[str, int]]] = []
@@ -290,7 +290,7 @@ def compile_program(
         head_dim=attention_op.dim("d").size if any(d.name == "d" for d in attention_op.dims) else 0,
         causal_fraction=causal_fraction,
         attention_kernel=attention_kernel,
-        parameters=derivation.parameters,
+        parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
     )
 
 
@@ -311,12 +311,20 @@ def _einsum_roles(op: Operator) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(role) for role in roles)
 
 
-def _forward_phases(graph: Graph, recompute_operators: Iterable[str]) -> dict[str, str]:
-    """core, rest or tail for each forward operator: the tail begins at the last operator of a layer that saves something."""
+def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: ExecutionProfile) -> dict[str, str]:
+    """core, rest or tail for each forward operator: the tail begins at the last operator of a layer that saves something.
+
+    A group of operators is recomputed as a function of its own: where recomputation stops early, its last operator is left out, if
+    that saves nothing but what it reads.
+    """
     layer = [op for op in graph.operators if op.region == "layer"]
     last = max(i for i, op in enumerate(layer) if op.saved)
     tail = {op.name for op in layer[last:]}
-    return {op.name: "core" if _is_core(op, recompute_operators) else "tail" if op.name in tail else "rest" for op in graph.operators}
+    names = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
+    if profile.recompute_stops_early:
+        ends = {op.group: op for op in graph.operators if op.group and op.group in recompute_operators}
+        names -= {op.name for op in ends.values() if all(saved.what == "input" for saved in op.saved)}
+    return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in graph.operators}
 
 
 def _epilogues(derivation: Derivation) -> set[str]:

@@ -72,6 +72,7 @@ class ParameterLayout:
 
     num_rows, num_columns   of the stored matrix; row_axes, column_axes: what cuts them in the operator (tensor parallelism)
     gradient_axes           axes on which its gradient is partial after a microbatch: the group of the gradient reduction
+    sum_axes                of the bias of a linear: axes over which the linear's output is summed before the bias is added
     padded_rows             rows are padded where they do not divide (vocabulary)
     regions                 where it is used; more than one: tied
     """
@@ -82,6 +83,7 @@ class ParameterLayout:
     row_axes: frozenset[str]
     column_axes: frozenset[str]
     gradient_axes: frozenset[str]
+    sum_axes: frozenset[str]
     padded_rows: bool
     regions: tuple[str, ...]
 
@@ -277,6 +279,13 @@ def _own_traffic(op: Operator, sharding: Sharding) -> list[Traffic]:
     return [one(Phase.FORWARD, words), one(Phase.BACKWARD, words)]
 
 
+def _sum_axes(graph: Graph, shardings: Mapping[str, Sharding], parameter: str) -> frozenset[str]:
+    """Of `linear.bias`: the axes over which that linear leaves its output partial."""
+    linear, _, kind = parameter.rpartition(".")
+    owner = [op for op in graph.operators if op.name == linear and op.kind is OperatorKind.EINSUM] if kind == "bias" else []
+    return output_layout(owner[0], shardings[linear]).partial if owner else frozenset()
+
+
 def _parameters(
     graph: Graph,
     shardings: Mapping[str, Sharding],
@@ -306,6 +315,7 @@ def _parameters(
                 row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
                 column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
                 gradient_axes=gradient_axes,
+                sum_axes=_sum_axes(graph, shardings, name),
                 padded_rows=any(op.dim(d).padded for d in rows),
                 regions=tuple(dict.fromkeys(op.region for op, _ in uses)),
             )

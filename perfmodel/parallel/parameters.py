@@ -16,7 +16,7 @@ replicate axis, tp for a norm weight under sequence parallelism) a shard is all-
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,11 +26,13 @@ from perfmodel.errors import InputError
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.sharding import Collective
 
+#: Axes over which gradients may be partial without being data.
+TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
 #: Axes that parameters may be stored over: cp is a data axis for weights.
 ZERO_AXES = frozenset(("dp_shard", "cp"))
 
 Num = float | NDArray[np.floating] | NDArray[np.integer]
-What = Literal["gather_forward", "gather_backward", "reduce", "finish", "publish", "tied"]
+What = Literal["gather_forward", "gather_backward", "sum", "reduce", "finish", "publish", "tied"]
 Times = Literal["microbatch", "step"]
 
 
@@ -39,6 +41,7 @@ class ParameterEvent:
     """One collective on a parameter or its gradient.
 
     what    gather_forward, gather_backward   stored -> operator layout
+            sum                               whole gradient over tp, each tensor by itself, before anything else
             reduce                            gradient of one microbatch -> accumulator
             finish                            accumulator -> optimizer layout
             publish                           optimizer layout -> stored, after the update
@@ -68,6 +71,7 @@ def parameter_events(
     keeps_gathered: bool,
     recompute_full: bool = False,
     is_wanted_at_once: bool = False,
+    reduces_tp_first: bool = False,
     tied_across_stages: bool = False,
 ) -> tuple[ParameterEvent, ...]:
     """The events of one parameter under ZeRO stage `zero`, in the order of a step.
@@ -77,26 +81,31 @@ def parameter_events(
     keeps_gathered           gathered once a step, for all microbatches (pipelines)
     recompute_full           changes nothing: one gather serves the recomputation and the backward after it
     is_wanted_at_once        its unit holds the head, whose backward follows its forward: not freed in between
+    reduces_tp_first         where it stores shards, what is partial over tp is summed over it before it is scattered
     tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
     """
     if zero not in (0, 1, 2, 3):
         raise InputError(f"zero={zero}: must be a ZeRO stage; use 0, 1, 2 or 3")
     del recompute_full
     cut = zero_axes(parameter) if zero else frozenset[str]()
-    rest = parameter.gradient_axes - cut
+    stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
+    first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
+    rest = parameter.gradient_axes - cut - first
     each: Times = "microbatch" if reduces_each_microbatch else "step"
     events: list[ParameterEvent] = []
 
     def event(kind: Collective, axes: frozenset[str], what: What, times: Times) -> None:
         if axes:
-            dtype: Literal["parameter", "gradient"] = "parameter" if kind is Collective.ALL_GATHER else "gradient"
+            # a gradient that has not been accumulated is still in the dtype in which it was computed, the weight's
+            as_computed = kind is Collective.ALL_GATHER or (what == "sum" and times == "microbatch")
+            dtype: Literal["parameter", "gradient"] = "parameter" if as_computed else "gradient"
             events.append(ParameterEvent(kind=kind, axes=axes, what=what, times=times, dtype=dtype))
 
-    stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
     if stores_shards:
         event(Collective.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
     if zero == 3 and not keeps_gathered and not is_wanted_at_once:
         event(Collective.ALL_GATHER, cut, "gather_backward", "microbatch")
+    event(Collective.ALL_REDUCE, first, "sum", each)
     if zero >= 2:
         event(Collective.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
     elif zero == 1:
@@ -110,6 +119,11 @@ def parameter_events(
     if zero and not stores_shards:
         event(Collective.ALL_GATHER, cut, "publish", "step")
     return tuple(events)
+
+
+def with_gathered_bias_gradients(parameters: Iterable[ParameterLayout]) -> tuple[ParameterLayout, ...]:
+    """The same parameters where a bias that is added to a sum takes the gathered gradient: it is partial over no axis of that sum."""
+    return tuple(replace(parameter, gradient_axes=parameter.gradient_axes - parameter.sum_axes) for parameter in parameters)
 
 
 def is_one_end_unit(parameters: Iterable[ParameterLayout], *, zero: int, pipelined: bool) -> bool:

@@ -38,10 +38,15 @@ class ExecutionProfile:
                                          launched before 2022 / since (a kernel written for Ampere reaches less on Hopper)
     pp_overlap                           pipeline sends hide in the steady state
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
-    recompute_stops_early                recomputation does not re-run the last collectives of a layer (torch) or does (Megatron)
+    recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
+                                         layer and the last product of unfused attention (torch); else it runs to the end (Megatron)
     host_layer_time, host_layer_time_per_tp   least forward + backward time of a layer and microbatch that the host allows
     host_layer_time_per_tp_across_nodes  more of that for each tp rank, where the pipeline leaves the node
     host_recompute_factor                that floor times this under full recomputation
+    reduces_tp_gradients_first           where weights lie sharded, a gradient that is partial over tp is summed over it by itself,
+                                         whole, before the data axes reduce it (DTensor); else its shard is, once a step
+    gathers_row_bias_gradients           the bias of a row-parallel linear takes the gradient that the product gathers, whole on every
+                                         tp rank (DTensor); else that of its part of the sequence, summed over tp like a norm's (Megatron)
     pipeline_keeps_parameters            under a pipeline, parameters stay gathered, gradients unreduced until the last microbatch (torch)
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
@@ -77,6 +82,8 @@ class ExecutionProfile:
     pp_overlap: bool
     scatters_pipeline_sends: bool
     recompute_stops_early: bool
+    reduces_tp_gradients_first: bool
+    gathers_row_bias_gradients: bool
     pipeline_keeps_parameters: bool
     host_layer_time: float
     host_layer_time_per_tp: float

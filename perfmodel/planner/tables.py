@@ -154,6 +154,7 @@ class ParameterTable:
         return ParameterTerms(
             gather_forward={times: tuple(pick(v) for v in values) for times, values in t.gather_forward.items()},
             gather_backward={times: tuple(pick(v) for v in values) for times, values in t.gather_backward.items()},
+            tp_sum={times: tuple(pick(v) for v in values) for times, values in t.tp_sum.items()},
             reduce={times: tuple(pick(v) for v in values) for times, values in t.reduce.items()},
             publish=tuple(pick(v) for v in t.publish),
             full=tuple(pick(v) for v in t.full),

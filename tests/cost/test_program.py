@@ -63,6 +63,30 @@ def test_the_tail_begins_where_the_last_tensor_is_saved():
     assert "mlp_norm.out" in traffic(program, "layer", "rest", "tensor_parallel")
 
 
+@pytest.mark.parametrize(
+    "profile, attention, again",
+    [
+        ("megatron", UNFUSED, ["scores", "context"]),
+        ("torch-fsdp2", UNFUSED, ["scores"]),
+        ("torch-fsdp2", FLASH, []),
+    ],
+)
+def test_a_recomputation_that_stops_early_leaves_out_the_last_product_of_the_core(profile, attention, again):
+    """It reads what backward needs, and its own output is kept beside the core; the fused kernel's output is not."""
+    program = program_of(profile=profile, attention=attention)
+    assert names(program.matmul, "layer", "core") == again
+    assert names(program.attention, "layer", "core") == (["attention"] if attention is FLASH else [])
+
+
+def test_the_bias_of_a_row_parallel_linear_is_partial_over_tp_in_megatron_and_whole_in_torch():
+    def summed(profile):
+        parameters = program_of(profile=profile).parameters
+        return {each.name for each in parameters if "tp_kv" in each.gradient_axes and each.name.endswith("proj.bias")}
+
+    assert summed("megatron") == {"o_proj.bias", "down_proj.bias"}
+    assert summed("torch-fsdp2") == set()
+
+
 def test_selective_recomputation_drops_the_square_and_nothing_else():
     program = program_of(attention=UNFUSED)
     assert sorted(saved(program, "layer", "dropped_by_selective")) == [

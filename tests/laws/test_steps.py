@@ -11,6 +11,7 @@ from perfmodel.cost.step import MEMORY
 from perfmodel.hardware.chip import MemoryTier
 from perfmodel.hardware.network import Topology
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.space import SEARCHED_ORDERS
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict
@@ -47,6 +48,23 @@ JOBS = {
     "llama": make_job(make_model(**LLAMA_LIKE), precision=Precision.FP16_MIXED),
     "llama-tied-fp32": make_job(make_model(**LLAMA_LIKE | {"tie_word_embeddings": True}), precision=Precision.FP32),
 }
+
+
+def test_sums_of_norm_gradients_over_tp_come_with_every_microbatch():
+    """torch reduces them one by one as they are computed, which nothing hides; in a pipeline only once a step."""
+    profile = load_profile("torch-fsdp2")
+
+    def reduction(first, batch, **knobs):
+        estimator = estimator_of(make_job(batch=batch), profile=replace(profile, reduces_tp_gradients_first=first))
+        return predict(estimator, tp=4, zero=3, **knobs).parts["gradient_reduction"]
+
+    def more(batch, **knobs):
+        return reduction(True, batch, **knobs) - reduction(False, batch, **knobs)
+
+    assert more(16) > 0.0
+    assert more(32) == pytest.approx(2 * more(16), rel=0.05)
+    assert more(32, pp=2) == pytest.approx(more(16, pp=2), rel=0.05)
+    assert more(16, sequence_parallel=False) == 0.0
 
 
 @plans

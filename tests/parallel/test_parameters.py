@@ -1,11 +1,13 @@
 """Events of one parameter: which collectives, on which axes, how often."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.parallel.derive import ParameterLayout
-from perfmodel.parallel.parameters import parameter_events, stored_rows, zero_axes
+from perfmodel.parallel.parameters import parameter_events, stored_rows, with_gathered_bias_gradients, zero_axes
 
 
 def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[str, ...] = ("layer",)) -> ParameterLayout:
@@ -16,6 +18,7 @@ def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[st
         row_axes=frozenset(("tp_kv",)),
         column_axes=frozenset(),
         gradient_axes=frozenset(gradient_axes.split()),
+        sum_axes=frozenset(),
         padded_rows=False,
         regions=regions,
     )
@@ -69,6 +72,36 @@ def test_a_norm_weight_under_sequence_parallelism_is_reduced_over_tp_too():
     """Scattered over the data axes, then one all-reduce of the shard over dp_replicate and tp."""
     found = events(parameter("dp_replicate dp_shard cp tp_kv tp_q"), 3, reduces_each_microbatch=True)
     assert found[-1] == ("all_reduce", "dp_replicate tp_kv tp_q", "finish", "step")
+
+
+def test_where_shards_are_stored_a_gradient_may_be_summed_over_tp_before_it_is_scattered():
+    """torch: each norm weight by itself, whole, as often as the data axes reduce. Full copies reduce their shard as ever."""
+    norm = parameter("dp_replicate dp_shard cp tp_kv tp_q")
+    first = ("all_reduce", "tp_kv tp_q", "sum", "microbatch")
+    settings = {"reduces_tp_first": True, "reduces_each_microbatch": True}
+    assert events(norm, 3, **settings) == [GATHER, GATHER_AGAIN, first, SCATTER_EACH, REST]
+    assert events(norm, 3, **settings | {"reduces_each_microbatch": False})[2] == (*first[:3], "step")
+    assert events(norm, 2, **settings)[-2] == ("all_reduce", "dp_replicate tp_kv tp_q", "finish", "step")
+    assert events(parameter(), 3, **settings) == events(parameter(), 3, reduces_each_microbatch=True)
+
+
+@pytest.mark.parametrize("each, dtype", [(True, "parameter"), (False, "gradient")])
+def test_what_is_summed_at_once_is_still_in_the_dtype_of_the_weight(each, dtype):
+    found = parameter_events(
+        parameter("dp_shard tp_kv"),
+        zero=3,
+        stores_shards_zero2=True,
+        reduces_each_microbatch=each,
+        keeps_gathered=not each,
+        reduces_tp_first=True,
+    )
+    assert [event.dtype for event in found if event.what == "sum"] == [dtype]
+
+
+def test_a_bias_may_take_the_gathered_gradient():
+    """Then its gradient is partial over no axis over which the product was summed; other parameters stay as they are."""
+    bias = replace(parameter("dp_shard tp_kv tp_q"), sum_axes=frozenset(("tp_kv", "tp_q")))
+    assert with_gathered_bias_gradients((bias, parameter())) == (replace(bias, gradient_axes=frozenset(("dp_shard",))), parameter())
 
 
 def test_tied_across_stages():
