@@ -76,7 +76,7 @@ def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[st
                         "predicted": row.predicted,
                         "counted": row.counted,
                         "difference": row.difference,
-                        "is_estimate": row.is_estimate,
+                        "tolerance": row.tolerance,
                     }
                     for row in audited.rows
                 ],
@@ -124,7 +124,7 @@ def _cells(row: AuditRow, tolerance: float) -> tuple[str, ...]:
     def shown(value: float) -> str:
         return f"{value:,.0f} {row.unit}".strip()
 
-    same = abs(row.difference) <= tolerance * max(abs(row.predicted), abs(row.counted))
+    same = row.passes(tolerance)
     kind, _, axes = row.name.partition(" ")
     name = f"{kind.replace('_', '-')} over {axes}" if row.group == "collectives" else row.name
     return row.group, name, shown(row.predicted), shown(row.counted), "0" if same and not row.difference else shown(row.difference)

@@ -11,19 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
+from perfmodel.cost.memory import (
+    MEMORY,
+    ActivationTerms,
+    Moment,
+    Pipelining,
+    activation_terms,
+    fixed_memory,
+    kept_memory,
+    kept_on_rank,
+    largest,
+    rank_moments,
+    reserved_memory,
+    static_memory,
+)
 from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import (
     LAYER,
-    MEMORY,
     Bytes,
     ParameterTerms,
     RegionTimes,
     Stages,
     accumulation_time,
-    activation_terms,
-    dynamic_memory,
     element_bytes,
     exposed_communication,
     exposed_sends,
@@ -37,9 +48,7 @@ from perfmodel.cost.step import (
     region_times,
     slowest_stage,
     stage_sums,
-    static_memory,
     tied_time,
-    total_memory,
 )
 from perfmodel.dtypes import itemsize
 from perfmodel.hardware.cluster import Cluster
@@ -154,8 +163,11 @@ class PlanRow:
     accumulation: Any
     step_time: Any
     static: list[tuple[Any, Any, Any, Any]]
-    dynamic: list[tuple[Any, Any, Any]]
-    memory: tuple[Any, Any, Any]
+    activations: ActivationTerms
+    pipelining: Pipelining
+    kept: list[tuple[Any, Any]]
+    moments: list[list[Moment]]
+    memory: tuple[Any, ...]
 
 
 def stages_of(plan: Plan) -> Stages:
@@ -199,17 +211,23 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     tied = tied_time(program, terms, sizes, machine, grid)
     optimizer = optimizer_time(terms, stages, sizes, machine)
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
+    activations = activation_terms(micro, plan.recompute)
     static = static_memory(terms, stages, sizes)
-    dynamic = dynamic_memory(
-        activation_terms(micro, plan.recompute),
-        stages,
-        schedule=plan.schedule,
-        num_ranks=p,
-        num_microbatches=m,
-        virtual_stages=v,
-        profile=profile,
-        activation_bytes=program.activation_bytes,
-    )
+    pipelining = Pipelining(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v)
+    kept = kept_memory(activations, stages, pipelining, profile, activation_bytes=program.activation_bytes)
+    moments = [
+        rank_moments(
+            activations,
+            terms,
+            stages,
+            sizes,
+            rank=rank,
+            num_microbatches=m,
+            profile=profile,
+            activation_bytes=program.activation_bytes,
+        )
+        for rank in range(3)
+    ]
     return PlanRow(
         program=program,
         grid=grid,
@@ -226,8 +244,11 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         accumulation=accumulation,
         step_time=step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine),
         static=static,
-        dynamic=dynamic,
-        memory=total_memory(static, dynamic, machine),
+        activations=activations,
+        pipelining=pipelining,
+        kept=kept,
+        moments=moments,
+        memory=tuple(reserved_memory(kept[i], largest(moments[i]) + fixed_memory(static[i]), machine) for i in range(3)),
     )
 
 
@@ -255,7 +276,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
-    memory, total = _memory(row)
+    memory, total, moment = _memory(row)
     return Prediction(
         plan=plan,
         step_time=time,
@@ -267,6 +288,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         peak_flop_rate=machine.peak_flop_rate,
         peak_dtype=str(machine.dtype),
         memory=memory,
+        memory_moment=moment,
         memory_capacity=machine.memory_capacity,
         fits=total <= machine.memory_capacity * (1.0 - headroom),
         rests_on=_rests_on(machine, parts),
@@ -384,19 +406,64 @@ def _scalar(value: Any) -> float:
     return float(np.asarray(value).reshape(-1)[0])
 
 
-def _memory(row: PlanRow) -> tuple[dict[str, float], float]:
-    """Bytes of the fullest chip by class."""
+def memory_by_class(static: tuple[Any, ...], kept: tuple[Any, Any], moments: list[Moment]) -> tuple[str, dict[str, float]]:
+    """The moment of the peak, and the bytes that live then by class, without the allocator's share."""
+    moment = max(moments, key=lambda moment: _scalar(moment.total))
+    weights, gradients, states, copies = (_scalar(x) for x in static)
+    values = (
+        weights,
+        gradients + _scalar(moment.gradients),
+        states,
+        _scalar(kept[0]) + _scalar(moment.freed),
+        copies + _scalar(moment.gathered),
+        _scalar(moment.temporary),
+        _scalar(kept[1]) + _scalar(moment.buffers),
+        0.0,
+    )
+    return moment.name, dict(zip(MEMORY, values, strict=True))
+
+
+def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
+    """Of that pipeline rank: activations under way when its first backward begins, the moment of its peak, and the bytes by class."""
+    row = evaluate_plan(estimator, plan)
+    p = plan.layout.pp
+    layers = float(sum(plan.stage_layers[rank::p]))
+    place = 2 if rank == p - 1 else 0 if rank == 0 else 1
+    stages = replace(row.stages, middle=np.array([layers])) if place == 1 else row.stages
+    kept = kept_on_rank(
+        row.activations,
+        row.pipelining,
+        estimator.profile,
+        rank=np.array([float(rank)]),
+        num_layers=np.array([layers]),
+        has_embedding=np.array([float(rank == 0)]),
+        has_head=np.array([float(rank == p - 1)]),
+        activation_bytes=row.program.activation_bytes,
+    )
+    moments = rank_moments(
+        row.activations,
+        row.terms,
+        stages,
+        estimator.sizes,
+        rank=place,
+        num_microbatches=row.pipelining.num_microbatches,
+        profile=estimator.profile,
+        activation_bytes=row.program.activation_bytes,
+    )
+    return _scalar(kept[0]), *memory_by_class(static_memory(row.terms, stages, estimator.sizes)[place], kept, moments)
+
+
+def _memory(row: PlanRow) -> tuple[dict[str, float], float, str]:
+    """Bytes of the fullest chip by class, their sum, and when in the step that is."""
     totals = [_scalar(total) for total in row.memory]
     rank = int(np.argmax(totals))
-    weights, gradients, states, copies = (_scalar(x) for x in row.static[rank])
-    kept, temporary, buffers = (_scalar(x) for x in row.dynamic[rank])
-    values = dict(zip(MEMORY, (weights, gradients, states, kept, copies, temporary, buffers, 0.0), strict=True))
+    moment, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank])
     overhead = totals[rank] - sum(values.values())
     values["framework"] = overhead if overhead > 1e-12 * totals[rank] else 0.0
-    return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank]
+    return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment
 
 
-def fullest_memory(memory: tuple[Any, Any, Any]) -> Any:
+def fullest_memory(memory: tuple[Any, ...]) -> Any:
     return slowest_stage(memory)
 
 

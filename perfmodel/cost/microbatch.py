@@ -31,7 +31,8 @@ class MicrobatchCost:
     matmul, attention, streaming   [segments, rows] seconds of work; segment = region * 4 + phase (core, rest, tail, backward)
     communication                  [segments * 3, rows] seconds, by class (tensor parallel, context parallel, re-gather)
     saved                          [regions * 3, rows] bytes (kept, dropped by selective recomputation, block boundary)
-    boundary, logits, widest       bytes of a stage boundary; logit elements; bytes of a layer's largest tensor
+    peaks                          [cases * 2, rows] bytes over what is kept, at the peak of a backward pass (`peak_index`)
+    boundary, logits               bytes of a stage boundary; logit elements
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
@@ -42,7 +43,7 @@ class MicrobatchCost:
     saved: Array
     boundary: Array
     logits: Array
-    widest: Array
+    peaks: Array
     crosses_nodes: Array
 
 
@@ -122,9 +123,17 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         saved=saved,
         boundary=amount[program.boundary],
         logits=amount[program.logits],
-        widest=amount[program.layer_transient],
+        peaks=_peaks(program, amount, sizes),
         crosses_nodes=pipeline_crosses_nodes(grid),
     )
+
+
+def _peaks(program: Program, amount: Array, sizes: Array) -> Array:
+    """The largest moment of each case. A term of a redistribution counts where its group has more than one rank."""
+    peaks = program.peaks
+    counts = np.where((peaks.group == 0)[:, None], 1.0, np.minimum(sizes[peaks.group] - 1.0, 1.0))
+    moments = np.add.reduceat(amount[peaks.amount] * peaks.factor * counts, peaks.starts, axis=0)
+    return np.asarray(np.maximum.reduceat(moments, peaks.of, axis=0))
 
 
 def _host_time(rows: Rows, sizes: Array, machine: Machine) -> Any:

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.lifetimes import Kept, Moment, backward_moments, operand_bytes
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, CollectiveKind, KernelClass
 from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, amount_of
+from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.parameters import TENSOR_AXES, with_gathered_bias_gradients
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import Collective, gradient_layout
@@ -31,6 +33,16 @@ WORK = ("matmul", "attention", "streaming")
 #: weight's gradient is).
 COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient")
 SAVED = ("kept", "dropped_by_selective", "boundary")
+#: Regions and recomputations whose backward passes have a peak each, with weight gradients that leave at once and with those that stay.
+PEAK_CASES = (
+    ("embedding", Recompute.NONE),
+    ("layer", Recompute.NONE),
+    ("layer", Recompute.SELECTIVE),
+    ("layer", Recompute.FULL),
+    ("head", Recompute.NONE),
+)
+NOTHING = Amount(base=0.0)
+FLOAT32_BYTES = 4.0
 
 _ELEMENTWISE = frozenset(("bias", "gelu", "gelu_tanh", "silu", "relu", "mul", "dropout", "add"))
 _KERNEL = {
@@ -79,6 +91,20 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peaks:
+    """Moments of the backward passes as sparse sums: one row for each term, `starts` where a moment begins, `of` where a peak does.
+
+    value of a row: factor * amount, where its group (mask) is none or has more than one rank
+    """
+
+    amount: NDArray[np.int64]
+    factor: NDArray[np.float64]
+    group: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    of: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
     """What one microbatch costs on one chip, by rows.
 
@@ -89,6 +115,7 @@ class Program:
                 tensors as distributed objects spends host time on each
     traffic     columns kind (code), group (mask), amount
     saved       columns amount; segment = region * len(SAVED) + class
+    peaks       moments of the backward passes (`cost/lifetimes.py`)
     """
 
     graph: Graph
@@ -103,7 +130,7 @@ class Program:
     saved: Rows
     boundary: int
     logits: int
-    layer_transient: int
+    peaks: Peaks
     activation_bytes: float
     head_dim: int
     causal_fraction: float
@@ -252,7 +279,27 @@ def compile_program(
                 stream(reader, "backward", "add", gradient.scaled(1.0 / size[op.output.tensor]), [gradient] * 3)
 
     traffic, regathers = _traffic_rows(derivation, profile, phases, compiler)
-    saved = _saved_rows(derivation, profile, phases, regathers, internal, compiler, recompute_operators)
+    core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
+    tensors = _kept(derivation, profile, regathers, internal, core)
+    saved = _saved_rows(tensors, graph.boundary, compiler)
+    peaks = _peaks(
+        [
+            backward_moments(
+                derivation,
+                profile,
+                tensors,
+                region=region,
+                recompute=recompute,
+                core=core,
+                internal=internal,
+                regathers=regathers,
+                keeps_weight_gradients=keeps,
+            )
+            for region, recompute in PEAK_CASES
+            for keeps in (False, True)
+        ],
+        compiler,
+    )
     matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k", "mesh"))
     attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "backward"))
     streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements", "mesh", "backward"))
@@ -266,11 +313,6 @@ def compile_program(
         raise AssertionError("the graph has no block boundary")
     boundary = compiler.amount(local(boundary_op, boundary_op.output.dims, graph.tensors[graph.boundary].itemsize))
     logits_index = compiler.amount(local(loss, loss.inputs[0].dims))
-    widest = max(
-        (local(op, op.output.dims, graph.tensors[op.output.tensor].itemsize) for op in graph.operators if op.region == "layer"),
-        key=lambda amount: amount.base,
-    )
-    transient = compiler.amount(widest)
     attention_op = next(op for op in graph.operators if any(dim.name == "z" for dim in op.dims))
     return Program(
         graph=graph,
@@ -285,7 +327,7 @@ def compile_program(
         saved=saved_rows,
         boundary=boundary,
         logits=logits_index,
-        layer_transient=transient,
+        peaks=peaks,
         activation_bytes=graph.tensors[graph.boundary].itemsize,
         head_dim=attention_op.dim("d").size if any(d.name == "d" for d in attention_op.dims) else 0,
         causal_fraction=causal_fraction,
@@ -416,20 +458,16 @@ def _traffic_rows(
     return entries, regathers
 
 
-def _saved_rows(
+def _kept(
     derivation: Derivation,
     profile: ExecutionProfile,
-    phases: dict[str, str],
     regathers: set[tuple[str, str]],
     internal: set[str],
-    compiler: _Compiler,
-    recompute_operators: Iterable[str],
-) -> list[tuple[int, str, dict[str, int]]]:
-    """What autograd keeps, each tensor once in each layout, by region and by what recomputation does to it."""
+    core: set[str],
+) -> list[Kept]:
+    """What autograd keeps, each tensor once in each layout."""
     graph, shardings = derivation.graph, derivation.shardings
-    core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    boundary_tensor = graph.boundary
-    kept: dict[tuple[str, object], tuple[str, Amount, bool]] = {}
+    found: dict[tuple[str, object], Kept] = {}
     for op in graph.operators:
         for number, saved in enumerate(op.saved):
             in_core = op.name in core
@@ -440,36 +478,100 @@ def _saved_rows(
                 maker = graph.producer(tensor)
                 if tensor in internal and maker is not None and maker.saved:
                     continue  # the fused kernel computes it again from what its maker saves
-                droppable = in_core and maker is not None and maker.name in core
-                amount = amount_of(op, sharding, operand.dims, scale=graph.tensors[tensor].itemsize)
+                made_in_core = maker is not None and maker.name in core
+                droppable = in_core and made_in_core
+                amount = operand_bytes(derivation, op, operand)
                 layout: object = gradient_layout(op, sharding, operand).cuts
                 if (tensor, op.name) in regathers and maker is not None:
                     amount = amount_of(maker, shardings[maker.name], maker.output.dims, scale=graph.tensors[tensor].itemsize)
                     layout = derivation.left[tensor].cuts
-                key = (tensor, layout)
-                if key in kept:
-                    region, amount, dropped = kept[key]
-                    kept[key] = (region, amount, dropped and droppable)
-                else:
-                    kept[key] = (op.region, amount, droppable)
+                before = found.get((tensor, layout))
+                dropped, core_holds = droppable, in_core
+                if before is not None:
+                    dropped = before.is_dropped and droppable
+                    core_holds = in_core or any(holder in core for holder in before.holders)
+                found[tensor, layout] = Kept(
+                    tensor=tensor,
+                    region=op.region if before is None else before.region,
+                    amount=amount if before is None else before.amount,
+                    holders=(op.name,) if before is None else (*before.holders, op.name),
+                    is_dropped=dropped,
+                    is_made_twice=made_in_core and core_holds and not dropped,
+                )
+                if op.kernel_class == "softmax" and saved.what == "output" and profile.softmax_keeps_float32:
+                    wide = amount.scaled(FLOAT32_BYTES / graph.tensors[tensor].itemsize)
+                    if graph.tensors[tensor].itemsize < FLOAT32_BYTES:
+                        found[op.name, number] = Kept(
+                            tensor=op.name, region=op.region, amount=wide, holders=(op.name,), is_dropped=in_core, is_made_twice=False
+                        )
             elif saved.what == "softmax":
-                if not profile.fused_cross_entropy:
-                    kept[op.name, number] = (op.region, amount_of(op, sharding, op.inputs[0].dims, scale=saved.itemsize), False)
-                else:
-                    # the gradient overwrites the logits, which stay in the dtype of activations
-                    kept[op.name, number] = (
-                        op.region,
-                        amount_of(op, sharding, op.inputs[0].dims, scale=graph.tensors[op.inputs[0].tensor].itemsize),
-                        False,
-                    )
+                logits = op.inputs[0]
+                # fused: the gradient overwrites the logits, which stay in the dtype of activations, and lives until the matrix reads it
+                fused = profile.fused_cross_entropy
+                scale = graph.tensors[logits.tensor].itemsize if fused else saved.itemsize
+                maker = graph.producer(logits.tensor)
+                holder = maker.name if fused and maker is not None else op.name
+                amount = amount_of(op, sharding, logits.dims, scale=scale)
+                found[op.name, number] = Kept(
+                    tensor=op.name, region=op.region, amount=amount, holders=(holder,), is_dropped=False, is_made_twice=False
+                )
             else:
-                dims = saved.dims or op.output.dims
-                kept[op.name, number] = (op.region, amount_of(op, sharding, dims, scale=saved.itemsize), in_core)
+                amount = amount_of(op, sharding, saved.dims or op.output.dims, scale=saved.itemsize)
+                found[op.name, number] = Kept(
+                    tensor=op.name, region=op.region, amount=amount, holders=(op.name,), is_dropped=in_core, is_made_twice=False
+                )
+    return list(found.values())
+
+
+def _saved_rows(kept: list[Kept], boundary: str, compiler: _Compiler) -> list[tuple[int, str, dict[str, int]]]:
+    """By region and by what recomputation does to it."""
     rows = []
-    for (tensor, _), (region, amount, dropped) in kept.items():
-        name = "boundary" if tensor == boundary_tensor else "dropped_by_selective" if dropped else "kept"
-        rows.append((REGIONS.index(region) * len(SAVED) + SAVED.index(name), tensor, {"amount": compiler.amount(amount)}))
+    for k in kept:
+        name = "boundary" if k.tensor == boundary else "dropped_by_selective" if k.is_dropped else "kept"
+        rows.append((REGIONS.index(k.region) * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
     return rows
 
 
-__all__ = ["COMM", "PHASES", "SAVED", "WORK", "Amounts", "Program", "Rows", "comm_class", "compile_program", "segment"]
+def peak_index(region: str, recompute: Recompute, *, keeps_weight_gradients: bool) -> int:
+    """Which row of the peaks. Only a layer is recomputed."""
+    case = PEAK_CASES.index((region, recompute if region == "layer" else Recompute.NONE))
+    return case * 2 + int(keeps_weight_gradients)
+
+
+def _peaks(cases: list[list[Moment]], compiler: _Compiler) -> Peaks:
+    amount: list[int] = []
+    factor: list[list[float]] = []
+    group: list[int] = []
+    starts: list[int] = []
+    of: list[int] = []
+    for moments in cases:
+        of.append(len(starts))
+        for moment in moments or [{}]:
+            starts.append(len(amount))
+            for (size, axes), times in moment.items() or {(NOTHING, frozenset[str]()): 0.0}.items():
+                amount.append(compiler.amount(size))
+                factor.append([times])
+                group.append(compiler.mask(axes))
+    return Peaks(
+        amount=np.array(amount, dtype=np.int64),
+        factor=np.array(factor),
+        group=np.array(group, dtype=np.int64),
+        starts=np.array(starts, dtype=np.int64),
+        of=np.array(of, dtype=np.int64),
+    )
+
+
+__all__ = [
+    "COMM",
+    "PHASES",
+    "SAVED",
+    "WORK",
+    "Amounts",
+    "Peaks",
+    "Program",
+    "Rows",
+    "comm_class",
+    "compile_program",
+    "peak_index",
+    "segment",
+]

@@ -1,4 +1,4 @@
-"""The time and the memory of one training step, assembled from microbatches, parameters and the pipeline.
+"""The time of one training step, assembled from microbatches, parameters and the pipeline.
 
 Every function takes arrays of any shapes that broadcast: a single plan is an array of one, a search evaluates blocks with one
 dimension for each independent choice. The same code serves both, so their bits agree.
@@ -17,8 +17,8 @@ from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterCost, ParameterProgram
-from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
-from perfmodel.cost.program import COMM, PHASES, SAVED, Program
+from perfmodel.cost.pipeline import pipeline_time, send_delay
+from perfmodel.cost.program import COMM, PHASES, Program
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
@@ -35,6 +35,7 @@ class Bytes:
     """Sizes of an element of each copy, for one precision policy, optimizer and profile. [byte]
 
     stored     the weights that stay; gathered: as operators read them; gradient: as accumulated; reduced: on the wire
+    produced   a gradient as backward makes it; whole_gradient, sharded_gradient: as they lie until the optimizer reads them
     state      optimizer state and master copy of one element; step: traffic of one optimizer step for one element
     accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
     gradient_copy   whole gradients beside the accumulator
@@ -49,6 +50,9 @@ class Bytes:
     accumulate: float
     keeps_compute_copy: bool
     gradient_copy: float
+    produced: float
+    whole_gradient: float
+    sharded_gradient: float
 
 
 def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
@@ -75,6 +79,10 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         else 3 * gradient,
         keeps_compute_copy=stores_master,
         gradient_copy=profile.gradient_copy_bytes,
+        produced=itemsize(policy.gradient),
+        # where the master copy is what is stored, gradients arrive in its dtype, and wait in that of reduction
+        whole_gradient=reduced if stores_master else gradient,
+        sharded_gradient=master if stores_master else gradient,
     )
 
 
@@ -397,108 +405,3 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
     # gradients of whole weights may be copied into one buffer of their unit, from which they leave
     copy = 0.0 if terms.program.holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
     return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy)
-
-
-# --- memory -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationTerms:
-    """Bytes of one microbatch: kept by region under one kind of recomputation, and the working set of backward."""
-
-    kept: tuple[Any, ...]
-    recomputed_layer: Any
-    boundary: Any
-    logits: Any
-    widest: Any
-
-
-def activation_terms(micro: MicrobatchCost, recompute: Recompute) -> ActivationTerms:
-    kept = []
-    rows = len(SAVED)
-    everything: list[Any] = []
-    for region in range(len(REGIONS)):
-        keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
-        whole = (keep + boundary) + dropped
-        everything.append(whole)
-        if region != LAYER or recompute is Recompute.NONE:
-            kept.append(whole)
-        elif recompute is Recompute.SELECTIVE:
-            kept.append(keep + boundary)
-        else:
-            kept.append(boundary)
-    working = everything[LAYER] - kept[LAYER]
-    return ActivationTerms(kept=tuple(kept), recomputed_layer=working, boundary=micro.boundary, logits=micro.logits, widest=micro.widest)
-
-
-#: Memory classes of a chip, in the order in which they are added.
-MEMORY = ("weights", "gradients", "optimizer", "activations", "gathered_parameters", "temporary", "communication_buffers", "framework")
-
-
-def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[tuple[Any, Any, Any, Any]]:
-    """(weights, gradients, optimizer, gathered parameters) of the first, a middle and the last rank. [byte]"""
-    program = terms.program
-    weights = held_elements(terms, stages, sharded=program.holds_sharded_weights)
-    gradients = held_elements(terms, stages, sharded=program.holds_sharded_gradients)
-    states = held_elements(terms, stages, sharded=terms.zero >= 1)
-    full = held_elements(terms, stages, sharded=False)
-    if not program.holds_sharded_weights:
-        copies = tuple(elements * sizes.gathered * float(sizes.keeps_compute_copy) for elements in full)
-    elif program.frees_gathered:
-        # the layer at work and the one fetched ahead, beside the embedding's or the head's own unit
-        pair = 2.0 * terms.full[LAYER]
-        ends = terms.full[EMBEDDING], terms.full[HEAD]
-        twice = stages.is_single * terms.tied[0]
-        units = (ends[0] + stages.is_single * ends[1] - twice, 0.0, ends[1] + stages.is_single * ends[0] - twice)
-        copies = tuple((pair + unit) * sizes.gathered for unit in units)
-    else:
-        copies = tuple(elements * sizes.gathered for elements in full)
-    return [
-        (weights[i] * sizes.stored, gradients[i] * sizes.gradient + full[i] * sizes.gradient_copy, states[i] * sizes.state, copies[i])
-        for i in range(3)
-    ]  # fmt: skip
-
-
-def dynamic_memory(
-    activations: ActivationTerms,
-    stages: Stages,
-    *,
-    schedule: PipelineSchedule,
-    num_ranks: Any,
-    num_microbatches: Any,
-    virtual_stages: Any,
-    profile: ExecutionProfile,
-    activation_bytes: float,
-) -> list[tuple[Any, Any, Any]]:
-    """(activations, temporary, communication buffers) of the first, a middle and the last rank. [byte]
-
-    temporary: the largest of a layer's backward (its recomputed activations and the gradients of its widest tensor) and the loss
-    (its float32 gradient and the logits, where the loss is not fused). Buffers: what a stage receives while it computes.
-    """
-    parts = []
-    embedding, layer, head = activations.kept
-    loss = activations.logits * (profile.loss_peak_bytes + activation_bytes)
-    layer_peak = activations.recomputed_layer + 2.0 * activations.widest
-    buffers = np.where(np.asarray(num_ranks) > 1, 2.0 * activations.boundary, 0.0)
-    single = stages.is_single
-    ranks = (0.0, np.minimum(1.0, num_ranks - 1.0), num_ranks - 1.0)
-    layers = (stages.first, stages.middle, stages.last)
-    extra = (embedding + single * head, 0.0, head + single * embedding)
-    at_end = (single, 0.0, 1.0)
-    for rank, num_layers, more, holds_loss in zip(ranks, layers, extra, at_end, strict=True):
-        alive = live_microbatches(
-            schedule=schedule, rank=rank, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages
-        )
-        kept = alive * (num_layers * layer + more)
-        parts.append((kept, np.maximum(layer_peak, loss * holds_loss), buffers))
-    return parts
-
-
-def total_memory(static: list[tuple[Any, Any, Any, Any]], dynamic: list[tuple[Any, Any, Any]], machine: Machine) -> tuple[Any, Any, Any]:
-    """Bytes reserved on the first, a middle and the last rank: what is allocated times the allocator's factor, and the context."""
-    totals = []
-    for (weights, gradients, states, copies), (kept, temporary, buffers) in zip(static, dynamic, strict=True):
-        fixed = ((weights + gradients) + states) + copies
-        moving = (kept + temporary) + buffers
-        totals.append((fixed + moving) * machine.allocator_factor + machine.context_bytes)
-    return totals[0], totals[1], totals[2]

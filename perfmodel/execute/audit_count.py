@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -92,15 +93,38 @@ def _held(program: FakeProgram) -> tuple[float, float, float]:
     return weights, gradients, _state_bytes(data.optimizer)
 
 
+@contextmanager
+def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
+    """Calls when a backward pass begins for the first time, of whichever microbatch and stage."""
+    original = torch.autograd.backward
+    is_first = True
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            call()
+        original(*args, **kwargs)
+
+    torch.autograd.backward = backward  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
 def torch_counts(plan: Plan, rank: int) -> RankCounts:
     """One step of that rank's program, counted; FLOPs by torch operator."""
     with fake_program(plan, rank) as program:
         counter = StepCounter(program.axis_of)
-        with StorageTracker() as tracker, counter:
+        saved: list[int] = []
+        with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
             program.forward_backward()
             held = _held(program)
             program.data.optimizer_step()
-    counts = replace(counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2], peak=float(tracker.peak))
+    counts = replace(
+        counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2], saved=float(saved[0]), peak=float(tracker.peak)
+    )
     for (kind, axis), number in counter.tally.counts.items():
         counts.add_collective(kind, axis, number, counter.tally.num_bytes[kind, axis])
     return counts

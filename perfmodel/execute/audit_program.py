@@ -18,7 +18,6 @@ from torch.distributed.pipelining import PipelineStage
 from perfmodel.errors import RunError
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.mesh import CANONICAL_ORDER
-from perfmodel.execute.model import CoreAttention
 from perfmodel.execute.parallelize import TrainingProgram
 from perfmodel.parallel.plan import Plan, place_of
 
@@ -67,10 +66,7 @@ class FakeProgram(TrainingProgram):
         super().__init__(worker, plan)
 
     def _materialise(self) -> None:
-        for stage in self.stages:
-            for module in stage.modules():
-                if isinstance(module, CoreAttention) and self.sharding.cp_rank:
-                    module.make_mask(self.plan.job.seq_len // self.plan.layout.cp)
+        self.sharding.is_abstract = True
         with self.mode:
             self.data.materialise(self.worker.device)
             shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 
 def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -87,6 +88,36 @@ def scatter_partial(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
     return _ScatterPartial.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _own_targets(targets: torch.Tensor, first: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which targets lie in the columns `first`, `first + 1`, ... and where; 0 for the others."""
+    mine = (targets >= first) & (targets < first + columns)
+    return mine, torch.where(mine, targets - first, 0)
+
+
+class _TokenVectors(torch.autograd.Function):
+    """Rows of a table that is cut over tp: zeros for tokens that other ranks hold. Keeps nothing but the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
+        mine, index = _own_targets(tokens, first, table.shape[0])
+        ctx.save_for_backward(tokens)
+        ctx.first, ctx.num_rows = first, table.shape[0]
+        return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        mine, index = _own_targets(tokens, ctx.first, ctx.num_rows)
+        # what belongs to other ranks falls into an own row, as zeros
+        gradient = gradients[0].masked_fill(~mine.unsqueeze(-1), 0.0)
+        return torch.ops.aten.embedding_dense_backward(gradient, index, ctx.num_rows, -1, False), None, None
+
+
+def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int) -> torch.Tensor:
+    """[rows, h], [b, s] -> [b, s, h]: this rank's part of a sum over tp; it holds the rows `first`, `first + 1`, ..."""
+    return _TokenVectors.apply(table, tokens, first)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class _VocabParallelLoss(torch.autograd.Function):
     """Cross-entropy of logits whose vocabulary may be cut over a group, summed over tokens.
 
@@ -106,8 +137,7 @@ class _VocabParallelLoss(torch.autograd.Function):
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         # in place where `float` made a copy
         shifted = shifted - largest.unsqueeze(-1) if logits.dtype == torch.float32 else shifted.sub_(largest.unsqueeze(-1))
-        mine = (targets >= first) & (targets < first + columns)
-        index = torch.where(mine, targets - first, 0)
+        mine, index = _own_targets(targets, first, columns)
         if columns:
             picked = torch.where(mine, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
         else:
@@ -117,15 +147,17 @@ class _VocabParallelLoss(torch.autograd.Function):
         if group is not None:
             dist.all_reduce(total, group=group)
             dist.all_reduce(picked, group=group)
-        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, mine)
-        ctx.dtype = logits.dtype
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), targets)
+        ctx.first, ctx.dtype = first, logits.dtype
         return (total.log() - picked).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        probabilities, index, mine = ctx.saved_tensors
+        probabilities, targets = ctx.saved_tensors
+        columns = probabilities.shape[-1]
         # In place: nothing else reads the probabilities, and they are the largest tensor of the step.
-        if probabilities.shape[-1]:
+        if columns:
+            mine, index = _own_targets(targets, ctx.first, columns)
             probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
         return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None
 

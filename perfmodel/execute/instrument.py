@@ -160,6 +160,7 @@ class StorageTracker(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[int, int] = {}
+        self._before: set[int] = set()
         self.current = self.peak = 0
         self._seen: dict[int, weakref.ref[Any]] = {}
 
@@ -169,6 +170,7 @@ class StorageTracker(TorchDispatchMode):
             kind = type(candidate)
             if isinstance(kind, type) and issubclass(kind, torch.Tensor) and not issubclass(kind, DTensor):
                 self._track(candidate)
+        self._before = set(self.live)
         self._resize = torch.UntypedStorage.resize_
         tracker, resize = self, self._resize
 
@@ -186,6 +188,11 @@ class StorageTracker(TorchDispatchMode):
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._seen.clear()
 
+    @property
+    def made(self) -> int:
+        """Bytes that live in storages made since tracking began."""
+        return sum(size for key, size in self.live.items() if key not in self._before)
+
     def _track(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "meta" and tensor.layout is torch.strided:
             self._set(tensor.untyped_storage())
@@ -201,6 +208,7 @@ class StorageTracker(TorchDispatchMode):
 
     def _forget(self, key: int) -> None:
         self.current -= self.live.pop(key, 0)
+        self._before.discard(key)
         self._seen.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from perfmodel.execute.collective_ops import gather_sequence, reduce_partial, scatter_partial
+from perfmodel.execute.collective_ops import gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.norm import RMSNorm
 from perfmodel.workload.config import TransformerConfig
 
@@ -38,7 +38,12 @@ NORM_EPSILON = 1e-5
 
 @dataclass(slots=True)
 class Sharding:
-    """How this rank's copy of the model is cut: what the modules must know beyond their own local shapes."""
+    """How this rank's copy of the model is cut: what the modules must know beyond their own local shapes.
+
+    angles, masks   tensors that all layers read, made once
+    is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
+                    argument on a GPU and as a tensor on a CPU
+    """
 
     tp: int = 1
     tp_rank: int = 0
@@ -46,6 +51,9 @@ class Sharding:
     cp_rank: int = 0
     cp_group: dist.ProcessGroup | None = None
     sequence_parallel: bool = False
+    is_abstract: bool = False
+    angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
@@ -71,20 +79,22 @@ class CoreAttention(nn.Module):
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, window: int) -> None:
         super().__init__()
         self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
-        self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def make_mask(self, queries: int) -> torch.Tensor:
         """The causal mask of this rank's chunk of queries. Kept: under a dispatch mode, such as our counters, torch cannot make one."""
         keys = (self.sharding.cp_rank + 1) * queries
-        if (queries, keys) not in self._masks:
-            self._masks[queries, keys] = causal_lower_right(queries, keys)
-        return self._masks[queries, keys]
+        masks = self.sharding.masks
+        if (queries, keys) not in masks:
+            masks[queries, keys] = causal_lower_right(queries, keys)
+        return masks[queries, keys]
 
     def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
         """What is added to the scores: None where plain causal masking says it all, or a mask that the fused kernel knows."""
         config = self.config
         window = self.window
         windowed = 0 < window < keys
+        if self.fused and self.sharding.is_abstract:
+            return None
         if self.fused and queries == keys and not windowed and config.position != "alibi":
             return None
         if self.fused and not windowed and config.position != "alibi":
@@ -149,19 +159,19 @@ class Attention(nn.Module):
             self.q_norm = _norm(config, depth, device)
             self.k_norm = _norm(config, depth, device)
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
-        self._angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
         length = x.shape[1]
         key = (length, x.dtype, x.device)
-        if key not in self._angles:
+        angles = self.sharding.angles
+        if key not in angles:
             first = self.sharding.cp_rank * length
             position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
             half = x.shape[-1] // 2
             frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
             angle = torch.outer(position, frequency).repeat(1, 2).view(length, 1, 2 * half)
-            self._angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        cosine, sine = self._angles[key]
+            angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        cosine, sine = angles[key]
         first_half, second_half = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second_half, first_half), dim=-1) * sine
 
@@ -274,9 +284,7 @@ class TokenEmbedding(nn.Module):
         if not isinstance(self.weight, DTensor):
             return F.embedding(tokens, self.weight)
         weight, group = self.weight.to_local(), self.weight.device_mesh.get_group("tp")
-        local = tokens - self.sharding.tp_rank * weight.shape[0]
-        elsewhere = (local < 0) | (local >= weight.shape[0])
-        vectors = F.embedding(local.masked_fill(elsewhere, 0), weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        vectors = token_vectors(weight, tokens, first=self.sharding.tp_rank * weight.shape[0])
         return scatter_partial(vectors, 1, group) if self.sharding.sequence_parallel else reduce_partial(vectors, group)
 
 

@@ -33,6 +33,7 @@ class Prediction:
 
     parts           exposed seconds on the critical rank by part; they add up to step_time
     memory          bytes of the fullest chip by class, and their "total"
+    memory_moment   when in the step that much lives
     mfu_palm        model FLOPs (6 N + 12 L H Q S a token, attention on the full square) over the peak
     mfu_causal      the same with attention counted once below the diagonal
     hfu             FLOPs executed, with recomputation, over the peak
@@ -50,6 +51,7 @@ class Prediction:
     peak_flop_rate: float
     peak_dtype: str
     memory: Mapping[str, float]
+    memory_moment: str
     memory_capacity: float
     fits: bool
     rests_on: Mapping[str, str]

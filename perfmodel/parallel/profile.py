@@ -51,6 +51,11 @@ class ExecutionProfile:
     step_time_constant                   once a step: data loading, logging, optimizer launch, Python
     compute_slowdown_under_communication share by which compute slows while communication overlaps it
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
+    pipeline_keeps_boundaries            a stage has a buffer for each microbatch of a step that it receives, and keeps what it sent until
+                                         that microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
+    softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (Megatron's
+                                         fused kernel)
+    redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
     """
@@ -92,6 +97,9 @@ class ExecutionProfile:
     step_time_constant: float
     compute_slowdown_under_communication: float
     optimizer_bytes_factor: float
+    pipeline_keeps_boundaries: bool
+    softmax_keeps_float32: bool
+    redistribution_copies: bool
     places_layers_by_cost: bool
     uneven_stage_weight: float
     default_attention: str

@@ -16,21 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator, time_beside_pipeline
+from perfmodel.cost.memory import ActivationTerms, Pipelining, fixed_memory, kept_memory, largest, rank_moments, static_memory
 from perfmodel.cost.step import (
-    ActivationTerms,
     RegionTimes,
     Stages,
     accumulation_time,
-    dynamic_memory,
     hop_time,
     optimizer_time,
     parameter_time,
     pipeline_step_time,
-    static_memory,
 )
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
+from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.space import (
     LayoutRows,
     Space,
@@ -247,8 +246,9 @@ def _evaluate_block(
         is_single=1.0 if pp == 1 else 0.0,
     )
     hop = hop_time(activations.boundary, grid.degree["tp"], profile, machine, grid, is_scattered=sequence_parallel)
-    pipeline, moving_first, moving_last, legal = _schedule_columns(
-        estimator, regions, activations, stages, table.program.activation_bytes, pp, m, hop, choices
+    ranks = _ranks_to_compare(profile, pp)
+    pipeline, kept, legal = _schedule_columns(
+        estimator, regions, activations, stages, table.program.activation_bytes, pp, m, hop, choices, ranks
     )
     num_rows, num_micro, num_recompute, num_choices = pipeline.shape
     legal_cells = int(legal.sum()) * num_recompute
@@ -274,11 +274,26 @@ def _evaluate_block(
             profile,
             machine,
         )
+        cut_activations = _rows_of(activations, part)
         static = static_memory(terms, stages, sizes)
-        fixed_first, fixed_last = (((s[0] + s[1]) + s[2]) + s[3] for s in (static[0], static[2]))
-        # the middle ranks of even stages hold no more than the first; rounding keeps the order, so the larger of the two ends decides
-        memory = np.add(moving_first[part], fixed_first[..., None])
-        np.maximum(memory, moving_last[part] + fixed_last[..., None], out=memory)
+        memory: Any = None
+        alone: Any = 0.0
+        for rank in ranks:
+            moments = rank_moments(
+                cut_activations,
+                terms,
+                stages,
+                sizes,
+                rank=rank,
+                num_microbatches=m,
+                profile=profile,
+                activation_bytes=table.program.activation_bytes,
+            )
+            fixed = fixed_memory(static[rank])
+            moment = np.broadcast_to(largest(moments) + fixed, (end - begin, num_micro, num_recompute))
+            here = np.add(kept[rank][part], moment[..., None])
+            memory = here if memory is None else np.maximum(memory, here, out=memory)
+            alone = np.maximum(alone, fixed)
         memory *= machine.allocator_factor
         memory += machine.context_bytes
         step = np.add(pipeline[part], np.broadcast_to(beside, (end - begin, num_micro, num_recompute))[..., None])
@@ -298,7 +313,7 @@ def _evaluate_block(
         state.starts.append(state.next_id)
         state.num_evaluated += legal_cells * (end - begin)
         state.num_feasible += feasible
-        alone = np.maximum(fixed_first, fixed_last) * machine.allocator_factor + machine.context_bytes
+        alone = alone * machine.allocator_factor + machine.context_bytes
         state.num_static += int(np.count_nonzero(alone > state.capacity)) * legal_cells
         flat_memory = memory.reshape(-1)
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
@@ -327,6 +342,25 @@ def _column_grid(grid: LayoutGrid) -> LayoutGrid:
     )
 
 
+def _ranks_to_compare(profile: ExecutionProfile, pp: int) -> tuple[int, ...]:
+    """Pipeline ranks (first, middle, last) of which one is the fullest.
+
+    Of even stages a middle one holds no more than the first, unless it has room for twice the boundaries; rounding keeps the order.
+    """
+    if pp > 2 and profile.pipeline_keeps_boundaries:
+        return (0, 1, 2)
+    return (0, 2)
+
+
+def _rows_of(activations: ActivationTerms, part: slice) -> ActivationTerms:
+    return ActivationTerms(
+        kept=tuple(x[part] for x in activations.kept),
+        peaks=tuple((a[part], b[part]) for a, b in activations.peaks),
+        boundary=activations.boundary[part],
+        logits=activations.logits[part],
+    )
+
+
 def _schedule_columns(
     estimator: Estimator,
     regions: RegionTimes,
@@ -337,11 +371,12 @@ def _schedule_columns(
     m: Array,
     hop: Any,
     choices: list[tuple[PipelineSchedule, int]],
-) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: pipeline time, moving bytes of the first and last rank; and which
-    (micro-batch, schedule) are legal: illegal ones need infinite memory."""
+    ranks: tuple[int, ...],
+) -> tuple[Array, dict[int, Array], NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks; and which (micro-batch, schedule) are
+    legal: illegal ones need infinite memory."""
     shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
-    pipeline, first, last = np.empty(shape), np.empty(shape), np.empty(shape)
+    pipeline, kept = np.empty(shape), {rank: np.empty(shape) for rank in ranks}
     count = m.reshape(-1)
     legal = np.empty((len(count), len(choices)), dtype=bool)
     profile = estimator.profile
@@ -358,10 +393,9 @@ def _schedule_columns(
         wide_regions = RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward))
         wide_terms = ActivationTerms(
             kept=tuple(up(x) for x in activations.kept),
-            recomputed_layer=up(activations.recomputed_layer),
+            peaks=(),
             boundary=up(activations.boundary),
             logits=up(activations.logits),
-            widest=up(activations.widest),
         )
         wide_m, wide_hop = up(m), up(hop)
         time = pipeline_step_time(
@@ -374,20 +408,13 @@ def _schedule_columns(
             hop=wide_hop,
             profile=profile,
         )
-        dynamic = dynamic_memory(
-            wide_terms,
-            stages,
-            schedule=schedule,
-            num_ranks=float(pp),
-            num_microbatches=wide_m,
-            virtual_stages=v,
-            profile=profile,
-            activation_bytes=activation_bytes,
-        )
-        moving = [(kept + temporary) + buffers for kept, temporary, buffers in (dynamic[0], dynamic[2])]
-        if schedule is not PipelineSchedule.INTERLEAVED:
-            time, moving = time[..., None], [x[..., None] for x in moving]
-        pipeline[..., at], first[..., at], last[..., at] = time, moving[0], moving[1]
+        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=wide_m, virtual_stages=v)
+        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
+        interleaved = schedule is PipelineSchedule.INTERLEAVED
+        pipeline[..., at] = time if interleaved else time[..., None]
+        for rank in ranks:
+            both = moving[rank][0] + moving[rank][1]
+            kept[rank][..., at] = both if interleaved else np.asarray(both)[..., None]
         match schedule:
             case PipelineSchedule.GPIPE:
                 legal[:, at] = (count > 1)[:, None]
@@ -397,8 +424,8 @@ def _schedule_columns(
                 legal[:, at] = (count % pp == 0)[:, None]
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
-        first += blocked
-    return pipeline, first, last, legal
+        kept[0] += blocked
+    return pipeline, kept, legal
 
 
 def _identity(x: Any) -> Any:

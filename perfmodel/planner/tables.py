@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory import ActivationTerms, activation_terms
 from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.parameters import parameter_cost
 from perfmodel.cost.program import Program
-from perfmodel.cost.step import ActivationTerms, ParameterTerms, RegionTimes, activation_terms, parameter_terms, region_times, tied_time
+from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -92,22 +93,21 @@ class MicrobatchTable:
     program: Program
     stacked: Array
     kept: Array
-    recomputed_layer: Array
+    peaks: Array
     boundary: Array
     logits: Array
-    widest: Array
 
     def block(self, keys: Index, columns: Index) -> tuple[RegionTimes, ActivationTerms]:
         """Arrays [layouts, micro-batches, recompute] for these layouts' keys and micro-batches."""
         index = np.ix_(keys, columns)
         times = [np.moveaxis(self.stacked[i][:, index[0], index[1]], 0, -1) for i in range(6)]
         kept = [np.moveaxis(self.kept[i][:, index[0], index[1]], 0, -1) for i in range(3)]
+        peaks = [np.moveaxis(self.peaks[i][:, index[0], index[1]], 0, -1) for i in range(6)]
         return RegionTimes(forward=tuple(times[:3]), backward=tuple(times[3:])), ActivationTerms(
             kept=tuple(kept),
-            recomputed_layer=np.moveaxis(self.recomputed_layer[:, index[0], index[1]], 0, -1),
+            peaks=tuple((peaks[2 * i], peaks[2 * i + 1]) for i in range(3)),
             boundary=self.boundary[index][..., None],
             logits=self.logits[index][..., None],
-            widest=self.widest[index][..., None],
         )
 
 
@@ -119,21 +119,20 @@ def microbatch_table(
     wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
     micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
     shape = (num_keys, num_sizes)
-    stacked, kept, working = [], [], []
+    stacked, kept, peaks = [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
         terms = activation_terms(micro, recompute)
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
-        working.append(terms.recomputed_layer.reshape(shape))
+        peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
     return MicrobatchTable(
         program=program,
         stacked=np.array(stacked).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
-        recomputed_layer=np.array(working),
+        peaks=np.array(peaks).swapaxes(0, 1),
         boundary=micro.boundary.reshape(shape),
         logits=micro.logits.reshape(shape),
-        widest=micro.widest.reshape(shape),
     )
 
 

@@ -12,7 +12,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 
 ESTIMATOR = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=64)
-FIELDS = ("matmul", "attention", "streaming", "communication", "saved", "boundary", "logits", "widest", "crosses_nodes")
+FIELDS = ("matmul", "attention", "streaming", "communication", "saved", "boundary", "logits", "peaks", "crosses_nodes")
 
 
 def program_of(rule_set="megatron-sp", attention=AttentionKernel.FLASH):

@@ -92,7 +92,7 @@ def differing_rows(counting, plan):
         (rank, row)
         for rank in ranks_to_audit(plan)
         for row in audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
-        if row.difference and not row.is_estimate
+        if not row.passes()
     ]
 
 

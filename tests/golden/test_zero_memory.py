@@ -23,7 +23,8 @@ PSI = MODEL.num_parameters
 
 def states(*, chips, zero, profile="deepspeed", precision=Precision.FP16_MIXED, model=MODEL, **knobs):
     """Bytes of weights, gradients and optimizer state on the fullest chip."""
-    job = make_job(model, batch=1024, seq_len=256, precision=precision)
+    # two microbatches and more: with one, the gradients of ZeRO-3 are never all there while memory is fullest
+    job = make_job(model, batch=2048, seq_len=256, precision=precision)
     estimator = estimator_of(job, chips=chips, node=8, profile=profile)
     degrees = {"dp_replicate": chips} if zero == 0 or chips == 1 else {"dp_shard": chips}
     memory = predict(estimator, **({**degrees, "zero": zero, "recompute": "full"} | knobs)).memory

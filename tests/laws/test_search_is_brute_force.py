@@ -53,7 +53,7 @@ def test_the_best_by_time(half_fits):
     times = sorted({(p.step_time, replace(p.plan, order=Space().orders[0])) for p in everything if p.fits}, key=lambda pair: pair[0])
     assert [p.step_time for p in result.plans] == [time for time, _ in times[:10]]
     assert all(p.fits and p in everything for p in result.plans)
-    assert len({replace(p.plan, order=Space().orders[0]) for p in result.plans}) == 10
+    assert len({(replace(p.plan, order=Space().orders[0]), p.step_time) for p in result.plans}) == 10
 
 
 def test_the_best_by_memory(half_fits):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.step import MEMORY
+from perfmodel.cost.memory import MEMORY
 from perfmodel.hardware.chip import MemoryTier
 from perfmodel.hardware.network import Topology
 from perfmodel.parallel.layout import DEFAULT_ORDER

@@ -1,0 +1,250 @@
+"""What lives when in the backward pass of a region: from the operators, the moments at which memory may be largest.
+
+The backward pass runs the operators in reverse. Each needs the gradient of its output and what autograd kept for it, and makes the
+gradients of its inputs; then what it needed is freed, unless an operator before it needs the same. A *moment* is what lives while
+one of them runs, relative to what the region keeps when its backward begins. Every moment is a sum of amounts (`Moment`), evaluated
+on columns of plans like any other row of a program; the largest of them is the region's peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.parallel.derive import Amount, Derivation, Phase, amount_of
+from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.sharding import Collective
+from perfmodel.workload.operator import Operand, Operator, OperatorKind, TensorRole
+
+#: Bytes over and above the gradient that an elementwise chain holds while its backward runs, in units of the tensor: torch's
+#: rotary embedding as separate operators (two products, a negated half, a concatenation).
+EAGER_ROTARY_COPIES = 1.5
+
+#: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
+Term = tuple[Amount, frozenset[str]]
+#: A sum of amounts with factors.
+Moment = dict[Term, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that autograd keeps from forward to backward, in one layout.
+
+    holders         operators whose backward reads it
+    is_dropped      made again by selective recomputation, from within the recomputed set
+    is_made_twice   kept, and made a second time by selective recomputation
+    """
+
+    tensor: str
+    region: str
+    amount: Amount
+    holders: tuple[str, ...]
+    is_dropped: bool
+    is_made_twice: bool
+
+
+def operand_bytes(derivation: Derivation, op: Operator, operand: Operand) -> Amount:
+    """Bytes of an operand in the layout in which the operator holds it.
+
+    Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
+    batched product reads one for each query head.
+    """
+    maker = derivation.graph.producer(operand.tensor)
+    dims = operand.dims
+    if maker is not None and maker is not op and op.kind is not OperatorKind.EINSUM:
+        dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if not maker.dim(made).stretched)
+    return amount_of(op, derivation.shardings[op.name], dims, scale=derivation.graph.tensors[operand.tensor].itemsize)
+
+
+@dataclass(slots=True)
+class _Storage:
+    """Bytes that several gradients may share: an addition hands its output's gradient to all its inputs."""
+
+    terms: tuple[Term, ...]
+    references: int = 1
+
+
+@dataclass(slots=True)
+class _Backward:
+    """Walks one region backward and notes its moments."""
+
+    derivation: Derivation
+    profile: ExecutionProfile
+    region: str
+    internal: set[str]
+    regathers: set[tuple[str, str]]
+    keeps_weight_gradients: bool
+    live: Moment = field(default_factory=dict)
+    moments: list[Moment] = field(default_factory=list)
+    gradients: dict[str, _Storage] = field(default_factory=dict)
+
+    def add(self, terms: Iterable[Term], factor: float = 1.0) -> None:
+        for term in terms:
+            value = self.live.get(term, 0.0) + factor
+            if abs(value) < 1e-12:
+                self.live.pop(term, None)
+            else:
+                self.live[term] = value
+
+    def note(self, *temporary: Iterable[Term]) -> None:
+        moment = dict(self.live)
+        for terms in temporary:
+            for term in terms:
+                moment[term] = moment.get(term, 0.0) + 1.0
+        self.moments.append({term: factor for term, factor in moment.items() if factor})
+
+    def free(self, storage: _Storage) -> None:
+        storage.references -= 1
+        if storage.references == 0:
+            self.add(storage.terms, -1.0)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def run(self, kept: list[Kept], core: set[str], recompute: Recompute) -> None:
+        graph = self.derivation.graph
+        operators = [op for op in graph.operators if op.region == self.region]
+        remaining = {op.name for op in operators}
+        held = [k for k in kept if k.region == self.region]
+        if recompute is Recompute.FULL and self.region == "layer":
+            self.add(_always(k.amount for k in held if k.tensor != graph.boundary))
+        output = operators[-1].output
+        if graph.tensors[output.tensor].role is TensorRole.ACTIVATION and operators[-1].kind is not OperatorKind.CROSS_ENTROPY:
+            self.start(operators[-1])
+        is_core_made = recompute is not Recompute.SELECTIVE
+        for op in reversed(operators):
+            if not is_core_made and op.name in core:
+                is_core_made = True
+                self.add(_always(k.amount for k in held if k.is_dropped or k.is_made_twice))
+            freed = [k for k in held if op.name in k.holders and not any(h in remaining and h != op.name for h in k.holders)]
+            self.step(op, freed, twice=recompute is Recompute.SELECTIVE)
+            remaining.discard(op.name)
+
+    def start(self, last: Operator) -> None:
+        storage = _Storage(tuple(_always([self.size(last, last.output)])))
+        self.gradients[last.output.tensor] = storage
+        self.add(storage.terms)
+        self.note()
+
+    def size(self, op: Operator, operand: Operand) -> Amount:
+        return operand_bytes(self.derivation, op, operand)
+
+    def step(self, op: Operator, freed: list[Kept], *, twice: bool) -> None:
+        graph = self.derivation.graph
+        incoming = self.arrived(op)
+        inputs = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
+        weights = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.PARAMETER]
+        passes = op.kind in (OperatorKind.ADD, OperatorKind.IDENTITY) or op.kernel_class == "bias"
+        made: list[tuple[Operand, _Storage]] = []
+        weight_terms: list[Term] = []
+        if op.kind is OperatorKind.EMBEDDING or not self.profile.fuses_gradient_accumulation:
+            weight_terms = _always(self.size(op, o) for o in weights)
+        if passes:
+            for operand in inputs:
+                if incoming is not None:
+                    incoming.references += 1
+                    made.append((operand, incoming))
+        else:
+            again = [(self.size(op, o), self.gathered_axes(o.tensor)) for o in op.inputs if (o.tensor, op.name) in self.regathers]
+            for operand in inputs:
+                terms = () if operand.tensor in self.internal else tuple(_always([self.size(op, operand)]))
+                made.append((operand, _Storage(terms)))
+            extra: list[Term] = []
+            if op.kernel_class == "rotary" and not self.profile.fuses_elementwise:
+                extra = _always([self.size(op, op.output).scaled(EAGER_ROTARY_COPIES)])
+            if op.kind is not OperatorKind.CROSS_ENTROPY:  # the loss is a moment of its own: the execution profile knows its copies
+                self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
+            for _, storage in made:
+                self.add(storage.terms)
+        self.add(weight_terms)
+        if incoming is not None:
+            self.free(incoming)
+        for k in freed:
+            self.add(_always([k.amount]), -2.0 if twice and k.is_made_twice else -1.0)
+        for operand, storage in made:
+            self.arrive(op, operand, storage)
+        if not self.keeps_weight_gradients:
+            self.add(weight_terms, -1.0)
+
+    def arrive(self, op: Operator, operand: Operand, storage: _Storage) -> None:
+        """A gradient of a tensor: added to what other readers of it have sent."""
+        before = self.gradients.get(operand.tensor)
+        if before is None:
+            self.gradients[operand.tensor] = storage
+            return
+        total = _Storage(storage.terms or before.terms)
+        self.add(total.terms)
+        self.note()
+        self.free(before)
+        self.free(storage)
+        self.gradients[operand.tensor] = total
+
+    def arrived(self, op: Operator) -> _Storage | None:
+        """The gradient of the operator's output, in the layout that the operator left it in."""
+        tensor = op.output.tensor
+        storage = self.gradients.pop(tensor, None)
+        if storage is None:
+            return None
+        traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Phase.BACKWARD]
+        if not traffic or tensor in self.internal:
+            return storage
+        axes = frozenset(axis for t in traffic for axis in t.axes)
+        own = self.size(op, op.output)
+        result = _Storage(((own, frozenset()),))
+        copies: list[Term] = []
+        if self.profile.redistribution_copies:
+            copies = [(t.amount, t.axes) for t in traffic if t.kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)]
+        # one copy of it where no axis has more than one rank: then nothing is redistributed
+        self.note([(own, axes)], copies)
+        self.add(result.terms)
+        self.free(storage)
+        return result
+
+    def gathered_axes(self, tensor: str) -> frozenset[str]:
+        return frozenset(a for t in self.derivation.traffic if t.tensor == tensor and t.phase is Phase.FORWARD for a in t.axes)
+
+
+def _always(amounts: Iterable[Amount]) -> list[Term]:
+    return [(amount, frozenset()) for amount in amounts]
+
+
+def backward_moments(
+    derivation: Derivation,
+    profile: ExecutionProfile,
+    kept: list[Kept],
+    *,
+    region: str,
+    recompute: Recompute,
+    core: set[str],
+    internal: set[str],
+    regathers: set[tuple[str, str]],
+    keeps_weight_gradients: bool,
+) -> list[Moment]:
+    """Bytes that live while each operator of `region` runs backward, over what the region keeps of a microbatch.
+
+    keeps_weight_gradients   they stay until the unit is reduced (fully_shard), else each leaves for its accumulator at once
+    """
+    walk = _Backward(
+        derivation=derivation,
+        profile=profile,
+        region=region,
+        internal=internal,
+        regathers=regathers,
+        keeps_weight_gradients=keeps_weight_gradients,
+    )
+    walk.run(kept, core, recompute)
+    return undominated(walk.moments)
+
+
+def undominated(moments: list[Moment]) -> list[Moment]:
+    """Without those that are no larger than another one, term by term."""
+
+    def covers(a: Mapping[Term, float], b: Mapping[Term, float]) -> bool:
+        return all(a.get(term, 0.0) >= b.get(term, 0.0) for term in {*a, *b})
+
+    found: list[Moment] = []
+    for moment in moments:
+        if any(covers(other, moment) for other in found):
+            continue
+        found = [other for other in found if not covers(moment, other)] + [moment]
+    return found

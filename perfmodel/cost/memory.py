@@ -1,0 +1,368 @@
+"""Bytes on a chip: what stays for the whole step, what microbatches keep, and the moment of the step at which most of it lives.
+
+A step's memory is largest at one of few moments: when the loss is computed, while the head, the last or the first layer or the
+embedding runs backward, or while a unit's gradients are reduced. Each moment is a sum of what lives then, by class; the peak is the
+largest. Which moments there are depends on the ZeRO stage and on what the execution profile does with weights and gradients, never
+on the numbers: every formula takes arrays of any shapes that broadcast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.pipeline import live_microbatches
+from perfmodel.cost.program import SAVED, peak_index
+from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements
+from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.operator import REGIONS
+
+#: Memory classes of a chip, in the order in which they are added.
+MEMORY = ("weights", "gradients", "optimizer", "activations", "gathered_parameters", "temporary", "communication_buffers", "framework")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTerms:
+    """Bytes of one microbatch under one kind of recomputation.
+
+    kept            by region, from forward to backward
+    peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
+                    that leave at once and for those that stay until their unit is reduced
+    boundary        a stage boundary
+    logits          elements, not bytes
+    """
+
+    kept: tuple[Any, ...]
+    peaks: tuple[tuple[Any, Any], ...]
+    boundary: Any
+    logits: Any
+
+
+def activation_terms(micro: MicrobatchCost, recompute: Recompute) -> ActivationTerms:
+    kept, peaks = [], []
+    rows = len(SAVED)
+    for region, name in enumerate(REGIONS):
+        keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
+        if region != LAYER or recompute is Recompute.NONE:
+            kept.append((keep + boundary) + dropped)
+        elif recompute is Recompute.SELECTIVE:
+            kept.append(keep + boundary)
+        else:
+            kept.append(boundary)
+        leaving, staying = (micro.peaks[peak_index(name, recompute, keeps_weight_gradients=stays)] for stays in (False, True))
+        peaks.append((leaving, staying))
+    return ActivationTerms(kept=tuple(kept), peaks=tuple(peaks), boundary=micro.boundary, logits=micro.logits)
+
+
+def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[tuple[Any, Any, Any, Any]]:
+    """(weights, gradients, optimizer, gathered parameters) that the first, a middle and the last rank hold all through a step. [byte]
+
+    Gradients that are reduced after each microbatch come and go: they belong to the moments.
+    """
+    program = terms.program
+    states = held_elements(terms, stages, sharded=terms.zero >= 1)
+    full = held_elements(terms, stages, sharded=False)
+    sharded = held_elements(terms, stages, sharded=True)
+    held = []
+    for i in range(3):
+        if program.holds_sharded_weights:
+            weights, optimizer = sharded[i] * sizes.stored, states[i] * sizes.state
+        elif sizes.keeps_compute_copy:
+            # the copy that operators read; the master copy lies with the optimizer's state
+            weights, optimizer = full[i] * sizes.gathered, states[i] * (sizes.state + sizes.stored)
+        else:
+            weights, optimizer = full[i] * sizes.stored, states[i] * sizes.state
+        if program.frees_gathered:
+            gradients: Any = 0.0
+        elif program.holds_sharded_gradients:
+            gradients = sharded[i] * sizes.sharded_gradient
+        else:
+            gradients = full[i] * sizes.whole_gradient + full[i] * sizes.gradient_copy
+        gathered = 0.0 if program.frees_gathered or not program.holds_sharded_weights else full[i] * sizes.gathered
+        held.append((weights, gradients, optimizer, gathered))
+    return held
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What lives at one moment of a step, beside what lives all through it.
+
+    freed     of the kept activations of all microbatches under way, what is gone already   (not positive)
+    the others are classes of memory
+    """
+
+    name: str
+    freed: Any = 0.0
+    gradients: Any = 0.0
+    gathered: Any = 0.0
+    temporary: Any = 0.0
+    buffers: Any = 0.0
+
+    @property
+    def total(self) -> Any:
+        return (((self.temporary + self.freed) + self.gathered) + self.gradients) + self.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelining:
+    """What a schedule does with microbatches, as columns."""
+
+    schedule: PipelineSchedule
+    num_ranks: Any
+    num_microbatches: Any
+    virtual_stages: Any
+
+
+def kept_memory(
+    activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
+) -> list[tuple[Any, Any]]:
+    """(activations, receive buffers) of the first, a middle and the last rank, as `kept_on_rank`. [byte]"""
+    p = pipelining.num_ranks
+    ranks = (0.0, np.minimum(1.0, p - 1.0), p - 1.0)
+    layers = (stages.first, stages.middle, stages.last)
+    has_embedding, has_head = (1.0, 0.0, stages.is_single), (stages.is_single, 0.0, 1.0)
+    return [
+        kept_on_rank(
+            activations,
+            pipelining,
+            profile,
+            rank=ranks[i],
+            num_layers=layers[i],
+            has_embedding=has_embedding[i],
+            has_head=has_head[i],
+            activation_bytes=activation_bytes,
+        )
+        for i in range(3)
+    ]
+
+
+def kept_on_rank(
+    activations: ActivationTerms,
+    pipelining: Pipelining,
+    profile: ExecutionProfile,
+    *,
+    rank: Any,
+    num_layers: Any,
+    has_embedding: Any,
+    has_head: Any,
+    activation_bytes: float,
+) -> tuple[Any, Any]:
+    """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives. [byte]
+
+    rank, num_layers         its index and its layers over all its virtual stages
+    has_embedding, has_head  1 or 0
+
+    Of the passes under way at most one has run the last virtual stage (gpipe: all have). torch's schedules keep what a stage has sent
+    until its microbatch's backward has ended, logits too, and have a buffer for each receive of a step, in which its first layer's input
+    stays.
+    """
+    p, m, v = pipelining.num_ranks, pipelining.num_microbatches, pipelining.virtual_stages
+    embedding, layer, head = activations.kept
+    alive = live_microbatches(schedule=pipelining.schedule, rank=rank, num_ranks=p, num_microbatches=m, virtual_stages=v)
+    ended = has_head * (m if pipelining.schedule is PipelineSchedule.GPIPE else 1.0)
+    begun = alive
+    if pipelining.schedule is PipelineSchedule.INTERLEAVED:
+        begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the others of these microbatches, then pp - 1 first passes more
+    begun = has_embedding * begun
+    kept = (alive * (num_layers * layer) + begun * embedding) + ended * head
+    is_pipelined = np.minimum(p - 1.0, 1.0)
+    if not profile.pipeline_keeps_boundaries:
+        return kept, is_pipelined * (2.0 * activations.boundary)
+    # what a pass has received lies in its buffer already
+    sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
+    receives = m * ((2.0 * v - has_embedding) - has_head)
+    return kept + is_pipelined * sent, is_pipelined * (receives * activations.boundary)
+
+
+def rank_moments(
+    activations: ActivationTerms,
+    terms: ParameterTerms,
+    stages: Stages,
+    sizes: Bytes,
+    *,
+    rank: int,
+    num_microbatches: Any,
+    profile: ExecutionProfile,
+    activation_bytes: float,
+) -> list[Moment]:
+    """The moments of the first (0), a middle (1) or the last (2) rank. [byte]"""
+    walk = _Moments(
+        a=activations,
+        t=terms,
+        stages=stages,
+        sizes=sizes,
+        rank=rank,
+        m=num_microbatches,
+        profile=profile,
+        activation_bytes=activation_bytes,
+    )
+    return walk.sharded() if terms.program.frees_gathered else walk.whole()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Moments:
+    a: ActivationTerms
+    t: ParameterTerms
+    stages: Stages
+    sizes: Bytes
+    rank: int
+    m: Any
+    profile: ExecutionProfile
+    activation_bytes: float
+
+    @property
+    def layers(self) -> Any:
+        return (self.stages.first, self.stages.middle, self.stages.last)[self.rank]
+
+    @property
+    def has_head(self) -> Any:
+        return (self.stages.is_single, 0.0, 1.0)[self.rank]
+
+    @property
+    def has_embedding(self) -> Any:
+        return (1.0, 0.0, self.stages.is_single)[self.rank]
+
+    @property
+    def tied(self) -> Any:
+        """Elements of a matrix that both ends of this rank read: its first gradient waits for the second."""
+        return self.stages.is_single * self.t.tied[0]
+
+    def logits(self) -> Any:
+        """The logits themselves, and what the loss works with."""
+        return self.a.logits * (self.profile.loss_peak_bytes + self.activation_bytes)
+
+    def whole(self) -> list[Moment]:
+        """Weights and gradients stay whole all through the step, or weights stay gathered."""
+        a, t = self.a, self.t
+        stays = int(t.program.holds_sharded_weights)
+        gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * self.sizes.produced
+        reduced = self.reduced()
+        moments = []
+        head_kept = self.has_head * a.kept[HEAD]
+        if self.rank == 2:
+            moments.append(Moment(name="loss", temporary=self.logits()))
+            moments.append(Moment(name="backward of the head", temporary=a.peaks[HEAD][stays]))
+        if self.rank != 1:
+            moments.append(
+                Moment(
+                    name="backward of the embedding",
+                    freed=-head_kept - self.layers * a.kept[LAYER],
+                    temporary=self.has_embedding * (a.peaks[EMBEDDING][stays] + 2.0 * gradient),
+                    buffers=reduced,
+                )
+            )
+        moments.append(Moment(name="backward of a layer", freed=-head_kept, temporary=a.peaks[LAYER][stays] + gradient, buffers=reduced))
+        return moments
+
+    def reduced(self) -> Any:
+        """The buffer in which the last unit's gradients leave, where they leave after each microbatch."""
+        if not self.t.program.holds_sharded_gradients:
+            return 0.0
+        return self.t.full[LAYER] * self.sizes.reduced
+
+    def sharded(self) -> list[Moment]:
+        """Units of weights are gathered and freed, their gradients reduced as they come (fully_shard).
+
+        Beside the unit at work (its gathered weights, its gradients as they are produced) live the next one's weights on their way, and
+        the buffer in which the gradients of the unit before leave.
+        """
+        a, t, sizes, n = self.a, self.t, self.sizes, self.layers
+        has = (self.has_embedding, 1.0, self.has_head)
+        held = [there * shard * sizes.sharded_gradient for there, shard in zip(has, t.shard, strict=True)]
+        twice = self.tied
+        ends = t.full[EMBEDDING] + t.full[HEAD] - twice
+        is_tied = np.minimum(twice, 1.0)
+        # a tied matrix joins both ends in one unit, which is gathered throughout and reduced last
+        head = self.has_head * np.where(is_tied > 0.0, ends, t.full[HEAD])
+        embedding = self.has_embedding * np.where(is_tied > 0.0, ends, t.full[EMBEDDING])
+        g_head, g_layer, g_embedding = head * sizes.gathered, t.full[LAYER] * sizes.gathered, embedding * sizes.gathered
+        lasting = is_tied * (g_head + twice * sizes.produced)
+        r_head, r_layer, r_embedding = (1.0 - is_tied) * (head * sizes.reduced), t.full[LAYER] * sizes.reduced, embedding * sizes.reduced
+        total = (held[EMBEDDING] + n * held[LAYER]) + held[HEAD] - self.stages.is_single * t.tied[1] * sizes.sharded_gradient
+        later = np.minimum(self.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
+        h_head = (1.0 - is_tied) * held[HEAD]
+
+        def gradients(so_far: Any) -> Any:
+            return later * total + (1.0 - later) * so_far
+
+        kept = a.kept
+        without_head = -(self.has_head * kept[HEAD])
+        later_layers = np.minimum(n - 1.0, 1.0)
+        return [
+            Moment(name="loss", gathered=g_head, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
+            Moment(
+                name="backward of the head",
+                gathered=g_head + g_layer,
+                temporary=self.has_head * a.peaks[HEAD][1],
+                gradients=gradients(0.0),
+            ),
+            Moment(
+                name="reduction of the head's gradients",
+                freed=without_head,
+                gathered=g_layer + lasting,
+                temporary=a.boundary + (1.0 - is_tied) * (head * sizes.produced),
+                buffers=r_head + later * h_head,
+                gradients=gradients(h_head),
+            ),
+            Moment(
+                name="backward of the last layer",
+                freed=without_head,
+                gathered=2.0 * g_layer + lasting,
+                temporary=a.peaks[LAYER][1],
+                buffers=r_head,
+                gradients=gradients(h_head),
+            ),
+            Moment(
+                name="backward of the layer before the last",
+                freed=without_head - later_layers * kept[LAYER],
+                gathered=2.0 * g_layer + lasting,
+                temporary=a.peaks[LAYER][1],
+                buffers=r_layer * later_layers,
+                gradients=gradients(h_head + held[LAYER]),
+            ),
+            Moment(
+                name="backward of the first layer",
+                freed=without_head - (n - 1.0) * kept[LAYER],
+                gathered=g_layer + (1.0 - is_tied) * g_embedding + lasting,
+                temporary=a.peaks[LAYER][1],
+                buffers=r_layer * later_layers,
+                gradients=gradients(h_head + (n - 1.0) * held[LAYER]),
+            ),
+            Moment(
+                name="backward of the embedding",
+                freed=without_head - n * kept[LAYER],
+                gathered=(1.0 - is_tied) * g_embedding + lasting,
+                temporary=self.has_embedding * a.peaks[EMBEDDING][1] + twice * sizes.produced,
+                buffers=r_layer,
+                gradients=gradients(h_head + n * held[LAYER]),
+            ),
+            Moment(
+                name="reduction of the embedding's gradients",
+                freed=without_head - n * kept[LAYER] - self.has_embedding * kept[EMBEDDING],
+                temporary=embedding * sizes.produced,
+                buffers=r_embedding + later * held[EMBEDDING],
+                gradients=gradients(total),
+            ),
+        ]
+
+
+def largest(moments: list[Moment]) -> Any:
+    found = moments[0].total
+    for moment in moments[1:]:
+        found = np.maximum(found, moment.total)
+    return found
+
+
+def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
+    weights, gradients, states, gathered = static
+    return ((weights + gradients) + states) + gathered
+
+
+def reserved_memory(kept: tuple[Any, Any], moment: Any, machine: Machine) -> Any:
+    """Bytes reserved: what is allocated times the allocator's factor, and the context. `moment`: the largest, with what stays."""
+    return ((kept[0] + kept[1]) + moment) * machine.allocator_factor + machine.context_bytes
