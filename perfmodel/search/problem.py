@@ -23,12 +23,13 @@ _FORBIDDEN_SPREADS = 2.0
 class Problem:
     """Choose one configuration of every vertex so that the sum of its vector and matrix entries is least.
 
-    `edges` has u < v and no pair twice. Where `forbidden` is finite, it stands for +inf in the arrays, and a total of at least
-    `forbidden_total` is no choice at all.
+    `edges` has u < v and no pair twice; `given_edges` are those that it was made of. A finite cost stands for each forbidden entry of
+    `costs` and `edges`, so large that a total of at least `forbidden_total` is no choice at all.
     """
 
     costs: tuple[Array, ...]
     edges: tuple[Edge, ...]
+    given_edges: tuple[Edge, ...]
     forbidden_total: float
 
     @property
@@ -42,6 +43,11 @@ class Problem:
     def total(self, choice: Sequence[int]) -> float:
         """The cost of a choice: its entries added exactly, then rounded once."""
         return math.fsum(self.entries(choice))
+
+    def given_total(self, choice: Sequence[int]) -> float:
+        """The same over the edges as they were given: parallel ones are not rounded one by one."""
+        own = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
+        return math.fsum([*own, *(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.given_edges)])
 
     def magnitude(self, choice: Sequence[int]) -> float:
         """The sum of the entries' absolute values, to which rounding errors are proportional."""
@@ -68,6 +74,7 @@ class Problem:
         return Problem(
             costs=tuple(part(cost, v, v) for v, cost in enumerate(self.costs)),
             edges=tuple((u, v, part(matrix, u, v)) for u, v, matrix in self.edges),
+            given_edges=(),
             forbidden_total=self.forbidden_total,
         )
 
@@ -78,12 +85,14 @@ def read_problem(vertex_costs: Sequence[ArrayLike], edges: Sequence[tuple[int, i
     costs = [reader.vector(v, cost) for v, cost in enumerate(vertex_costs)]
     merged: dict[tuple[int, int], Array] = {}
     turned: dict[int, Array] = {}
+    given: list[Edge] = []
     for index, edge in enumerate(edges):
         u, v, matrix = reader.edge(index, edge, costs)
+        given.append((u, v, matrix))
         if u > v:
             u, v, matrix = v, u, turned.setdefault(id(matrix), matrix.T)
         merged[u, v] = merged[u, v] + matrix if (u, v) in merged else matrix
-    return reader.finish(costs, merged)
+    return reader.finish(costs, merged, tuple(given))
 
 
 class _Reader:
@@ -154,9 +163,10 @@ class _Reader:
             self.spread_of[id(array)] = max(abs(low), abs(high), high - low)
         return array
 
-    def finish(self, costs: list[Array], merged: dict[tuple[int, int], Array]) -> Problem:
+    def finish(self, costs: list[Array], merged: dict[tuple[int, int], Array], given: tuple[Edge, ...]) -> Problem:
         if not self.has_forbidden:
-            return Problem(costs=tuple(costs), edges=tuple((u, v, matrix) for (u, v), matrix in merged.items()), forbidden_total=math.inf)
+            edges = tuple((u, v, matrix) for (u, v), matrix in merged.items())
+            return Problem(costs=tuple(costs), edges=edges, given_edges=given, forbidden_total=math.inf)
         spread = math.fsum(self._largest(array) for array in [*costs, *merged.values()])
         stand_in = _FORBIDDEN_SPREADS * spread + 1.0
         if not math.isfinite(stand_in * (len(costs) + len(merged))):
@@ -171,6 +181,7 @@ class _Reader:
         return Problem(
             costs=tuple(finite(cost) for cost in costs),
             edges=tuple((u, v, finite(matrix)) for (u, v), matrix in merged.items()),
+            given_edges=given,
             forbidden_total=stand_in - spread,
         )
 

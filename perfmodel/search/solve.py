@@ -317,10 +317,11 @@ class _Search:
             if is_proved:
                 raise InputError("edges=inf: no choice is possible, every one meets a forbidden entry; allow more pairs")
             raise InputError("time_limit: no choice without a forbidden entry was found in time; give more time or allow more pairs")
+        cost = self.problem.given_total(self.choice)
         return Solution(
-            cost=self.total,
+            cost=cost,
             choice=tuple(self.choice),
-            lower_bound=min(bound, self.total),
+            lower_bound=cost if is_proved else min(bound, cost),
             is_proved=is_proved,
             method=method,
             width=order.width,
