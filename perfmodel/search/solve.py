@@ -15,7 +15,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -121,7 +121,7 @@ class _Search:
         for u, v in problem.pairs:
             self.neighbours[u].add(v)
             self.neighbours[v].add(u)
-        self.random = np.random.default_rng(0)
+        self.permutations = _permutations(len(problem.costs))
         self.kept_entries = 0.0
         self.num_branches = 0
 
@@ -251,12 +251,12 @@ class _Search:
             return v
 
         inside = [False] * len(root)
-        for v in self.random.permutation(len(root)):
+        for v in next(self.permutations):
             trees = [find(u) for u in self.neighbours[v] if inside[u]]
             if len(set(trees)) == len(trees):
                 inside[v] = True
                 for tree in trees:
-                    root[tree] = find(int(v))
+                    root[tree] = find(v)
         return inside
 
     def eliminate_survivors(self, relaxation: Relaxation, *, most_work: float) -> bool:
@@ -329,6 +329,13 @@ class _Search:
             kept_entries=self.kept_entries,
             num_branches=self.num_branches,
         )
+
+
+def _permutations(size: int) -> Iterator[list[int]]:
+    """Ever new orders of the vertices, the same ones in each search; numpy's generator is loaded when the first is asked for."""
+    generator = np.random.default_rng(0)
+    while True:
+        yield generator.permutation(size).tolist()
 
 
 def filled(relaxation: Relaxation, kept: Sequence[Labels]) -> list[Labels]:

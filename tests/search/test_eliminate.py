@@ -123,7 +123,7 @@ def test_a_large_constant_moves_the_cost_only(shift):
     assert eliminate(shifted, edges).cost == eliminate(vertex_costs, edges).cost + shift
 
 
-# --- forbidden entries ----------------------------------------------------------------------------------------------------------------------
+# --- forbidden entries --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=80, deadline=None)
@@ -145,7 +145,7 @@ def test_a_vertex_of_forbidden_configurations():
         eliminate([[1.0], [np.inf, np.inf]], [])
 
 
-# --- bad input ------------------------------------------------------------------------------------------------------------------------------
+# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
