@@ -53,8 +53,8 @@ class ExecutionProfile:
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
     pipeline_keeps_boundaries            a stage has a buffer for each microbatch of a step that it receives, and keeps what it sent until
                                          that microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
-    softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (Megatron's
-                                         fused kernel)
+    softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the fused
+                                         kernel of Megatron)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
