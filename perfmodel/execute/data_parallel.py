@@ -411,7 +411,9 @@ class ShardedData:
         if self.optimizer is None:
             # Views of the local shards, so that the optimizer works on plain tensors.
             self._shards = [_local(p).detach() for p, _ in pairs]
-            self.optimizer = build_optimizer(self._optimizer_kind, [s for s in self._shards if s.numel()])
+            # of small weights over many ranks this one may hold nothing at all, and torch's optimizers want a parameter
+            held = [shard for shard in self._shards if shard.numel()] or self._shards[:1]
+            self.optimizer = build_optimizer(self._optimizer_kind, held)
         for shard, (parameter, gradient) in zip(self._shards, pairs, strict=True):
             shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""Plans of real models on hundreds and thousands of ranks audit clean, on the first and on the last stage."""
+"""Plans of real models on 8 to 4,096 ranks audit clean, on the first and on the last stage."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from perfmodel import api
+from tests.execute.real_plans import PLANS, real_plan
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,24 +15,11 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 
-PLANS = {
-    "Llama 3 70B on 512, Megatron's form": (
-        dict(model="llama-3-70b", global_batch=512),
-        dict(num_chips=512, tp=8, pp=4, zero=1),
-    ),
-    "Llama 3.1 405B on 4,096, FSDP in a pipeline": (
-        dict(model="llama-3.1-405b", global_batch=2048),
-        dict(num_chips=4096, tp=8, pp=16, zero=3, recompute="full"),
-    ),
-}
-
 
 @pytest.mark.parametrize("name", PLANS)
 def test_real_plans_audit_clean(name):
-    job, knobs = PLANS[name]
-    plan = api.make_plan(api.make_job(seq_len=8192, **job), cluster="dgx-h100", **knobs)
+    plan = real_plan(name)
     audited = api.audit_plan(plan)
-    assert len(audited.ranks) == 2
-    assert max(audited.counted_microbatches) < plan.num_microbatches
+    assert len(audited.ranks) == min(2, plan.layout.pp)
     assert audited.differences() == []
     assert max(rank.memory for rank in audited.ranks) < 2e9

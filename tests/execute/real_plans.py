@@ -1,0 +1,55 @@
+"""Plans of real models in every form, on 8 to 4,096 ranks: what an audit must find right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel import api
+from perfmodel.parallel.plan import Plan
+
+#: name -> (model, sequences in a step, tokens of one), the plan's knobs
+PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
+    "GPT-2, data parallel": (("gpt2", 32, 1024), dict(num_chips=8)),
+    "GPT-2 XL, ZeRO-1, float32": (("gpt2-xl", 16, 1024), dict(num_chips=8, zero=1, precision="fp32")),
+    "GPT-2 XL, ZeRO-2": (("gpt2-xl", 16, 1024), dict(num_chips=8, zero=2, micro_batch=2)),
+    "Llama 3.2 1B, ZeRO-3": (("llama-3.2-1b", 32, 4096), dict(num_chips=16, zero=3)),
+    "Falcon 7B, ZeRO-3, full recomputation": (("falcon-7b", 32, 2048), dict(num_chips=32, zero=3, recompute="full")),
+    "Llama 3 8B, HSDP": (("llama-3-8b", 64, 8192), dict(num_chips=64, zero=3, dp_shard=8)),
+    "OPT 6.7B, tensor parallel": (("opt-6.7b", 8, 2048), dict(num_chips=8, tp=8, sequence_parallel=False)),
+    "Llama 3 8B, FSDP and TP": (("llama-3-8b", 8, 8192), dict(num_chips=64, tp=8, zero=3)),
+    "Gemma 2 9B, FSDP and TP, unfused, selective recomputation": (
+        ("gemma-2-9b", 16, 4096),
+        dict(num_chips=64, tp=4, zero=3, attention="unfused", recompute="selective"),
+    ),
+    "Llama 3.1 8B, context parallel": (("llama-3.1-8b", 8, 65536), dict(num_chips=64, cp=8, zero=3)),
+    "Mistral 7B, context and tensor, ZeRO-1": (("mistral-7b", 8, 32768), dict(num_chips=64, cp=4, tp=2, zero=1)),
+    "Phi-2, HSDP and TP": (("phi-2", 64, 2048), dict(num_chips=64, tp=2, zero=3, dp_shard=8)),
+    "OPT 13B, GPipe, TP, ZeRO-1": (("opt-13b", 64, 2048), dict(num_chips=128, tp=4, pp=4, zero=1, schedule="gpipe")),
+    "GPT-NeoX 20B, 1F1B, TP, data parallel": (("gpt-neox-20b", 128, 2048), dict(num_chips=256, tp=8, pp=4)),
+    "Qwen3 8B, pipeline, context, TP, ZeRO-3": (("qwen3-8b", 32, 32768), dict(num_chips=64, pp=2, cp=2, tp=4, zero=3)),
+    "Qwen2.5 72B, pipeline, context, TP, ZeRO-2": (("qwen2.5-72b", 32, 16384), dict(num_chips=512, pp=4, cp=2, tp=8, zero=2)),
+    "Llama 2 70B, interleaved, TP, ZeRO-1": (
+        ("llama-2-70b", 128, 4096),
+        dict(num_chips=512, tp=8, pp=4, schedule="interleaved", virtual_stages=2, zero=1),
+    ),
+    "Llama 3 70B, 1F1B, TP, ZeRO-1": (("llama-3-70b", 512, 8192), dict(num_chips=512, tp=8, pp=4, zero=1)),
+    "GPT-3 175B, 1F1B, TP, HSDP": (
+        ("gpt3-175b", 256, 2048),
+        dict(num_chips=1024, tp=8, pp=8, zero=3, dp_shard=8, recompute="selective"),
+    ),
+    "Llama 3.1 405B, 1F1B, TP, ZeRO-3, full recomputation": (
+        ("llama-3.1-405b", 2048, 8192),
+        dict(num_chips=4096, tp=8, pp=16, zero=3, recompute="full"),
+    ),
+    "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2": (
+        ("llama-3.1-405b", 128, 131072),
+        dict(num_chips=4096, tp=8, pp=16, cp=16, zero=2),
+    ),
+}
+
+
+def real_plan(name: str) -> Plan:
+    (model, batch, seq_len), knobs = PLANS[name]
+    knobs = dict(knobs)
+    job = api.make_job(model, global_batch=batch, seq_len=seq_len, precision=knobs.pop("precision", "bf16-mixed"))
+    return api.make_plan(job, cluster="dgx-h100", **knobs)
