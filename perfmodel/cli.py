@@ -30,6 +30,7 @@ VERBS = {
     "calibrate": ("run", "Measure this machine, so that predictions of localhost rest on it."),
     "validate": ("validate", "Predict published runs and show how far off the predictions are."),
     "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
+    "pase-report": ("pase_report", "PaSE's experiment: search times and strategies beside the published ones."),
     "chips": ("known", "Known chips: dense FLOP rates, memory, and where each number came from."),
     "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
     "models": ("known", "Known models: shape and exact parameter count, with their sources."),
@@ -51,7 +52,7 @@ def make_app(verb: str = "") -> typer.Typer:
     app.callback()(_root)
     for name, (module, summary) in VERBS.items():
         if name == verb:
-            app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), name))
+            app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), name.replace("-", "_")))
         else:
             app.command(name, short_help=summary)(_not_loaded(name))
     return app

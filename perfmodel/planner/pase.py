@@ -8,6 +8,8 @@ Source: Elango, PaSE, IPDPS 2021, section II.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.pase import RULES, Splits, edge_cost, flops_per_word, layer_cost
-from perfmodel.errors import bad_field
+from perfmodel.errors import InputError, bad_field
 from perfmodel.search import Solution, eliminate
 from perfmodel.workload.pase_graph import PaseGraph, PaseLayer
 
@@ -107,3 +109,31 @@ def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops
 def pase_search(tables: PaseTables) -> Solution:
     """The strategy of least cost in PaSE's space, under PaSE's cost function."""
     return eliminate(tables.vertex_costs, tables.edges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaseRun:
+    """One search of PaSE's space: what was found, and the CPU time of making the tables and of the search. [s]"""
+
+    tables: PaseTables
+    solution: Solution
+    table_time: float
+    search_time: float
+
+    @property
+    def times_data_parallel(self) -> float:
+        """The cost of pure data parallelism over the cost found; nan where the space does not hold it."""
+        whole = [[self.tables.num_devices if name == "b" else 1 for name in layer.names] for layer in self.tables.graph.layers]
+        try:
+            return self.tables.cost_of(whole) / self.solution.cost
+        except InputError:
+            return math.nan
+
+
+def run_pase(graph: PaseGraph, num_devices: int) -> PaseRun:
+    """Tables and search, timed apart."""
+    start = time.process_time()
+    tables = pase_tables(graph, num_devices)
+    middle = time.process_time()
+    solution = pase_search(tables)
+    return PaseRun(tables=tables, solution=solution, table_time=middle - start, search_time=time.process_time() - middle)

@@ -35,6 +35,7 @@ _ENTRIES_OF_AN_EDGE = 6_000.0
 _SWEEPS_OF_A_SEARCH = 6.0
 #: Past this many joined entries (minutes), branch and bound is asked first.
 _MOST_WORK = 3e10
+_WORK_PER_SECOND = 3e8
 #: Rounding of a bound, as a share of the absolute entries that a choice adds up.
 _ROUNDING = 1e-10
 #: Rounding of a total, for the end of a proof.
@@ -191,7 +192,8 @@ class _Search:
             has_cut = relaxation.cut(relaxation.survivors(self.limit))
             has_risen = relaxation.constant - before > _PROGRESS * (self.limit - relaxation.constant)
             waited = 0 if self.total < total or has_cut or has_risen else waited + 1
-        return self.eliminate_survivors(relaxation, most_work=_MOST_WORK)
+        left = max(0.0, self.deadline - time.monotonic())
+        return self.eliminate_survivors(relaxation, most_work=min(_MOST_WORK, left * _WORK_PER_SECOND), is_quick=False)
 
     def close_part(self, relaxation: Relaxation) -> bool:
         """The same in short, for a part of a branch and bound: no search for better choices, and an early rest."""
@@ -205,7 +207,7 @@ class _Search:
             relaxation.cut(relaxation.survivors(self.limit))
             if relaxation.constant - before < _PROGRESS_OF_A_PART * missing:
                 break
-        return self.eliminate_survivors(relaxation, most_work=_SWEEPS_OF_A_PART * entries)
+        return self.eliminate_survivors(relaxation, most_work=_SWEEPS_OF_A_PART * entries, is_quick=True)
 
     def translate(self, relaxation: Relaxation, positions: Sequence[int]) -> list[int]:
         return [int(labels[position]) for labels, position in zip(relaxation.labels, positions, strict=True)]
@@ -259,14 +261,14 @@ class _Search:
                     root[tree] = find(v)
         return inside
 
-    def eliminate_survivors(self, relaxation: Relaxation, *, most_work: float) -> bool:
+    def eliminate_survivors(self, relaxation: Relaxation, *, most_work: float, is_quick: bool) -> bool:
         """Exact elimination of all that is left, if it fits and does not take too long."""
         kept = relaxation.survivors(self.limit)
         if min(map(len, kept)) == 0:
             return True
         sizes = [len(own) for own in kept]
-        order = best_order(sizes, relaxation.problem.pairs, is_quick=most_work < _MOST_WORK)
-        if order.table_entries(sizes) > self.most_entries or order.work(sizes) > most_work or time.monotonic() >= self.deadline:
+        order = best_order(sizes, relaxation.problem.pairs, is_quick=is_quick)
+        if order.table_entries(sizes) > self.most_entries or order.work(sizes) > most_work:
             return False
         self.solve_part(relaxation, kept, order)
         return True

@@ -14,6 +14,7 @@ VERBS = (
     "audit",
     "calibrate",
     "validate",
+    "pase-report",
     "chips",
     "clusters",
     "models",
@@ -49,6 +50,7 @@ FLAGS = {
     "audit": ("--rank", "--all-stages", "--json"),
     "calibrate": ("--save",),
     "validate": ("--out",),
+    "pase-report": ("--graph", "--devices", "--json"),
 }
 
 

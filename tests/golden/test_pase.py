@@ -5,8 +5,8 @@ Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021 
 convolutional networks and 64 otherwise); where that runs out of memory or time, by an elimination written independently. Optima are sums
 of whole numbers of FLOP, so they are compared without a tolerance.
 
-`pase_strategies.csv` is Table II (p = 32). Its networks and r are not those of the released code in every row: `agrees` says which rows the
-optimum of the released code's tables equals; the others are kept to show what differs.
+`pase_strategies.csv` is Table II (p = 32). `agrees` says which rows the optimum of the released code's tables equals. No r between 300 and
+100,000 FLOP a word brings the other rows about: their networks or costs were others. They are kept to show what differs, and by how much.
 """
 
 import csv

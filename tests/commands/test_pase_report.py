@@ -1,0 +1,40 @@
+"""`perfmodel pase-report`: the paper's numbers beside those found here."""
+
+import pytest
+
+
+def test_the_tables_stand_beside_the_published_ones(call):
+    code, out, _ = call("pase-report", "--graph", "alexnet", "--graph", "rnnlm", "--devices", "8,32")
+    assert code == 0
+    assert "9.70982965e+10" in out  # the reference optimum at p = 8
+    assert "7.92 s" in out  # FlexFlow at p = 32
+    assert "2 x fully connected" in out
+    assert out.count("published") > 5
+
+
+def test_json_holds_the_strategies(call_json):
+    runs = call_json("pase-report", "--graph", "alexnet", "--devices", "32")["runs"]
+    assert [run["cost_flops"] for run in runs] == [53136349552]
+    assert runs[0]["is_proved"] is True
+    assert runs[0]["times_data_parallel"] == pytest.approx(11.645, abs=0.0005)
+    assert runs[0]["strategy"][10] == {"kind": "fully connected", "parts": {"b": 1, "n": 4, "c": 8}}
+
+
+def test_data_parallelism_outside_the_space_is_null(call_json):
+    assert call_json("pase-report", "--graph", "alexnet", "--devices", "64")["runs"][0]["times_data_parallel"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--graph", "alexnett"], "graph=alexnett: no such layer graph is shipped; did you mean 'alexnet'"),
+        (["--devices", "0"], "must be whole numbers of at least 1"),
+        (["--devices", ""], "devices=: must name at least one number"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, flags, sentence):
+    code, out, err = call("pase-report", *flags)
+    assert code == 2
+    assert sentence in err
+    assert out == ""
+    assert err.count("\n") == 1
