@@ -59,6 +59,10 @@ class ParameterProgram:
     holds_sharded_weights: bool
     frees_gathered: bool
 
+    def has(self, what: str, times: str) -> bool:
+        """Whether anything of that kind ever happens."""
+        return any(cell(what, times, region) in self.unit_cell for region in REGIONS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterCost:

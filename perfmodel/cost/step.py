@@ -308,7 +308,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
     return ParameterTerms(
         gather_forward={times: by_region("gather_forward", times) for times in both},
         gather_backward={times: by_region("gather_backward", times) for times in both},
-        tp_sum={times: by_region("sum", times) for times in both},
+        tp_sum={times: by_region("sum", times) for times in both if program.has("sum", times)},
         reduce={times: by_region("reduce", times) for times in both},
         publish=by_region("publish", "step"),
         full=tuple(cost.full),
@@ -363,10 +363,10 @@ def parameter_time(
         share = profile.exposed_gradient_fraction + slowdown
         once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, windows, strict=True))  # type: ignore[assignment]
     reduction = reduction + slowest_stage(once) + slowest_stage(stage_sums(terms.publish, stages))
-    if profile.reduces_tp_gradients_first:
+    for times, sums in terms.tp_sum.items():
         # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
-        for times, count in (("microbatch", m), ("step", 1.0)):
-            reduction = reduction + count * slowest_stage(stage_sums(terms.tp_sum[times], stages))
+        exposed_sums = slowest_stage(stage_sums(sums, stages))
+        reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
     return gather, reduction
 
 
