@@ -42,7 +42,7 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
         dict(num_chips=4096, tp=8, pp=16, zero=3, recompute="full"),
     ),
     "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2": (
-        ("llama-3.1-405b", 128, 131072),
+        ("llama-3.1-405b", 32, 131072),
         dict(num_chips=4096, tp=8, pp=16, cp=16, zero=2),
     ),
 }
