@@ -18,6 +18,8 @@ from perfmodel.cost.memory import (
     Pipelining,
     activation_terms,
     fixed_memory,
+    gradient_growth,
+    gradient_growths,
     kept_memory,
     kept_on_rank,
     largest,
@@ -223,10 +225,11 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
             sizes,
             rank=rank,
             num_microbatches=m,
+            growth=growth,
             profile=profile,
             activation_bytes=program.activation_bytes,
         )
-        for rank in range(3)
+        for rank, growth in enumerate(gradient_growths(pipelining))
     ]
     return PlanRow(
         program=program,
@@ -447,6 +450,7 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         estimator.sizes,
         rank=place,
         num_microbatches=row.pipelining.num_microbatches,
+        growth=gradient_growth(row.pipelining, np.array([float(rank)])),
         profile=estimator.profile,
         activation_bytes=row.program.activation_bytes,
     )

@@ -44,15 +44,15 @@ class Kept:
     is_made_twice: bool
 
 
-def operand_bytes(derivation: Derivation, op: Operator, operand: Operand) -> Amount:
+def operand_bytes(derivation: Derivation, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Amount:
     """Bytes of an operand in the layout in which the operator holds it.
 
     Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
-    batched product reads one for each query head.
+    batched product reads one for each query head (`is_expanded`).
     """
     maker = derivation.graph.producer(operand.tensor)
     dims = operand.dims
-    if maker is not None and maker is not op and op.kind is not OperatorKind.EINSUM:
+    if maker is not None and maker is not op and not (is_expanded and op.kind is OperatorKind.EINSUM):
         dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if not maker.dim(made).stretched)
     return amount_of(op, derivation.shardings[op.name], dims, scale=derivation.graph.tensors[operand.tensor].itemsize)
 

@@ -8,13 +8,14 @@ on the numbers: every formula takes arrays of any shapes that broadcast.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost
+from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import live_microbatches
 from perfmodel.cost.program import SAVED, peak_index
 from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements
@@ -62,7 +63,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute) -> ActivationT
 def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[tuple[Any, Any, Any, Any]]:
     """(weights, gradients, optimizer, gathered parameters) that the first, a middle and the last rank hold all through a step. [byte]
 
-    Gradients that are reduced after each microbatch come and go: they belong to the moments.
+    Where weights are stored as shards, gradients come with the first backward pass: they belong to the moments.
     """
     program = terms.program
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
@@ -70,22 +71,27 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[t
     sharded = held_elements(terms, stages, sharded=True)
     held = []
     for i in range(3):
+        gathered: Any = 0.0
+        gradients: Any = 0.0
         if program.holds_sharded_weights:
             weights, optimizer = sharded[i] * sizes.stored, states[i] * sizes.state
+            if keeps_gathered(program):
+                gathered = full[i] * sizes.gathered
         elif sizes.keeps_compute_copy:
             # the copy that operators read; the master copy lies with the optimizer's state
             weights, optimizer = full[i] * sizes.gathered, states[i] * (sizes.state + sizes.stored)
         else:
             weights, optimizer = full[i] * sizes.stored, states[i] * sizes.state
-        if program.frees_gathered:
-            gradients: Any = 0.0
-        elif program.holds_sharded_gradients:
-            gradients = sharded[i] * sizes.sharded_gradient
-        else:
-            gradients = full[i] * sizes.whole_gradient + full[i] * sizes.gradient_copy
-        gathered = 0.0 if program.frees_gathered or not program.holds_sharded_weights else full[i] * sizes.gathered
+        if not program.holds_sharded_weights:
+            share = sharded[i] * sizes.sharded_gradient if program.holds_sharded_gradients else full[i] * sizes.whole_gradient
+            gradients = share + full[i] * sizes.gradient_copy
         held.append((weights, gradients, optimizer, gathered))
     return held
+
+
+def keeps_gathered(program: ParameterProgram) -> bool:
+    """Whether weights that are stored as shards stay gathered, and gradients unreduced, for all microbatches (torch's pipelines)."""
+    return program.holds_sharded_weights and not program.holds_sharded_gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +185,35 @@ def kept_on_rank(
     return kept + is_pipelined * sent, is_pipelined * (receives * activations.boundary)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """How gradients that nothing reduces yet come to lie beside activations, on one rank.
+
+    present   share of them that is there when most activations are
+    fewer     what has gone of the activations once all of them are, in units of one microbatch's on the whole rank
+    """
+
+    present: Any
+    fewer: Any
+
+
+def gradient_growth(pipelining: Pipelining, rank: Any) -> Growth:
+    """A rank runs its virtual stages' backward passes from the last to the first, pp microbatches each; until its forward passes have
+    ended, as many passes are under way as at most."""
+    p, m, v = pipelining.num_ranks, pipelining.num_microbatches, pipelining.virtual_stages
+    alive = live_microbatches(schedule=pipelining.schedule, rank=rank, num_ranks=p, num_microbatches=m, virtual_stages=v) * v
+    steps = m * v - alive  # backward passes before the last forward pass
+    present = np.minimum(np.ceil(steps / p), v) / v
+    fewer = np.minimum(np.maximum((p * (v - 1.0) + 1.0) - steps, 0.0), alive - 1.0) / v
+    return Growth(present=present, fewer=fewer)
+
+
+def gradient_growths(pipelining: Pipelining) -> list[Growth]:
+    """Of the first, a middle and the last rank."""
+    p = pipelining.num_ranks
+    return [gradient_growth(pipelining, rank) for rank in (0.0, np.minimum(1.0, p - 1.0), p - 1.0)]
+
+
 def rank_moments(
     activations: ActivationTerms,
     terms: ParameterTerms,
@@ -187,10 +222,11 @@ def rank_moments(
     *,
     rank: int,
     num_microbatches: Any,
+    growth: Growth,
     profile: ExecutionProfile,
     activation_bytes: float,
 ) -> list[Moment]:
-    """The moments of the first (0), a middle (1) or the last (2) rank. [byte]"""
+    """The moments of the first (0), a middle (1) or the last (2) rank. `growth` matters where weights stay gathered. [byte]"""
     walk = _Moments(
         a=activations,
         t=terms,
@@ -201,7 +237,16 @@ def rank_moments(
         profile=profile,
         activation_bytes=activation_bytes,
     )
-    return walk.sharded() if terms.program.frees_gathered else walk.whole()
+    program = terms.program
+    if program.holds_sharded_weights and program.holds_sharded_gradients:
+        return walk.sharded()
+    moments = walk.whole()
+    if not keeps_gathered(program):
+        return moments
+    gradients = held_elements(terms, stages, sharded=False)[rank] * sizes.whole_gradient
+    freed = growth.fewer * (walk.layers * activations.kept[LAYER])
+    early = [replace(moment, gradients=growth.present * gradients) for moment in moments]
+    return early + [replace(moment, gradients=gradients, freed=moment.freed - freed) for moment in moments]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -239,7 +284,9 @@ class _Moments:
     def whole(self) -> list[Moment]:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
         a, t = self.a, self.t
-        stays = int(t.program.holds_sharded_weights)
+        # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
+        converts = self.sizes.produced != self.sizes.whole_gradient
+        stays = int(t.program.holds_sharded_weights and (t.program.holds_sharded_gradients or converts))
         gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * self.sizes.produced
         reduced = self.reduced()
         moments = []
@@ -259,11 +306,18 @@ class _Moments:
         moments.append(Moment(name="backward of a layer", freed=-head_kept, temporary=a.peaks[LAYER][stays] + gradient, buffers=reduced))
         return moments
 
+    def exchanged(self) -> Any:
+        """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""
+        if not self.profile.pipeline_keeps_boundaries:
+            return 0.0
+        leaves = (0.0, 1.0, 1.0)[self.rank] * np.minimum(self.m - 1.0, 1.0)
+        return (1.0 - self.stages.is_single) * ((leaves - (1.0, 1.0, 0.0)[self.rank]) * self.a.boundary)
+
     def reduced(self) -> Any:
         """The buffer in which the last unit's gradients leave, where they leave after each microbatch."""
         if not self.t.program.holds_sharded_gradients:
             return 0.0
-        return self.t.full[LAYER] * self.sizes.reduced
+        return self.t.padded[LAYER] * self.sizes.reduced
 
     def sharded(self) -> list[Moment]:
         """Units of weights are gathered and freed, their gradients reduced as they come (fully_shard).
@@ -275,17 +329,36 @@ class _Moments:
         has = (self.has_embedding, 1.0, self.has_head)
         held = [there * shard * sizes.sharded_gradient for there, shard in zip(has, t.shard, strict=True)]
         twice = self.tied
-        ends = t.full[EMBEDDING] + t.full[HEAD] - twice
         is_tied = np.minimum(twice, 1.0)
-        # a tied matrix joins both ends in one unit, which is gathered throughout and reduced last
-        head = self.has_head * np.where(is_tied > 0.0, ends, t.full[HEAD])
-        embedding = self.has_embedding * np.where(is_tied > 0.0, ends, t.full[EMBEDDING])
-        g_head, g_layer, g_embedding = head * sizes.gathered, t.full[LAYER] * sizes.gathered, embedding * sizes.gathered
+
+        def units(elements: tuple[Any, ...]) -> tuple[Any, Any]:
+            """Of the embedding and of the head. A tied matrix joins both in one unit, which is gathered throughout and reduced last."""
+            ends = elements[EMBEDDING] + elements[HEAD] - twice
+            embedding = self.has_embedding * np.where(is_tied > 0.0, ends, elements[EMBEDDING])
+            return embedding, self.has_head * np.where(is_tied > 0.0, ends, elements[HEAD])
+
+        (embedding, head), (wide_embedding, wide_head), layer = units(t.full), units(t.padded), t.padded[LAYER]
+        g_head, g_layer, g_embedding = wide_head * sizes.gathered, layer * sizes.gathered, wide_embedding * sizes.gathered
         lasting = is_tied * (g_head + twice * sizes.produced)
-        r_head, r_layer, r_embedding = (1.0 - is_tied) * (head * sizes.reduced), t.full[LAYER] * sizes.reduced, embedding * sizes.reduced
+        r_head, r_layer = (1.0 - is_tied) * (wide_head * sizes.reduced), layer * sizes.reduced
+        r_embedding = wide_embedding * sizes.reduced
         total = (held[EMBEDDING] + n * held[LAYER]) + held[HEAD] - self.stages.is_single * t.tied[1] * sizes.sharded_gradient
         later = np.minimum(self.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
         h_head = (1.0 - is_tied) * held[HEAD]
+
+        untied = 1.0 - is_tied
+        if t.program.frees_gathered:
+            # the unit at work and the one on its way
+            at_loss, at_head, at_reduction = g_head, g_head + g_layer, g_layer + lasting
+            at_last = at_previous = 2.0 * g_layer + lasting
+            at_first, at_embedding = g_layer + untied * g_embedding + lasting, untied * g_embedding + lasting
+        else:
+            # all those whose backward has not ended
+            below = untied * g_embedding + lasting
+            at_loss = at_head = untied * g_head + n * g_layer + g_embedding
+            at_reduction = at_last = n * g_layer + below
+            at_previous = (n - np.minimum(n - 1.0, 1.0)) * g_layer + below
+            at_first, at_embedding = g_layer + below, below
 
         def gradients(so_far: Any) -> Any:
             return later * total + (1.0 - later) * so_far
@@ -294,17 +367,24 @@ class _Moments:
         without_head = -(self.has_head * kept[HEAD])
         later_layers = np.minimum(n - 1.0, 1.0)
         return [
-            Moment(name="loss", gathered=g_head, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
+            # copied out of the buffer in which they came; that of the unit before lives until then
+            Moment(
+                name="gathering of the head",
+                freed=without_head,
+                gathered=at_loss + untied * (self.has_head * (g_head + g_layer)),
+                gradients=gradients(0.0),
+            ),
+            Moment(name="loss", gathered=at_loss, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
             Moment(
                 name="backward of the head",
-                gathered=g_head + g_layer,
+                gathered=at_head,
                 temporary=self.has_head * a.peaks[HEAD][1],
                 gradients=gradients(0.0),
             ),
             Moment(
                 name="reduction of the head's gradients",
                 freed=without_head,
-                gathered=g_layer + lasting,
+                gathered=at_reduction,
                 temporary=a.boundary + (1.0 - is_tied) * (head * sizes.produced),
                 buffers=r_head + later * h_head,
                 gradients=gradients(h_head),
@@ -312,7 +392,7 @@ class _Moments:
             Moment(
                 name="backward of the last layer",
                 freed=without_head,
-                gathered=2.0 * g_layer + lasting,
+                gathered=at_last,
                 temporary=a.peaks[LAYER][1],
                 buffers=r_head,
                 gradients=gradients(h_head),
@@ -320,7 +400,7 @@ class _Moments:
             Moment(
                 name="backward of the layer before the last",
                 freed=without_head - later_layers * kept[LAYER],
-                gathered=2.0 * g_layer + lasting,
+                gathered=at_previous,
                 temporary=a.peaks[LAYER][1],
                 buffers=r_layer * later_layers,
                 gradients=gradients(h_head + held[LAYER]),
@@ -328,7 +408,7 @@ class _Moments:
             Moment(
                 name="backward of the first layer",
                 freed=without_head - (n - 1.0) * kept[LAYER],
-                gathered=g_layer + (1.0 - is_tied) * g_embedding + lasting,
+                gathered=at_first,
                 temporary=a.peaks[LAYER][1],
                 buffers=r_layer * later_layers,
                 gradients=gradients(h_head + (n - 1.0) * held[LAYER]),
@@ -336,7 +416,7 @@ class _Moments:
             Moment(
                 name="backward of the embedding",
                 freed=without_head - n * kept[LAYER],
-                gathered=(1.0 - is_tied) * g_embedding + lasting,
+                gathered=at_embedding,
                 temporary=self.has_embedding * a.peaks[EMBEDDING][1] + twice * sizes.produced,
                 buffers=r_layer,
                 gradients=gradients(h_head + n * held[LAYER]),

@@ -70,12 +70,14 @@ class ParameterCost:
 
     time         [WHAT * TIMES * REGIONS, rows] seconds of one occurrence
     full, shard  [REGIONS, rows] elements on a chip, whole and cut by ZeRO; a tied embedding counts in both its regions
+    padded       [REGIONS, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
     tied         [2, rows] its elements, whole and cut: they count once where one stage holds both regions
     """
 
     time: Array
     full: Array
     shard: Array
+    padded: Array
     tied: Array
 
     def of(self, what: str, times: str, region: str) -> Array:
@@ -216,17 +218,18 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
     full = np.zeros((len(REGIONS), sizes.shape[1]))
-    shard = np.zeros_like(full)
+    shard, padded = np.zeros_like(full), np.zeros_like(full)
     for region, members in enumerate(program.region_of):
         for i in members:
             full[region] = full[region] + local[i]
             shard[region] = shard[region] + shard_elements[i]
+            padded[region] = padded[region] + gathered[i]
     tied = np.zeros((2, sizes.shape[1]))
     for i, parameter in enumerate(program.parameters):
         if len(parameter.regions) > 1:
             tied[0] = tied[0] + local[i]
             tied[1] = tied[1] + shard_elements[i]
-    return ParameterCost(time=time, full=full, shard=shard, tied=tied)
+    return ParameterCost(time=time, full=full, shard=shard, padded=padded, tied=tied)
 
 
 def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Array, machine: Machine) -> Any:

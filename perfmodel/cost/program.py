@@ -7,7 +7,7 @@ size is an *amount*: base * microbatch^e * ceil(padded / |padded axes|) / |axes|
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -498,6 +498,15 @@ def _kept(
                     is_dropped=dropped,
                     is_made_twice=made_in_core and core_holds and not dropped,
                 )
+                if in_core and not made_in_core and op.kind is OperatorKind.EINSUM and before is None:
+                    # a copy for each query head is made within the recomputed set, from the one for each key-value head
+                    single = operand_bytes(derivation, op, operand, is_expanded=False)
+                    if single != amount:
+                        found[tensor, layout] = replace(found[tensor, layout], amount=single)
+                        more = amount.scaled((amount.base - single.base) / amount.base)
+                        found[op.name, number] = Kept(
+                            tensor=tensor, region=op.region, amount=more, holders=(op.name,), is_dropped=True, is_made_twice=False
+                        )
                 if op.kernel_class == "softmax" and saved.what == "output" and profile.softmax_keeps_float32:
                     wide = amount.scaled(FLOAT32_BYTES / graph.tensors[tensor].itemsize)
                     if graph.tensors[tensor].itemsize < FLOAT32_BYTES:

@@ -295,6 +295,7 @@ class ParameterTerms:
     publish: tuple[Any, ...]
     full: tuple[Any, ...]
     shard: tuple[Any, ...]
+    padded: tuple[Any, ...]
     tied: tuple[Any, Any]
     zero: int
     program: ParameterProgram
@@ -313,6 +314,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         publish=by_region("publish", "step"),
         full=tuple(cost.full),
         shard=tuple(cost.shard),
+        padded=tuple(cost.padded),
         tied=(cost.tied[0], cost.tied[1]),
         zero=program.zero,
         program=program,

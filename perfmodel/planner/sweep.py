@@ -9,15 +9,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator, time_beside_pipeline
-from perfmodel.cost.memory import ActivationTerms, Pipelining, fixed_memory, kept_memory, largest, rank_moments, static_memory
+from perfmodel.cost.memory import (
+    ActivationTerms,
+    Growth,
+    Pipelining,
+    fixed_memory,
+    gradient_growths,
+    keeps_gathered,
+    kept_memory,
+    largest,
+    rank_moments,
+    static_memory,
+)
 from perfmodel.cost.step import (
+    ParameterTerms,
     RegionTimes,
     Stages,
     accumulation_time,
@@ -247,7 +259,7 @@ def _evaluate_block(
     )
     hop = hop_time(activations.boundary, grid.degree["tp"], profile, machine, grid, is_scattered=sequence_parallel)
     ranks = _ranks_to_compare(profile, pp)
-    pipeline, kept, legal = _schedule_columns(
+    pipeline, kept, growths, legal = _schedule_columns(
         estimator, regions, activations, stages, table.program.activation_bytes, pp, m, hop, choices, ranks
     )
     num_rows, num_micro, num_recompute, num_choices = pipeline.shape
@@ -274,24 +286,31 @@ def _evaluate_block(
             profile,
             machine,
         )
-        cut_activations = _rows_of(activations, part)
         static = static_memory(terms, stages, sizes)
         memory: Any = None
         alone: Any = 0.0
+        # whether what lives beside activations depends on the schedule too
+        wide = keeps_gathered(terms.program)
+        here_activations = _activations_of(activations, part, wide=wide)
+        here_terms = _terms_of(terms) if wide else terms
         for rank in ranks:
             moments = rank_moments(
-                cut_activations,
-                terms,
+                here_activations,
+                here_terms,
                 stages,
                 sizes,
                 rank=rank,
-                num_microbatches=m,
+                num_microbatches=m[..., None] if wide else m,
+                growth=growths[rank],
                 profile=profile,
                 activation_bytes=table.program.activation_bytes,
             )
             fixed = fixed_memory(static[rank])
-            moment = np.broadcast_to(largest(moments) + fixed, (end - begin, num_micro, num_recompute))
-            here = np.add(kept[rank][part], moment[..., None])
+            if wide:
+                moment: Any = largest(moments) + np.asarray(fixed)[..., None]
+            else:
+                moment = np.broadcast_to(largest(moments) + fixed, (end - begin, num_micro, num_recompute))[..., None]
+            here = np.add(kept[rank][part], moment)
             memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
         memory *= machine.allocator_factor
@@ -352,12 +371,28 @@ def _ranks_to_compare(profile: ExecutionProfile, pp: int) -> tuple[int, ...]:
     return (0, 2)
 
 
-def _rows_of(activations: ActivationTerms, part: slice) -> ActivationTerms:
+def _activations_of(activations: ActivationTerms, part: slice, *, wide: bool) -> ActivationTerms:
+    """These rows; `wide`: with a last dim for schedules."""
+
+    def cut(column: Array) -> Array:
+        return column[part][..., None] if wide else column[part]
+
     return ActivationTerms(
-        kept=tuple(x[part] for x in activations.kept),
-        peaks=tuple((a[part], b[part]) for a, b in activations.peaks),
-        boundary=activations.boundary[part],
-        logits=activations.logits[part],
+        kept=tuple(cut(x) for x in activations.kept),
+        peaks=tuple((cut(a), cut(b)) for a, b in activations.peaks),
+        boundary=cut(activations.boundary),
+        logits=cut(activations.logits),
+    )
+
+
+def _terms_of(terms: ParameterTerms) -> ParameterTerms:
+    """Elements with a last dim for schedules."""
+    return replace(
+        terms,
+        full=tuple(x[..., None] for x in terms.full),
+        shard=tuple(x[..., None] for x in terms.shard),
+        padded=tuple(x[..., None] for x in terms.padded),
+        tied=(terms.tied[0][..., None], terms.tied[1][..., None]),
     )
 
 
@@ -372,11 +407,13 @@ def _schedule_columns(
     hop: Any,
     choices: list[tuple[PipelineSchedule, int]],
     ranks: tuple[int, ...],
-) -> tuple[Array, dict[int, Array], NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks; and which (micro-batch, schedule) are
-    legal: illegal ones need infinite memory."""
+) -> tuple[Array, dict[int, Array], dict[int, Growth], NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks, growth of gradients there [1,
+    micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
     shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
     pipeline, kept = np.empty(shape), {rank: np.empty(shape) for rank in ranks}
+    cells = (1, m.size, 1, len(choices))
+    growths = {rank: Growth(present=np.ones(cells), fewer=np.zeros(cells)) for rank in ranks}
     count = m.reshape(-1)
     legal = np.empty((len(count), len(choices)), dtype=bool)
     profile = estimator.profile
@@ -411,6 +448,11 @@ def _schedule_columns(
         pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=wide_m, virtual_stages=v)
         moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
         interleaved = schedule is PipelineSchedule.INTERLEAVED
+        if pp > 1 and profile.pipeline_keeps_parameters:
+            found = gradient_growths(pipelining)
+            for rank in ranks:
+                growths[rank].present[..., at] = found[rank].present if interleaved else np.asarray(found[rank].present)[..., None]
+                growths[rank].fewer[..., at] = found[rank].fewer if interleaved else np.asarray(found[rank].fewer)[..., None]
         pipeline[..., at] = time if interleaved else time[..., None]
         for rank in ranks:
             both = moving[rank][0] + moving[rank][1]
@@ -425,7 +467,7 @@ def _schedule_columns(
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
         kept[0] += blocked
-    return pipeline, kept, legal
+    return pipeline, kept, growths, legal
 
 
 def _identity(x: Any) -> Any:

@@ -158,6 +158,7 @@ class ParameterTable:
             publish=tuple(pick(v) for v in t.publish),
             full=tuple(pick(v) for v in t.full),
             shard=tuple(pick(v) for v in t.shard),
+            padded=tuple(pick(v) for v in t.padded),
             tied=(pick(t.tied[0]), pick(t.tied[1])),
             zero=t.zero,
             program=t.program,
