@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.search.bounds import Relaxation
+from perfmodel.search.dominance import undominated
 from perfmodel.search.order import EliminationOrder, best_order
 from perfmodel.search.problem import Labels, Problem, read_problem
 from perfmodel.search.tables import solve_by_tables
@@ -45,6 +46,9 @@ _PATIENCE = 4
 _PROGRESS = 0.02
 _MOST_SWEEPS = 16
 _FOREST_MOVES = 4
+#: Promising configurations are those within gap / 2^h: so many h are tried in a round, and from there the next time, up to the largest.
+_MOST_ATTEMPTS = 12
+_MOST_HALVINGS = 36
 #: A part of a branch and bound: sweeps while they close this share of the gap, then elimination if it costs no more than so many sweeps.
 _ROUNDS_OF_A_PART = 4
 _PROGRESS_OF_A_PART = 0.1
@@ -146,6 +150,11 @@ class _Search:
         """A bound above this cannot belong to a choice as good as the best so far."""
         return self.total + self.slack
 
+    @property
+    def proof(self) -> float:
+        """A bound from here on is the best total so far, but for its last digits."""
+        return self.total - self.slack * (_LAST_DIGITS / _ROUNDING)
+
     @staticmethod
     def sweep_effort(problem: Problem) -> float:
         return math.fsum(matrix.size + _ENTRIES_OF_AN_EDGE for _, _, matrix in problem.edges)
@@ -183,13 +192,13 @@ class _Search:
             effort += num_sweeps * entries
             halvings, spent = self.try_the_promising(relaxation, halvings, affordable=max(effort, 2 * entries))
             effort += spent
-            if halvings == 0:
+            if halvings == 0 or relaxation.constant >= self.proof:
                 return True
             if self.total == total:
                 effort += self.move_forests(relaxation)
             if self.total == total:
                 num_sweeps = min(2 * num_sweeps, _MOST_SWEEPS)
-            has_cut = relaxation.cut(relaxation.survivors(self.limit))
+            has_cut = relaxation.cut(relaxation.survivors(self.limit)) or relaxation.cut(undominated(relaxation.problem))
             has_risen = relaxation.constant - before > _PROGRESS * (self.limit - relaxation.constant)
             waited = 0 if self.total < total or has_cut or has_risen else waited + 1
         left = max(0.0, self.deadline - time.monotonic())
@@ -218,7 +227,8 @@ class _Search:
         With h = 0 it was all of them: the best choice is known.
         """
         missing = self.limit - relaxation.constant
-        for attempt in range(max(0, halvings - 1), halvings + 40):
+        first = max(0, halvings - 1)
+        for attempt in range(first, first + _MOST_ATTEMPTS):
             kept = relaxation.survivors(relaxation.constant + missing / 2.0**attempt)
             if attempt == 0 and min(map(len, kept)) == 0:
                 return 0, 0.0  # no choice is better than the best so far
@@ -230,7 +240,7 @@ class _Search:
             if order.effort(sizes) <= affordable and order.table_entries(sizes) <= self.most_entries:
                 self.solve_part(relaxation, kept, order)
                 return attempt, order.effort(sizes)
-        return halvings + 40, 0.0
+        return (first + _MOST_ATTEMPTS) % _MOST_HALVINGS + 1, 0.0
 
     def move_forests(self, relaxation: Relaxation) -> float:
         """Hold all vertices but a random forest of them, and choose for the forest anew; says what that took."""
@@ -281,7 +291,7 @@ class _Search:
         open_parts = [(root.constant, next(count), root)]
         while open_parts:
             bound, _, relaxation = heapq.heappop(open_parts)
-            if bound >= self.total - _LAST_DIGITS * self.slack / _ROUNDING:
+            if bound >= self.proof:
                 return self.total
             if time.monotonic() >= self.deadline:
                 return bound

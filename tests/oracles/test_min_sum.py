@@ -69,6 +69,19 @@ def test_toulbar2_finds_the_same_cost(seed, name, memory):
     assert solution.cost == solved_by_toulbar2(*given)
 
 
+@pytest.mark.parametrize("memory", [1e9, 8.0 * 300, 8.0 * 20], ids=["tables", "some tables", "branches"])
+@pytest.mark.parametrize("largest", [1, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_toulbar2_finds_the_same_cost_where_most_choices_tie(seed, largest, memory):
+    """Costs of a few whole numbers: bounds tell configurations apart no longer."""
+    vertex_costs, edges = random_problem(seed, num_vertices=22, num_configurations=5, num_edges=44)
+    vertex_costs = [np.floor(cost * (largest + 1)) for cost in vertex_costs]
+    edges = [(u, v, np.floor(matrix * (largest + 1))) for u, v, matrix in edges]
+    solution = eliminate(vertex_costs, edges, memory_limit=memory)
+    assert solution.is_proved
+    assert solution.cost == solved_by_toulbar2(vertex_costs, edges)
+
+
 @pytest.mark.parametrize("memory", [1e9, 8.0 * 100], ids=["tables", "branches"])
 @pytest.mark.parametrize("seed", range(3))
 def test_highs_finds_the_same_cost(seed, memory):

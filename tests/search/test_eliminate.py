@@ -116,6 +116,15 @@ def test_the_same_call_gives_the_same_choice():
     assert len({eliminate(vertex_costs, edges, memory_limit=8.0 * 300).choice for _ in range(3)}) == 1
 
 
+def test_ties_do_not_hold_it_up():
+    """Every configuration twice: each choice has 2^30 equals, and no bound can tell them apart."""
+    vertex_costs, edges = random_problem(6, num_vertices=30, num_configurations=5, num_edges=80, integers=True)
+    twice = [np.repeat(cost, 2) for cost in vertex_costs], [(u, v, matrix.repeat(2, axis=0).repeat(2, axis=1)) for u, v, matrix in edges]
+    solution = eliminate(*twice, memory_limit=8.0 * 1000)
+    assert solution.is_proved
+    assert solution.cost == eliminate(vertex_costs, edges).cost
+
+
 @pytest.mark.parametrize("shift", [-1e15, 1e15])
 def test_a_large_constant_moves_the_cost_only(shift):
     vertex_costs, edges = random_problem(11, num_vertices=25, num_configurations=6, num_edges=50, integers=True)
