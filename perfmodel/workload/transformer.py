@@ -377,7 +377,8 @@ def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_
 def _mlp(b: _Builder, x: str) -> str:
     model = b.model
     hidden, wide = "b s f h", "b s f"
-    keep = (Saved(what="input", index=0),)
+    # relu's gradient reads its output
+    keep = (Saved(what="output"),) if model.activation == "relu" else (Saved(what="input", index=0),)
     if model.gated_mlp:
         gate = b.linear("gate_proj", x, hidden, "b s h", "f h", 1, wide)
         up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide)
@@ -390,8 +391,7 @@ def _mlp(b: _Builder, x: str) -> str:
         up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide)
         if model.mlp_bias:
             up = b.bias("up_proj", up, wide, wide, "f")
-        saved = (Saved(what="output"),) if model.activation == "relu" else keep
-        y = b.stream("activation", _activation_class(model.activation), [up], wide, wide, saved=saved)
+        y = b.stream("activation", _activation_class(model.activation), [up], wide, wide, saved=keep)
     return b.linear("down_proj", y, "b s f h", wide, "h f", 1, "b s h")
 
 
