@@ -83,6 +83,12 @@ class Relaxation:
         self.direction = -self.direction
         return choice
 
+    @property
+    def entries(self) -> int:
+        """Numbers that this state holds, its matrices among them."""
+        vectors = sum(map(len, [*self.vectors, *self.bounds, *self.labels, *self.from_low, *self.from_high]))
+        return vectors + sum(matrix.size for _, _, matrix in self.problem.edges)
+
     def survivors(self, limit: float) -> list[Labels]:
         """Positions of the configurations that may be part of a choice of at most `limit`."""
         return [np.flatnonzero(bound <= limit) for bound in self.bounds]

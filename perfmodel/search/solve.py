@@ -286,21 +286,32 @@ class _Search:
     # --- branch and bound -------------------------------------------------------------------------------------------------------------
 
     def branch(self, root: Relaxation) -> float:
-        """Split the configurations of a vertex in two, the part of least bound first; returns the bound that was reached."""
+        """Split the configurations of a vertex in two and bound each part; returns the bound that was reached.
+
+        The part of least bound comes next, or, where the open parts take half of the memory, the newest: then they grow no further.
+        """
         count = itertools.count()
         open_parts = [(root.constant, next(count), root)]
+        entries = root.entries
         while open_parts:
-            bound, _, relaxation = heapq.heappop(open_parts)
+            if entries <= self.most_entries / 2:
+                bound, _, relaxation = heapq.heappop(open_parts)
+            else:
+                newest = max(range(len(open_parts)), key=lambda index: open_parts[index][1])
+                bound, _, relaxation = open_parts.pop(newest)
+                heapq.heapify(open_parts)
+            entries -= relaxation.entries
             if bound >= self.proof:
-                return self.total
+                continue
             if time.monotonic() >= self.deadline:
-                return bound
+                return min([bound, *(part[0] for part in open_parts)])
             for kept in self.split(relaxation):
                 part = relaxation.fork()
                 part.cut(kept)
                 self.num_branches += 1
                 if not self.close_part(part):
                     heapq.heappush(open_parts, (max(bound, part.constant), next(count), part))
+                    entries += part.entries
         return self.total
 
     def split(self, relaxation: Relaxation) -> list[list[Labels]]:
