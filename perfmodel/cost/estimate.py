@@ -17,15 +17,19 @@ from perfmodel.cost.memory import (
     Moment,
     Pipelining,
     activation_terms,
+    base_memory,
     fixed_memory,
     gradient_growth,
     gradient_growths,
     kept_memory,
     kept_on_rank,
     largest,
+    outside_bytes,
     rank_moments,
+    reserve_factor,
     reserved_memory,
     static_memory,
+    waiting_memory,
 )
 from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
@@ -170,6 +174,7 @@ class PlanRow:
     kept: list[tuple[Any, Any]]
     moments: list[list[Moment]]
     memory: tuple[Any, ...]
+    outside_bytes: float
 
 
 def stages_of(plan: Plan) -> Stages:
@@ -213,8 +218,8 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     tied = tied_time(program, terms, sizes, machine, grid)
     optimizer = optimizer_time(terms, stages, sizes, machine)
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
-    activations = activation_terms(micro, plan.recompute)
-    static = static_memory(terms, stages, sizes)
+    activations = activation_terms(micro, plan.recompute, profile, tp)
+    static = static_memory(terms, stages, sizes, num_replicas=replicas(grid))
     pipelining = Pipelining(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v)
     kept = kept_memory(activations, stages, pipelining, profile, activation_bytes=program.activation_bytes)
     moments = [
@@ -231,6 +236,21 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         )
         for rank, growth in enumerate(gradient_growths(pipelining))
     ]
+    waiting = [
+        waiting_memory(
+            activations,
+            terms,
+            stages,
+            sizes,
+            rank=rank,
+            num_microbatches=m,
+            tp=tp,
+            is_scattered=plan.sequence_parallel,
+            profile=profile,
+        )
+        for rank in range(3)
+    ]
+    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     return PlanRow(
         program=program,
         grid=grid,
@@ -251,7 +271,14 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         pipelining=pipelining,
         kept=kept,
         moments=moments,
-        memory=tuple(reserved_memory(kept[i], largest(moments[i]) + fixed_memory(static[i]), machine) for i in range(3)),
+        memory=tuple(
+            reserved_memory(
+                (kept[i][0] + kept[i][1]) * factor,
+                base_memory(largest(moments[i]), fixed_memory(static[i]), waiting[i], factor=factor, outside=outside),
+            )
+            for i in range(3)
+        ),
+        outside_bytes=outside,
     )
 
 
@@ -410,7 +437,7 @@ def _scalar(value: Any) -> float:
 
 
 def memory_by_class(static: tuple[Any, ...], kept: tuple[Any, Any], moments: list[Moment]) -> tuple[str, dict[str, float]]:
-    """The moment of the peak, and the bytes that live then by class, without the allocator's share."""
+    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
     moment = max(moments, key=lambda moment: _scalar(moment.total))
     weights, gradients, states, copies = (_scalar(x) for x in static)
     values = (
@@ -421,6 +448,7 @@ def memory_by_class(static: tuple[Any, ...], kept: tuple[Any, Any], moments: lis
         copies + _scalar(moment.gathered),
         _scalar(moment.temporary),
         _scalar(kept[1]) + _scalar(moment.buffers),
+        0.0,
         0.0,
     )
     return moment.name, dict(zip(MEMORY, values, strict=True))
@@ -454,7 +482,33 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         profile=estimator.profile,
         activation_bytes=row.program.activation_bytes,
     )
-    return _scalar(kept[0]), *memory_by_class(static_memory(row.terms, stages, estimator.sizes)[place], kept, moments)
+    static = static_memory(row.terms, stages, estimator.sizes, num_replicas=replicas(row.grid))
+    return _scalar(kept[0]), *memory_by_class(static[place], kept, moments)
+
+
+def replicas(grid: LayoutGrid) -> Any:
+    """Ranks that the gradient of a weight is reduced over."""
+    return (grid.degree["dp_replicate"] * grid.degree["dp_shard"]) * grid.degree["cp"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of one pipeline rank as its allocator counts them: in tensors at the peak, and held."""
+
+    allocated: float
+    reserved: float
+
+
+def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
+    """The first, the fullest middle and the last pipeline rank; without a pipeline the one there is, three times."""
+    row = evaluate_plan(estimator, plan)
+    figures = []
+    for i in range(3):
+        _, values = memory_by_class(row.static[i], row.kept[i], row.moments[i])
+        figures.append(RankMemory(allocated=sum(values.values()), reserved=_scalar(row.memory[i]) - row.outside_bytes))
+    if plan.layout.pp == 1:
+        figures = [max(figures, key=lambda figure: figure.reserved)] * 3
+    return tuple(figures)
 
 
 def _memory(row: PlanRow) -> tuple[dict[str, float], float, str]:
@@ -462,8 +516,9 @@ def _memory(row: PlanRow) -> tuple[dict[str, float], float, str]:
     totals = [_scalar(total) for total in row.memory]
     rank = int(np.argmax(totals))
     moment, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank])
-    overhead = totals[rank] - sum(values.values())
-    values["framework"] = overhead if overhead > 1e-12 * totals[rank] else 0.0
+    values["framework"] = row.outside_bytes
+    held = totals[rank] - sum(values.values())
+    values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
     return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment
 
 

@@ -113,7 +113,7 @@ class _Backward:
             self.start(operators[-1])
         is_core_made = recompute is not Recompute.SELECTIVE
         for op in reversed(operators):
-            if not is_core_made and op.name in core:
+            if not is_core_made and (op.name in core or any(k.is_dropped and op.name in k.holders for k in held)):
                 is_core_made = True
                 self.add(_always(k.amount for k in held if k.is_dropped or k.is_made_twice))
             freed = [k for k in held if op.name in k.holders and not any(h in remaining and h != op.name for h in k.holders)]

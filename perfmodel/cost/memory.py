@@ -4,6 +4,9 @@ A step's memory is largest at one of few moments: when the loss is computed, whi
 embedding runs backward, or while a unit's gradients are reduced. Each moment is a sum of what lives then, by class; the peak is the
 largest. Which moments there are depends on the ZeRO stage and on what the execution profile does with weights and gradients, never
 on the numbers: every formula takes arrays of any shapes that broadcast.
+
+A chip's allocator holds more than that: what comes and goes leaves gaps, and memory of tensors that a collective may still read is not
+used again before the chip has caught up with the host. Both are measured, and belong to the execution profile.
 """
 
 from __future__ import annotations
@@ -18,13 +21,23 @@ from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import live_microbatches
 from perfmodel.cost.program import SAVED, peak_index
-from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements
+from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements, run_ahead_fraction
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.operator import REGIONS
 
 #: Memory classes of a chip, in the order in which they are added.
-MEMORY = ("weights", "gradients", "optimizer", "activations", "gathered_parameters", "temporary", "communication_buffers", "framework")
+MEMORY = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "gathered_parameters",
+    "temporary",
+    "communication_buffers",
+    "allocator",
+    "framework",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +49,17 @@ class ActivationTerms:
                     that leave at once and for those that stay until their unit is reduced
     boundary        a stage boundary
     logits          elements, not bytes
+    run_ahead       how full the host keeps the chip's launch queue   [-]
     """
 
     kept: tuple[Any, ...]
     peaks: tuple[tuple[Any, Any], ...]
     boundary: Any
     logits: Any
+    run_ahead: Any
 
 
-def activation_terms(micro: MicrobatchCost, recompute: Recompute) -> ActivationTerms:
+def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Any) -> ActivationTerms:
     kept, peaks = [], []
     rows = len(SAVED)
     for region, name in enumerate(REGIONS):
@@ -57,14 +72,22 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute) -> ActivationT
             kept.append(boundary)
         leaving, staying = (micro.peaks[peak_index(name, recompute, keeps_weight_gradients=stays)] for stays in (False, True))
         peaks.append((leaving, staying))
-    return ActivationTerms(kept=tuple(kept), peaks=tuple(peaks), boundary=micro.boundary, logits=micro.logits)
+    return ActivationTerms(
+        kept=tuple(kept),
+        peaks=tuple(peaks),
+        boundary=micro.boundary,
+        logits=micro.logits,
+        run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
+    )
 
 
-def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[tuple[Any, Any, Any, Any]]:
+def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> list[tuple[Any, Any, Any, Any]]:
     """(weights, gradients, optimizer, gathered parameters) that the first, a middle and the last rank hold all through a step. [byte]
 
-    Where weights are stored as shards, gradients come with the first backward pass: they belong to the moments.
+    Where weights are stored as shards, gradients come with the first backward pass: they belong to the moments. `num_replicas`: ranks that
+    a gradient is reduced over; with one there are no buckets.
     """
+    copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.gradient_copy
     program = terms.program
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
     full = held_elements(terms, stages, sharded=False)
@@ -84,7 +107,7 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes) -> list[t
             weights, optimizer = full[i] * sizes.stored, states[i] * sizes.state
         if not program.holds_sharded_weights:
             share = sharded[i] * sizes.sharded_gradient if program.holds_sharded_gradients else full[i] * sizes.whole_gradient
-            gradients = share + full[i] * sizes.gradient_copy
+            gradients = share + full[i] * copy
         held.append((weights, gradients, optimizer, gathered))
     return held
 
@@ -443,6 +466,50 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
     return ((weights + gradients) + states) + gathered
 
 
-def reserved_memory(kept: tuple[Any, Any], moment: Any, machine: Machine) -> Any:
-    """Bytes reserved: what is allocated times the allocator's factor, and the context. `moment`: the largest, with what stays."""
-    return ((kept[0] + kept[1]) + moment) * machine.allocator_factor + machine.context_bytes
+def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
+    """Memory that the allocator holds over what is in tensors, of what comes and goes."""
+    return profile.reserve_factor * machine.allocator_factor
+
+
+def outside_bytes(profile: ExecutionProfile, machine: Machine) -> float:
+    """What a run needs beside its allocator."""
+    return machine.context_bytes + profile.framework_bytes
+
+
+def waiting_memory(
+    activations: ActivationTerms,
+    terms: ParameterTerms,
+    stages: Stages,
+    sizes: Bytes,
+    *,
+    rank: int,
+    num_microbatches: Any,
+    tp: Any,
+    is_scattered: bool,
+    profile: ExecutionProfile,
+) -> Any:
+    """Bytes that the allocator holds beside the peak of the first (0), a middle (1) or the last (2) rank, and cannot give to it.
+
+    Of the tensor-parallel collectives that the chip has not come to yet (two a layer in forward and in backward, as many as the launch
+    queue holds and the host has run ahead) the whole tensor, and where the residual stream is cut over tp (`is_scattered`) its part.
+    Gradients as produced, where they wait for the end of their microbatch.
+    """
+    layers = (stages.first, stages.middle, stages.last)[rank]
+    passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
+    collectives = np.minimum(profile.delayed_collectives, 2.0 * layers * passes)
+    part = activations.boundary * float(is_scattered)
+    whole = activations.boundary * (tp if is_scattered else 1.0)
+    delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)
+    later = np.minimum(num_microbatches - 1.0, 1.0)
+    waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.waiting_gradient_fraction)
+    return delayed + later * waiting
+
+
+def reserved_memory(kept: Any, base: Any) -> Any:
+    """Bytes that a rank needs. kept: activations under way, times the allocator's factor; base: `base_memory`."""
+    return kept + base
+
+
+def base_memory(moment: Any, fixed: Any, waiting: Any, *, factor: float, outside: float) -> Any:
+    """What does not depend on the schedule: the largest moment with the allocator's gaps, what stays, what waits, what lies outside."""
+    return ((moment * factor + fixed) + waiting) + outside

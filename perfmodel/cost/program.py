@@ -280,7 +280,7 @@ def compile_program(
 
     traffic, regathers = _traffic_rows(derivation, profile, phases, compiler)
     core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    tensors = _kept(derivation, profile, regathers, internal, core)
+    tensors = _kept(derivation, profile, regathers, internal, core, alone=set(recompute_operators))
     saved = _saved_rows(tensors, graph.boundary, compiler)
     peaks = _peaks(
         [
@@ -464,11 +464,22 @@ def _kept(
     regathers: set[tuple[str, str]],
     internal: set[str],
     core: set[str],
+    *,
+    alone: set[str],
 ) -> list[Kept]:
-    """What autograd keeps, each tensor once in each layout."""
+    """What autograd keeps, each tensor once in each layout.
+
+    A recomputed group is a function under a checkpoint: what leaves it is kept, for it is read outside. Operators recomputed one by one
+    (`alone`: those named by themselves, torch's selective checkpointing) are run again for whoever needs what they make.
+    """
     graph, shardings = derivation.graph, derivation.shardings
     found: dict[tuple[str, object], Kept] = {}
     for op in graph.operators:
+        if op.kernel_class == "rotary" and profile.keeps_unrotated_qk:
+            amount = operand_bytes(derivation, op, op.inputs[0])
+            found[op.name, "unrotated"] = Kept(
+                tensor=op.inputs[0].tensor, region=op.region, amount=amount, holders=(op.name,), is_dropped=False, is_made_twice=False
+            )
         for number, saved in enumerate(op.saved):
             in_core = op.name in core
             sharding = shardings[op.name]
@@ -479,7 +490,7 @@ def _kept(
                 if tensor in internal and maker is not None and maker.saved:
                     continue  # the fused kernel computes it again from what its maker saves
                 made_in_core = maker is not None and maker.name in core
-                droppable = in_core and made_in_core
+                droppable = made_in_core and (in_core or (maker is not None and maker.name in alone))
                 amount = operand_bytes(derivation, op, operand)
                 layout: object = gradient_layout(op, sharding, operand).cuts
                 if (tensor, op.name) in regathers and maker is not None:

@@ -157,15 +157,28 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
 def host_floor_factor(device: Array, profile: ExecutionProfile, recompute: Recompute, tp: Array, crosses_nodes: Array) -> Any:
     """A layer and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8) / d. [-]
 
-    A maximum, smooth where the two are alike. Fitted form: h = h0 + (h1 + h2 [pipeline across nodes]) tp, more under full recomputation.
+    A maximum, smooth where the two are alike.
     """
-    host = profile.host_layer_time + (profile.host_layer_time_per_tp + profile.host_layer_time_per_tp_across_nodes * crosses_nodes) * tp
-    if recompute is Recompute.FULL:
-        host = host * profile.host_recompute_factor
-    ratio = host / device
+    ratio = least_host_time(profile, recompute, tp, crosses_nodes) / device
     square = ratio * ratio
     fourth = square * square
     return np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
+
+
+def least_host_time(profile: ExecutionProfile, recompute: Recompute, tp: Array, crosses_nodes: Array) -> Any:
+    """What the host needs to launch a layer forward and backward. [s]
+
+    Fitted form: h = h0 + (h1 + h2 [pipeline across nodes]) tp, more under full recomputation.
+    """
+    host = profile.host_layer_time + (profile.host_layer_time_per_tp + profile.host_layer_time_per_tp_across_nodes * crosses_nodes) * tp
+    return host * profile.host_recompute_factor if recompute is Recompute.FULL else host
+
+
+def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
+    """How full the host keeps the launch queue: d / (d + h) of a layer's device and host time. [-]"""
+    phase = phase_times(micro, profile, LAYER)
+    device = ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
+    return device / (device + least_host_time(profile, recompute, tp, micro.crosses_nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,14 @@ class ExecutionProfile:
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
     stores_master_weights                the weights that stay are the master copy, operators read a cast (torch); else both stay (Megatron)
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
-    gradient_copy_bytes                  what stays beside the accumulators, a parameter: gradients as produced, in buckets
+    gradient_copy_bytes                  what stays beside the accumulators, a parameter: gradients as produced, in buckets, where there are
+                                         replicas to reduce over
+    waiting_gradient_fraction            gradients as produced wait for the end of their microbatch before they are added: the share of
+                                         them that the allocator holds beside the peak
+    reserve_factor                       what its allocator holds over what is in tensors, of all that comes and goes within a step
+    delayed_collectives                  tensor-parallel collectives whose tensors, whole and cut, the allocator may not use again yet,
+                                         because the host runs that far ahead of the chip (torch's record_stream)
+    framework_bytes                      what a run needs beside its allocator and the context: NCCL's buffers, the allocator's spread
     zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
     bucket_bytes                         gradients are reduced in buckets of this size; 0: one collective per unit
@@ -53,8 +60,9 @@ class ExecutionProfile:
     optimizer_bytes_factor               optimizer traffic over the minimum (fused 1, foreach more)
     pipeline_keeps_boundaries            a stage has a buffer for each microbatch of a step that it receives, and keeps what it sent until
                                          that microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
-    softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the fused
-                                         kernel of Megatron)
+    softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the
+                                         fused kernel of Megatron)
+    keeps_unrotated_qk                   q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
@@ -73,6 +81,10 @@ class ExecutionProfile:
     stores_master_weights: bool
     fuses_gradient_accumulation: bool
     gradient_copy_bytes: float
+    waiting_gradient_fraction: float
+    reserve_factor: float
+    delayed_collectives: float
+    framework_bytes: float
     zero2_stores_shards: bool
     reduces_each_microbatch: bool
     bucket_bytes: float
@@ -99,6 +111,7 @@ class ExecutionProfile:
     optimizer_bytes_factor: float
     pipeline_keeps_boundaries: bool
     softmax_keeps_float32: bool
+    keeps_unrotated_qk: bool
     redistribution_copies: bool
     places_layers_by_cost: bool
     uneven_stage_weight: float
@@ -110,6 +123,8 @@ class ExecutionProfile:
             raise InputError(f"saved_input_layout={self.saved_input_layout}: must be consumer or producer; correct the profile {self.name}")
         if self.parameter_unit not in ("layer", "tensor"):
             raise InputError(f"parameter_unit={self.parameter_unit}: must be layer or tensor; correct the profile {self.name}")
+        if self.reserve_factor < 1:
+            raise InputError(f"reserve_factor={self.reserve_factor}: must be at least 1; correct the profile {self.name}")
         for name in ("accumulate_dtype", "reduce_dtype"):
             if getattr(self, name) not in ("fp32", "compute"):
                 raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")

@@ -15,18 +15,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.estimate import Estimator, time_beside_pipeline
+from perfmodel.cost.estimate import Estimator, replicas, time_beside_pipeline
 from perfmodel.cost.memory import (
     ActivationTerms,
     Growth,
     Pipelining,
+    base_memory,
     fixed_memory,
     gradient_growths,
     keeps_gathered,
     kept_memory,
     largest,
+    outside_bytes,
     rank_moments,
+    reserve_factor,
+    reserved_memory,
     static_memory,
+    waiting_memory,
 )
 from perfmodel.cost.step import (
     ParameterTerms,
@@ -259,6 +264,7 @@ def _evaluate_block(
     )
     hop = hop_time(activations.boundary, grid.degree["tp"], profile, machine, grid, is_scattered=sequence_parallel)
     ranks = _ranks_to_compare(profile, pp)
+    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     pipeline, kept, growths, legal = _schedule_columns(
         estimator, regions, activations, stages, table.program.activation_bytes, pp, m, hop, choices, ranks
     )
@@ -286,12 +292,13 @@ def _evaluate_block(
             profile,
             machine,
         )
-        static = static_memory(terms, stages, sizes)
+        static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
         memory: Any = None
         alone: Any = 0.0
         # whether what lives beside activations depends on the schedule too
         wide = keeps_gathered(terms.program)
-        here_activations = _activations_of(activations, part, wide=wide)
+        narrow_activations = _activations_of(activations, part, wide=False)
+        here_activations = _activations_of(activations, part, wide=True) if wide else narrow_activations
         here_terms = _terms_of(terms) if wide else terms
         for rank in ranks:
             moments = rank_moments(
@@ -305,16 +312,27 @@ def _evaluate_block(
                 profile=profile,
                 activation_bytes=table.program.activation_bytes,
             )
+            waiting = waiting_memory(
+                narrow_activations,
+                terms,
+                stages,
+                sizes,
+                rank=rank,
+                num_microbatches=m,
+                tp=grid.degree["tp"][part],
+                is_scattered=sequence_parallel,
+                profile=profile,
+            )
             fixed = fixed_memory(static[rank])
             if wide:
-                moment: Any = largest(moments) + np.asarray(fixed)[..., None]
+                beyond = (np.asarray(fixed)[..., None], np.asarray(waiting)[..., None])
+                base: Any = base_memory(largest(moments), *beyond, factor=factor, outside=outside)
             else:
-                moment = np.broadcast_to(largest(moments) + fixed, (end - begin, num_micro, num_recompute))[..., None]
-            here = np.add(kept[rank][part], moment)
+                base = base_memory(largest(moments), fixed, waiting, factor=factor, outside=outside)
+                base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
+            here = reserved_memory(kept[rank][part], base)
             memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
-        memory *= machine.allocator_factor
-        memory += machine.context_bytes
         step = np.add(pipeline[part], np.broadcast_to(beside, (end - begin, num_micro, num_recompute))[..., None])
         fits = memory <= state.capacity
         feasible = int(np.count_nonzero(fits))
@@ -332,7 +350,7 @@ def _evaluate_block(
         state.starts.append(state.next_id)
         state.num_evaluated += legal_cells * (end - begin)
         state.num_feasible += feasible
-        alone = alone * machine.allocator_factor + machine.context_bytes
+        alone = alone + outside
         state.num_static += int(np.count_nonzero(alone > state.capacity)) * legal_cells
         flat_memory = memory.reshape(-1)
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
@@ -382,6 +400,7 @@ def _activations_of(activations: ActivationTerms, part: slice, *, wide: bool) ->
         peaks=tuple((cut(a), cut(b)) for a, b in activations.peaks),
         boundary=cut(activations.boundary),
         logits=cut(activations.logits),
+        run_ahead=cut(activations.run_ahead),
     )
 
 
@@ -408,8 +427,8 @@ def _schedule_columns(
     choices: list[tuple[PipelineSchedule, int]],
     ranks: tuple[int, ...],
 ) -> tuple[Array, dict[int, Array], dict[int, Growth], NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks, growth of gradients there [1,
-    micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, growth of gradients there
+    [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
     shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
     pipeline, kept = np.empty(shape), {rank: np.empty(shape) for rank in ranks}
     cells = (1, m.size, 1, len(choices))
@@ -417,6 +436,7 @@ def _schedule_columns(
     count = m.reshape(-1)
     legal = np.empty((len(count), len(choices)), dtype=bool)
     profile = estimator.profile
+    factor = reserve_factor(profile, estimator.machine)
     for schedule in PipelineSchedule:
         here = [i for i, (s, _) in enumerate(choices) if s is schedule]
         if not here:
@@ -433,6 +453,7 @@ def _schedule_columns(
             peaks=(),
             boundary=up(activations.boundary),
             logits=up(activations.logits),
+            run_ahead=0.0,
         )
         wide_m, wide_hop = up(m), up(hop)
         time = pipeline_step_time(
@@ -455,7 +476,7 @@ def _schedule_columns(
                 growths[rank].fewer[..., at] = found[rank].fewer if interleaved else np.asarray(found[rank].fewer)[..., None]
         pipeline[..., at] = time if interleaved else time[..., None]
         for rank in ranks:
-            both = moving[rank][0] + moving[rank][1]
+            both = (moving[rank][0] + moving[rank][1]) * factor
             kept[rank][..., at] = both if interleaved else np.asarray(both)[..., None]
         match schedule:
             case PipelineSchedule.GPIPE:

@@ -94,6 +94,7 @@ class MicrobatchTable:
     stacked: Array
     kept: Array
     peaks: Array
+    run_ahead: Array
     boundary: Array
     logits: Array
 
@@ -108,6 +109,7 @@ class MicrobatchTable:
             peaks=tuple((peaks[2 * i], peaks[2 * i + 1]) for i in range(3)),
             boundary=self.boundary[index][..., None],
             logits=self.logits[index][..., None],
+            run_ahead=np.moveaxis(self.run_ahead[:, index[0], index[1]], 0, -1),
         )
 
 
@@ -119,18 +121,20 @@ def microbatch_table(
     wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
     micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
     shape = (num_keys, num_sizes)
-    stacked, kept, peaks = [], [], []
+    stacked, kept, peaks, run_ahead = [], [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
-        terms = activation_terms(micro, recompute)
+        terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
+        run_ahead.append(terms.run_ahead.reshape(shape))
     return MicrobatchTable(
         program=program,
         stacked=np.array(stacked).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
+        run_ahead=np.array(run_ahead),
         boundary=micro.boundary.reshape(shape),
         logits=micro.logits.reshape(shape),
     )

@@ -74,7 +74,7 @@ def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy)
     virtual_stages = _virtual_stages(inputs, pp=pp, num_microbatches=global_batch // max(dp * micro_batch, 1), assumed=assumed)
-    zero = _zero(inputs, framework, settings, dp=dp, assumed=assumed)
+    zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, assumed)
     hardware = _hardware(inputs, num_chips)
@@ -187,7 +187,7 @@ def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: in
     return stage_layers_with_ends(model.num_hidden_layers, pp * virtual_stages)
 
 
-def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, dp: int, assumed: list[str]) -> int:
+def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
     stage = inputs.get("zero_stage")
     if stage is not None and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
         raise bad_field("zero_stage", one_line(stage), "must be 0, 1, 2 or 3", "correct it in the case")
@@ -200,7 +200,7 @@ def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str
         else:
             assumed.append("zero_stage")
             stage = framework.zero
-    return int(stage) if dp > 1 else 0
+    return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
 
 
 def _flags(settings: Mapping[str, Any]) -> list[Any]:

@@ -42,6 +42,7 @@ _MEMORY_COLOURS = {
     "activations": "#E69F00",
     "temporary": "#F5CBA7",
     "communication_buffers": "#D55E00",
+    "allocator": "#555555",
     "framework": "#BBBBBB",
 }
 _OTHER = "#999999"

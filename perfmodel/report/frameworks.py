@@ -41,11 +41,11 @@ class Framework:
 
 
 #: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
-#: again, the outputs of attention and of the others are kept (torchtitan, parallelize_llama.py, `_save_list`).
+#: again, the outputs of attention and of the others are kept (torchtitan, parallelize_llama.py, `_save_list`). q is kept before the
+#: rotary embedding, the output of the down projection in place of the sum that it enters: as large as what is kept here.
 _TITAN_SELECTIVE = (
     "attention_norm",
     "mlp_norm",
-    "q_rotary",
     "k_rotary",
     "activation",
     "gate_product",
@@ -66,7 +66,7 @@ FRAMEWORKS = (
     Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
     Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
-    Framework(pattern=r"torchtitan", profile="torch-fsdp2", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
+    Framework(pattern=r"torchtitan", profile="torchtitan", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
     Framework(pattern=r"fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True),
     Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="torch-fsdp2", zero=3, recompute="full", fills_memory=True),
     Framework(pattern=r"llm\.c", profile="llm-c"),
@@ -96,6 +96,8 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
 
 
 def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    if value is True and profile.name in _KEEPS_FLOAT32_SOFTMAX:
+        return replace(profile, logit_bytes=FUSED_LOGIT_BYTES)
     return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
 
 
@@ -119,6 +121,10 @@ def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
+
+#: Their fused loss saves traffic, not memory: the softmax is kept in float32, its gradient made from it (Megatron-Core,
+#: `fusions/fused_cross_entropy.py`).
+_KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
 
 FUSED_LOGIT_BYTES = 14.0
 """Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cost.estimate import Estimator, make_estimator
+from perfmodel.cost.estimate import Estimator, RankMemory, make_estimator, rank_memories
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, one_line
@@ -240,7 +240,7 @@ class CasePredictor:
         try:
             planned = plan_of_case(case.inputs)
             prediction = self.predict(planned)
-            memory = self.measured_memory(planned, prediction)
+            memory = self.measured_memory(planned)
         except InputError as error:
             return replace(row, reason=one_line(error, 400))
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
@@ -260,9 +260,18 @@ class CasePredictor:
             assumed=planned.assumed,
         )
 
-    def measured_memory(self, planned: PlannedCase, prediction: Prediction) -> float:
+    def measured_memory(self, planned: PlannedCase) -> float:
         """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
-        return prediction.memory["total"] - self.estimator(planned).machine.context_bytes
+        ranks = rank_memories(self.estimator(planned), planned.plan)
+        match planned.framework.memory_rank:
+            case "first":
+                figures: tuple[RankMemory, ...] = ranks[:1]
+            case "last":
+                figures = ranks[-1:]
+            case _:
+                figures = ranks
+        is_reserved = planned.framework.memory_kind == "reserved"
+        return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
 
     def predict(self, planned: PlannedCase) -> Prediction:
         return self.estimator(planned).predict(planned.plan)

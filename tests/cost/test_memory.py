@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.estimate import evaluate_plan, memory_by_class, memory_on_rank
+from perfmodel.cost.estimate import evaluate_plan, memory_by_class, memory_on_rank, rank_memories
 from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank, largest
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
-from tests.cost.jobs import estimator_of, make_job, make_model, predict, profile_of
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of
 
 B, S, H, V, F = 1, 256, 512, 500_000, 2048
 
@@ -86,3 +86,93 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
         terms, pipelining, estimator.profile, rank=0.0, num_layers=2.0, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
     )
     assert kept[0] == pytest.approx(alive * 2 * terms.kept[1][0], rel=1e-12)
+
+
+# --- what the allocator holds beyond what is in tensors -----------------------------------------------------------------
+
+
+def with_profile(name="megatron", job=None, **fields):
+    return estimator_of(job, profile=replace(profile_of(name), **fields))
+
+
+def test_what_comes_and_goes_takes_more_than_its_tensors_what_stays_does_not():
+    plain, loose = (predict(with_profile(reserve_factor=factor), tp=4, pp=4).memory for factor in (1.0, 1.25))
+    moving = sum(plain[name] for name in ("activations", "temporary", "communication_buffers"))
+    assert plain["allocator"] == 0.0
+    assert loose["allocator"] == pytest.approx(0.25 * moving, rel=1e-9)
+    assert {name: loose[name] for name in plain if name not in ("allocator", "total")} == {
+        name: plain[name] for name in plain if name not in ("allocator", "total")
+    }
+
+
+def test_collectives_that_the_chip_has_not_come_to_hold_their_tensors():
+    """Whole and cut over tp; no more than the passes of a rank have; none without tensor parallelism."""
+
+    def held(collectives, **knobs):
+        return predict(with_profile(delayed_collectives=collectives), **knobs).memory["allocator"]
+
+    boundary = 2 * S * H / 4
+    ahead = held(1.0, tp=4) / (boundary * 4 + boundary)
+    assert 0.0 < ahead < 1.0
+    assert held(10.0, tp=4) == pytest.approx(10 * held(1.0, tp=4), rel=1e-9)
+    num_layers, num_microbatches = 8, 4
+    assert held(1e9, tp=4) == pytest.approx(ahead * 2 * num_layers * (2 * num_microbatches - 1) * 5 * boundary, rel=1e-9)
+    assert held(56.0) == held(56.0, pp=4) == 0.0
+
+
+def test_buckets_of_gradients_need_replicas_to_reduce_over():
+    estimator = with_profile(gradient_copy_bytes=2.0)
+    one, two = (predict(estimator, tp=8, pp=2 // ways, dp_replicate=ways, micro_batch=1).memory["gradients"] for ways in (1, 2))
+    plain = [predict(with_profile(), tp=8, pp=2 // ways, dp_replicate=ways, micro_batch=1).memory["gradients"] for ways in (1, 2)]
+    assert one == plain[0]
+    assert two == pytest.approx(1.5 * plain[1], rel=1e-12)
+
+
+def test_gradients_that_wait_for_their_microbatch_are_held_where_there_are_several():
+    estimator = with_profile(waiting_gradient_fraction=0.5)
+    assert predict(estimator, dp_replicate=16, micro_batch=1).memory["allocator"] == 0.0
+    several = predict(estimator, dp_replicate=8, tp=2, micro_batch=1).memory
+    assert several["allocator"] == pytest.approx(0.5 * several["weights"], rel=1e-9)
+
+
+def test_what_a_framework_needs_beside_its_allocator_is_its_own():
+    plain, more = (predict(with_profile(framework_bytes=n)).memory for n in (0.0, 1e9))
+    assert more["framework"] - plain["framework"] == 1e9
+    assert more["total"] - plain["total"] == pytest.approx(1e9, rel=1e-6)
+
+
+@pytest.mark.parametrize("profile", ["megatron", "nanotron", "torch-fsdp2"])
+def test_the_ranks_of_a_pipeline_as_their_allocator_counts_them(profile):
+    estimator = estimator_of(profile=profile)
+    plan = plan_of(estimator, tp=4, pp=4)
+    ranks = rank_memories(estimator, plan)
+    prediction = estimator.predict(plan)
+    assert max(rank.reserved for rank in ranks) == pytest.approx(prediction.memory["total"] - prediction.memory["framework"], rel=1e-12)
+    assert all(rank.reserved >= rank.allocated > 0.0 for rank in ranks)
+    alone = rank_memories(estimator, plan_of(estimator, tp=4))
+    assert alone[0] == alone[1] == alone[2]
+
+
+# --- recomputation one operator at a time -------------------------------------------------------------------------------
+
+
+def kept_of_a_layer(recompute_operators, profile="torch-fsdp2"):
+    estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1, profile=profile)
+    plan = plan_of(estimator, micro_batch=1, recompute="selective", recompute_operators=recompute_operators)
+    return float(evaluate_plan(estimator, plan).activations.kept[1][0])
+
+
+def test_an_operator_recomputed_by_itself_runs_again_for_whoever_needs_what_it_makes():
+    """The gated product is read by the down projection, the norm (with a statistic a token) by q, k and v: none of them is recomputed."""
+    none = kept_of_a_layer(())
+    product = 2 * S * LLAMA_LIKE.get("intermediate_size", F)
+    assert none - kept_of_a_layer(("gate_product",)) == pytest.approx(product, rel=1e-12)
+    assert none - kept_of_a_layer(("attention_norm",)) == pytest.approx(2 * S * H + 4 * S, rel=1e-12)
+
+
+def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_from_the_same_tensor():
+    estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1)
+    model = estimator.job.model
+    apart = with_profile(job=estimator.job, keeps_unrotated_qk=False)
+    kept = [float(evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).activations.kept[1][0]) for each in (estimator, apart)]
+    assert kept[0] - kept[1] == 2 * S * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim

@@ -14,7 +14,7 @@ from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision
 from perfmodel.workload.models import load_model
-from tests.cost.jobs import estimator_of, make_job, make_model
+from tests.cost.jobs import estimator_of, make_job, make_model, profile_of
 
 #: Table 3 of the paper: layers, heads, hidden size; sequence 2048.
 MODELS = {
@@ -42,7 +42,7 @@ def row_of(name, *, b=1, t=1, batch=64, chips=None, **knobs):
 
 def kept(row, recompute="none"):
     """Bytes of one microbatch by region."""
-    return [float(x[0]) for x in activation_terms(row.micro, Recompute(recompute)).kept]
+    return [float(x[0]) for x in activation_terms(row.micro, Recompute(recompute), profile_of("megatron"), row.grid.degree["tp"]).kept]
 
 
 def statistics(s, b, *, norms, ways=1):

@@ -30,7 +30,7 @@ def front(predictions):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2"])
+@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2", "nanotron"])
 def half_fits(request):
     """An estimator whose chip holds half of all plans, and all of them predicted."""
     needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values

@@ -271,7 +271,7 @@ def test_hybrid_sharding_stays_in_the_node():
         ("Megatron-DeepSpeed (PyTorch 2.0.1)", "deepspeed"),
         ("nanotron v0.5", "nanotron"),
         ("Composer/FSDP (llm-foundry)", "composer-fsdp"),
-        ("torchtitan (2024)", "torch-fsdp2"),
+        ("torchtitan (2024)", "torchtitan"),
         ("PyTorch FSDP (fms-fsdp, torch.compile)", "torch-fsdp2"),
         ("llm.c (CUDA)", "llm-c"),
         ("a framework of next year", "megatron"),
@@ -288,8 +288,10 @@ def test_settings_change_the_profile():
     base = load_profile("megatron")
     assert with_settings(base, {}) == base
     assert with_settings(base, {"mystery": 1, "compile": None}) == base
-    assert with_settings(base, {"fused_cross_entropy": True}).fused_cross_entropy
-    assert with_settings(base, {"megatron_args": ["cross-entropy-loss-fusion=True", 7, "flag"]}).fused_cross_entropy
+    fused = with_settings(base, {"fused_cross_entropy": True})
+    assert (fused.fused_cross_entropy, fused.logit_bytes) == (False, 14.0)  # Megatron's saves traffic, its softmax stays in float32
+    assert with_settings(load_profile("torch-fsdp2"), {"fused_cross_entropy": True}).fused_cross_entropy
+    assert with_settings(base, {"megatron_args": ["cross-entropy-loss-fusion=True", 7, "flag"]}) == fused
     assert with_settings(base, {"gradient_bucket_mb": 25.0}).bucket_bytes == 25e6
     assert not with_settings(base, {"gradient_bucketing": False}).overlaps_gradients
     assert with_settings(base, {"async_tp": True}).tp_overlap_fraction > base.tp_overlap_fraction
@@ -297,7 +299,7 @@ def test_settings_change_the_profile():
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
 def test_narrow_matmuls_leave_attention_and_activations_alone(precision):
-    wide, narrow = (row_of(changed(precision=p)) for p in ("bf16", precision))
+    wide, narrow = (row_of(changed(framework="Megatron-LM", precision=p)) for p in ("bf16", precision))
     assert narrow.predicted_step_time < wide.predicted_step_time
     assert narrow.predicted_memory == wide.predicted_memory
     assert "fp8" in row_of(changed(precision=precision, chip="a100-sxm-80gb")).reason
