@@ -57,6 +57,21 @@ class Problem:
         own = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
         return own + [float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges]
 
+    def renumbered(self, sequence: Sequence[int]) -> Problem:
+        """The same problem with vertex sequence[i] as number i."""
+        if list(sequence) == list(range(len(self.costs))):
+            return self
+        number = {v: i for i, v in enumerate(sequence)}
+        turned: dict[int, Array] = {}  # one object stays one
+        edges = []
+        for u, v, matrix in self.edges:
+            if number[u] < number[v]:
+                edges.append((number[u], number[v], matrix))
+            else:
+                edges.append((number[v], number[u], turned.setdefault(id(matrix), matrix.T)))
+        costs = tuple(self.costs[v] for v in sequence)
+        return Problem(costs=costs, edges=tuple(edges), given_edges=(), forbidden_total=self.forbidden_total)
+
     def restrict(self, kept: Sequence[Labels], cache: dict[tuple[int, bytes, bytes], Array] | None = None) -> Problem:
         """The same problem with the configurations `kept` of each vertex only. One object stays one, so repeated blocks stay known."""
         cache = {} if cache is None else cache

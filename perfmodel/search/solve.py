@@ -16,7 +16,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from perfmodel.errors import InputError, bad_field
 from perfmodel.search.bounds import Relaxation
 from perfmodel.search.dominance import undominated
-from perfmodel.search.order import EliminationOrder, best_order
+from perfmodel.search.order import EliminationOrder, best_order, line_up
 from perfmodel.search.problem import Labels, Problem, read_problem
 from perfmodel.search.tables import solve_by_tables
 
@@ -107,9 +107,13 @@ def eliminate(
     for field, value in (("memory_limit", memory_limit), ("time_limit", time_limit)):
         if not value > 0:
             raise bad_field(field, value, "must be positive", "use inf for none")
-    problem = read_problem(vertex_costs, edges)
-    search = _Search(problem, memory_limit=memory_limit, deadline=time.monotonic() + time_limit)
-    return search.run()
+    deadline = time.monotonic() + time_limit
+    given = read_problem(vertex_costs, edges)
+    sequence = line_up(len(given.costs), given.pairs)
+    found = _Search(given.renumbered(sequence), memory_limit=memory_limit, deadline=deadline).run()
+    choice = tuple(label for _, label in sorted(zip(sequence, found.choice, strict=True)))
+    cost = given.given_total(choice)
+    return replace(found, choice=choice, cost=cost, lower_bound=cost if found.is_proved else min(found.lower_bound, cost))
 
 
 class _Search:
@@ -340,11 +344,10 @@ class _Search:
             if is_proved:
                 raise InputError("edges=inf: no choice is possible, every one meets a forbidden entry; allow more pairs")
             raise InputError("time_limit: no choice without a forbidden entry was found in time; give more time or allow more pairs")
-        cost = self.problem.given_total(self.choice)
         return Solution(
-            cost=cost,
+            cost=self.total,
             choice=tuple(self.choice),
-            lower_bound=cost if is_proved else min(bound, cost),
+            lower_bound=min(bound, self.total),
             is_proved=is_proved,
             method=method,
             width=order.width,

@@ -3,9 +3,11 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from perfmodel.search import best_order
+from perfmodel.search.order import line_up
 from perfmodel.search.problem import read_problem
 from perfmodel.search.tables import _Memory
 from tests.search.problems import grid_problem, random_problem
@@ -58,6 +60,17 @@ def test_the_stated_entries_are_those_of_the_tables(monkeypatch):
     solve_by_tables(problem, order)
     alone = sum(1 for _, rest in order.steps if not rest)  # their table is one number and is not made
     assert sum(table.size for table in made) + alone == order.table_entries(problem.sizes)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_chain_of_any_numbers_is_lined_up(seed):
+    numbers = np.random.default_rng(seed).permutation(50)
+    line = line_up(50, [(int(numbers[i]), int(numbers[i + 1])) for i in range(49)])
+    assert line in (numbers.tolist(), numbers.tolist()[::-1])
+
+
+def test_what_is_lined_up_stays():
+    assert line_up(6, [(0, 1), (1, 2), (3, 4)]) == [0, 1, 2, 3, 4, 5]
 
 
 def test_work_counts_each_join():
