@@ -31,7 +31,7 @@ def check(counting, plan, stage):
     assert [row for row in rows if not is_equal(row)] == []
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(plan=plans(), stage=st.sampled_from([0, 1, -1]))
 def test_random_plans_audit_clean(counting, plan, stage):
     check(counting, plan, stage)
