@@ -2,11 +2,12 @@
 
 1. Where elimination is cheap, it is done at once (`tables.py`).
 2. Else sweeps give a lower bound of every configuration (`bounds.py`), elimination on the most promising configurations gives a choice,
-   and what cannot be part of a better one is dropped: configurations that are dominated, and those that only look good alone. It goes
-   on until elimination of what is left is affordable; usually little is left after two or three rounds.
+   and what cannot be part of a better one is dropped. It goes on until elimination of what is left is affordable; usually little is
+   left after two or three rounds.
 3. Where it never is, the same is done inside a branch and bound (`branch`), which ends with a proof or, out of time, with a gap.
 
-Nothing is lost on the way: a configuration goes only when its bound exceeds the cost of a choice already held, by more than rounding.
+No optimum is lost on the way: a configuration goes only when its bound exceeds the cost of a choice already held, by more than rounding,
+or when another one of its vertex replaces it at no cost (`dominance.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,7 @@ from perfmodel.search.bounds import Relaxation
 from perfmodel.search.dominance import undominated
 from perfmodel.search.order import EliminationOrder, best_order, line_up
 from perfmodel.search.problem import Labels, Problem, read_problem
+from perfmodel.search.solution import SearchMethod, Solution
 from perfmodel.search.tables import solve_by_tables
 
 BYTES_OF_AN_ENTRY = 8.0
@@ -55,39 +56,6 @@ _PROGRESS_OF_A_PART = 0.1
 _SWEEPS_OF_A_PART = 20.0
 
 
-class SearchMethod(StrEnum):
-    ELIMINATION = "elimination"
-    BOUNDED_ELIMINATION = "elimination of what bounds left"
-    BRANCH_AND_BOUND = "branch and bound"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """A choice of one configuration for every vertex.
-
-    `cost` is the sum of its entries, rounded once. No choice costs less than `lower_bound` (up to rounding); where that is `cost`, the
-    choice `is_proved` to be the best. `width` is the largest dependent set of the whole graph and `table_entries` what eliminating it
-    whole would hold; `kept_entries` is what was held at most, `num_branches` the parts of a branch and bound.
-    """
-
-    cost: float
-    choice: tuple[int, ...]
-    lower_bound: float
-    is_proved: bool
-    method: SearchMethod
-    width: int
-    table_entries: float
-    kept_entries: float
-    num_branches: int = 0
-
-    @property
-    def gap(self) -> float:
-        """How far the cost may be from the least, as a share of it."""
-        if self.is_proved or self.cost == self.lower_bound:
-            return 0.0
-        return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else math.inf
-
-
 def eliminate(
     vertex_costs: Sequence[ArrayLike],
     edges: Sequence[tuple[int, int, ArrayLike]],
@@ -102,7 +70,8 @@ def eliminate(
     memory_limit  bytes that tables may take; where elimination would need more, branch and bound takes over  [byte]
     time_limit    after which the best choice so far is returned with its gap  [s]
 
-    An entry of +inf forbids a configuration or a pair.
+    An entry of +inf forbids a configuration or a pair. What eliminating the whole graph would hold and do is known beforehand:
+    `best_order(sizes, pairs)` has `table_entries(sizes)` and `work(sizes)`; the search never holds more than `memory_limit` of tables.
     """
     for field, value in (("memory_limit", memory_limit), ("time_limit", time_limit)):
         if not value > 0:

@@ -1,0 +1,40 @@
+"""What a search returns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SearchMethod(StrEnum):
+    ELIMINATION = "elimination"
+    BOUNDED_ELIMINATION = "elimination of what bounds left"
+    BRANCH_AND_BOUND = "branch and bound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A choice of one configuration for every vertex.
+
+    `cost` is the sum of its entries, rounded once. No choice costs less than `lower_bound` (up to rounding); where that is `cost`, the
+    choice `is_proved` to be the best. `width` is the largest dependent set of the whole graph and `table_entries` what eliminating it
+    whole would hold; `kept_entries` is what was held at most, `num_branches` the parts of a branch and bound.
+    """
+
+    cost: float
+    choice: tuple[int, ...]
+    lower_bound: float
+    is_proved: bool
+    method: SearchMethod
+    width: int
+    table_entries: float
+    kept_entries: float
+    num_branches: int = 0
+
+    @property
+    def gap(self) -> float:
+        """How far the cost may be from the least, as a share of it."""
+        if self.is_proved or self.cost == self.lower_bound:
+            return 0.0
+        return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else math.inf
