@@ -76,6 +76,7 @@ def _show(result: ValidationResult) -> None:
         headers = ("framework", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
         print()
         print_table(headers, [_fit_row(each) for each in (*frameworks, result.fits)], title="Does it fit?", right=headers[1:])
+        print("Of runs that state their recomputation.")
     if result.reasons:
         print()
         print_table(

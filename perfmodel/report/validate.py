@@ -64,6 +64,11 @@ class ValidationRow:
         return not math.isnan(self.predicted_step_time)
 
     @property
+    def is_judged(self) -> bool:
+        """Whether it is known that the run fitted or did not, and with what recomputation."""
+        return self.is_predicted and self.ran is not None and "recompute" not in self.assumed
+
+    @property
     def time_error(self) -> float:
         """predicted / measured - 1; nan where one is missing."""
         return self.predicted_step_time / self.measured_step_time - 1.0
@@ -118,7 +123,10 @@ class MemorySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitCounts:
-    """Runs known to have fitted, or to have run out of memory, by what was predicted; of one framework or of all."""
+    """Runs known to have fitted, or to have run out of memory, by what was predicted; of one framework or of all.
+
+    Runs that do not state their recomputation are not judged: it decides their memory.
+    """
 
     name: str = "all"
     ran_and_fits: int
@@ -331,7 +339,7 @@ def summarise(rows: Iterable[ValidationRow]) -> ValidationResult:
         if not row.is_predicted:
             kind = _kind_of(row.reason)
             reasons[kind] = reasons.get(kind, 0) + 1
-    judged = [row for row in rows if row.is_predicted and row.ran is not None]
+    judged = [row for row in rows if row.is_judged]
     frameworks = sorted({row.framework for row in judged})
     return ValidationResult(
         rows=rows,

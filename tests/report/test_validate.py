@@ -212,6 +212,12 @@ def test_shares_of_fit_and_no_fit_are_of_the_runs_that_ran_and_of_those_that_ran
     assert math.isnan(summarise([]).fits.accuracy)
 
 
+def test_a_run_that_does_not_state_its_recomputation_is_not_judged():
+    stated, unstated = row_of(CASE), row_of(changed(recompute=None))
+    assert (stated.is_judged, unstated.is_judged) == (True, False)
+    assert summarise([stated, unstated]).fits.num_ran == 1
+
+
 def test_errors_of_memory_are_told_apart_by_what_the_framework_counts():
     megatron = changed(id="run-2", framework="Megatron-LM 0.14", settings={})
     bare = {"step_time_s": 2.5, "peak_memory_gib": None}
