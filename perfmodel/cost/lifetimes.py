@@ -21,6 +21,8 @@ from perfmodel.workload.operator import Operand, Operator, OperatorKind, TensorR
 #: rotary embedding as separate operators (two products, a negated half, a concatenation).
 EAGER_ROTARY_COPIES = 1.5
 
+FLOAT32_BYTES = 4.0
+
 #: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
 Term = tuple[Amount, frozenset[str]]
 #: A sum of amounts with factors.
@@ -152,6 +154,10 @@ class _Backward:
             extra: list[Term] = []
             if op.kernel_class == "rotary" and not self.profile.fuses_elementwise:
                 extra = _always([self.size(op, op.output).scaled(EAGER_ROTARY_COPIES)])
+            itemsize = self.derivation.graph.tensors[op.output.tensor].itemsize
+            if op.kernel_class == "softmax" and self.profile.softmax_keeps_float32 and itemsize < FLOAT32_BYTES:
+                # both gradients in float32
+                extra = _always([self.size(op, op.output).scaled(2.0 * (FLOAT32_BYTES - itemsize) / itemsize)])
             if op.kind is not OperatorKind.CROSS_ENTROPY:  # the loss is a moment of its own: the execution profile knows its copies
                 self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
             for _, storage in made:

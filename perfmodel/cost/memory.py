@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.cost.lifetimes import FLOAT32_BYTES
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
@@ -267,7 +268,8 @@ def rank_moments(
     if not keeps_gathered(program):
         return moments
     gradients = held_elements(terms, stages, sharded=False)[rank] * sizes.whole_gradient
-    freed = growth.fewer * (walk.layers * activations.kept[LAYER])
+    output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
+    freed = growth.fewer * (walk.layers * activations.kept[LAYER] + walk.has_head * (activations.kept[HEAD] + output))
     early = [replace(moment, gradients=growth.present * gradients) for moment in moments]
     return early + [replace(moment, gradients=gradients, freed=moment.freed - freed) for moment in moments]
 
@@ -301,8 +303,12 @@ class _Moments:
         return self.stages.is_single * self.t.tied[0]
 
     def logits(self) -> Any:
-        """The logits themselves, and what the loss works with."""
-        return self.a.logits * (self.profile.loss_peak_bytes + self.activation_bytes)
+        """The logits themselves, or their gradient, and what the loss works with."""
+        own: Any = self.activation_bytes
+        if self.profile.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
+            # counted with what the schedule keeps, and the gradient is made in place of the softmax
+            own = self.stages.is_single * own
+        return self.a.logits * (self.profile.loss_peak_bytes + own)
 
     def whole(self) -> list[Moment]:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
@@ -315,8 +321,8 @@ class _Moments:
         moments = []
         head_kept = self.has_head * a.kept[HEAD]
         if self.rank == 2:
-            moments.append(Moment(name="loss", temporary=self.logits()))
-            moments.append(Moment(name="backward of the head", temporary=a.peaks[HEAD][stays]))
+            moments.append(Moment(name="loss", temporary=self.logits(), buffers=self.exchanged()))
+            moments.append(Moment(name="backward of the head", temporary=a.peaks[HEAD][stays], buffers=self.exchanged()))
         if self.rank != 1:
             moments.append(
                 Moment(
@@ -326,7 +332,14 @@ class _Moments:
                     buffers=reduced,
                 )
             )
-        moments.append(Moment(name="backward of a layer", freed=-head_kept, temporary=a.peaks[LAYER][stays] + gradient, buffers=reduced))
+        moments.append(
+            Moment(
+                name="backward of a layer",
+                freed=-head_kept,
+                temporary=np.minimum(self.layers, 1.0) * a.peaks[LAYER][stays] + gradient,
+                buffers=reduced + self.exchanged(),
+            )
+        )
         return moments
 
     def exchanged(self) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.lifetimes import Kept, Moment, backward_moments, operand_bytes
+from perfmodel.cost.lifetimes import FLOAT32_BYTES, Kept, Moment, backward_moments, operand_bytes
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, CollectiveKind, KernelClass
 from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, amount_of
@@ -42,7 +42,6 @@ PEAK_CASES = (
     ("head", Recompute.NONE),
 )
 NOTHING = Amount(base=0.0)
-FLOAT32_BYTES = 4.0
 
 _ELEMENTWISE = frozenset(("bias", "gelu", "gelu_tanh", "silu", "relu", "mul", "dropout", "add"))
 _KERNEL = {
@@ -483,7 +482,12 @@ def _kept(
         for number, saved in enumerate(op.saved):
             in_core = op.name in core
             sharding = shardings[op.name]
-            if saved.what in ("input", "output"):
+            if saved.what == "output" and op.kernel_class == "softmax" and _keeps_float32(graph, op, profile):
+                amount = amount_of(op, sharding, op.output.dims, scale=FLOAT32_BYTES)
+                found[op.name, number] = Kept(
+                    tensor=op.name, region=op.region, amount=amount, holders=(op.name,), is_dropped=in_core, is_made_twice=False
+                )
+            elif saved.what in ("input", "output"):
                 operand: Operand = op.output if saved.what == "output" else op.inputs[saved.index]
                 tensor = operand.tensor
                 maker = graph.producer(tensor)
@@ -518,12 +522,6 @@ def _kept(
                         found[op.name, number] = Kept(
                             tensor=tensor, region=op.region, amount=more, holders=(op.name,), is_dropped=True, is_made_twice=False
                         )
-                if op.kernel_class == "softmax" and saved.what == "output" and profile.softmax_keeps_float32:
-                    wide = amount.scaled(FLOAT32_BYTES / graph.tensors[tensor].itemsize)
-                    if graph.tensors[tensor].itemsize < FLOAT32_BYTES:
-                        found[op.name, number] = Kept(
-                            tensor=op.name, region=op.region, amount=wide, holders=(op.name,), is_dropped=in_core, is_made_twice=False
-                        )
             elif saved.what == "softmax":
                 logits = op.inputs[0]
                 # fused: the gradient overwrites the logits, which stay in the dtype of activations, and lives until the matrix reads it
@@ -541,6 +539,11 @@ def _kept(
                     tensor=op.name, region=op.region, amount=amount, holders=(op.name,), is_dropped=in_core, is_made_twice=False
                 )
     return list(found.values())
+
+
+def _keeps_float32(graph: Graph, op: Operator, profile: ExecutionProfile) -> bool:
+    """Whether a softmax keeps its result in float32, of which others read a cast."""
+    return profile.softmax_keeps_float32 and graph.tensors[op.output.tensor].itemsize < FLOAT32_BYTES
 
 
 def _saved_rows(kept: list[Kept], boundary: str, compiler: _Compiler) -> list[tuple[int, str, dict[str, int]]]:
