@@ -507,6 +507,8 @@ def waiting_memory(
     queue holds and the host has run ahead) the whole tensor, and where the residual stream is cut over tp (`is_scattered`) its part.
     Gradients as produced, where they wait for the end of their microbatch.
     """
+    if profile.delayed_collectives == 0.0 and profile.waiting_gradient_fraction == 0.0:
+        return 0.0
     layers = (stages.first, stages.middle, stages.last)[rank]
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
     collectives = np.minimum(profile.delayed_collectives, 2.0 * layers * passes)
