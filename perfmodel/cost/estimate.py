@@ -505,7 +505,8 @@ def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
     figures = []
     for i in range(3):
         _, values = memory_by_class(row.static[i], row.kept[i], row.moments[i])
-        figures.append(RankMemory(allocated=sum(values.values()), reserved=_scalar(row.memory[i]) - row.outside_bytes))
+        allocated = sum(values.values()) + estimator.profile.workspace_bytes
+        figures.append(RankMemory(allocated=allocated, reserved=_scalar(row.memory[i]) - row.outside_bytes))
     if plan.layout.pp == 1:
         figures = [max(figures, key=lambda figure: figure.reserved)] * 3
     return tuple(figures)

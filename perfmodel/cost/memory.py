@@ -321,8 +321,8 @@ class _Moments:
         moments = []
         head_kept = self.has_head * a.kept[HEAD]
         if self.rank == 2:
-            moments.append(Moment(name="loss", temporary=self.logits(), buffers=self.exchanged()))
-            moments.append(Moment(name="backward of the head", temporary=a.peaks[HEAD][stays], buffers=self.exchanged()))
+            moments.append(Moment(name="loss", temporary=self.logits() + self.exchanged()))
+            moments.append(Moment(name="backward of the head", temporary=a.peaks[HEAD][stays] + self.exchanged()))
         if self.rank != 1:
             moments.append(
                 Moment(
@@ -336,8 +336,8 @@ class _Moments:
             Moment(
                 name="backward of a layer",
                 freed=-head_kept,
-                temporary=np.minimum(self.layers, 1.0) * a.peaks[LAYER][stays] + gradient,
-                buffers=reduced + self.exchanged(),
+                temporary=(np.minimum(self.layers, 1.0) * a.peaks[LAYER][stays] + gradient) + self.exchanged(),
+                buffers=reduced,
             )
         )
         return moments
@@ -505,10 +505,10 @@ def waiting_memory(
 
     Of the tensor-parallel collectives that the chip has not come to yet (two a layer in forward and in backward, as many as the launch
     queue holds and the host has run ahead) the whole tensor, and where the residual stream is cut over tp (`is_scattered`) its part.
-    Gradients as produced, where they wait for the end of their microbatch.
+    Gradients as produced, where they wait for the end of their microbatch. The libraries' workspaces.
     """
     if profile.delayed_collectives == 0.0 and profile.waiting_gradient_fraction == 0.0:
-        return 0.0
+        return profile.workspace_bytes
     layers = (stages.first, stages.middle, stages.last)[rank]
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
     collectives = np.minimum(profile.delayed_collectives, 2.0 * layers * passes)
@@ -517,7 +517,7 @@ def waiting_memory(
     delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)
     later = np.minimum(num_microbatches - 1.0, 1.0)
     waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.waiting_gradient_fraction)
-    return delayed + later * waiting
+    return (delayed + later * waiting) + profile.workspace_bytes
 
 
 def reserved_memory(kept: Any, base: Any) -> Any:

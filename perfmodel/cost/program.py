@@ -516,7 +516,7 @@ def _kept(
                 if in_core and not made_in_core and op.kind is OperatorKind.EINSUM and before is None:
                     # a copy for each query head is made within the recomputed set, from the one for each key-value head
                     single = operand_bytes(derivation, op, operand, is_expanded=False)
-                    if single != amount:
+                    if single.base < amount.base:
                         found[tensor, layout] = replace(found[tensor, layout], amount=single)
                         more = amount.scaled((amount.base - single.base) / amount.base)
                         found[op.name, number] = Kept(

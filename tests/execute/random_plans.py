@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import assume
@@ -123,3 +124,18 @@ def plans(draw: st.DrawFn) -> Plan:
         raise
     assume(not not_executable_reason(plan))
     return plan
+
+
+def grown(plan: Plan) -> Plan:
+    """The same plan on tensors of a size at which bytes of activations are what matters: fake tensors cost no more for it."""
+    model = plan.job.model
+    wide = replace(
+        model,
+        hidden_size=16 * model.hidden_size,
+        head_dim=16 * model.head_dim,
+        intermediate_size=16 * model.intermediate_size,
+        vocab_size=61 * model.vocab_size,
+        max_position_embeddings=16 * model.max_position_embeddings,
+        sliding_window=16 * model.sliding_window,
+    )
+    return replace(plan, job=replace(plan.job, model=wide, seq_len=16 * plan.job.seq_len))

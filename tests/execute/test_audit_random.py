@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -11,24 +10,28 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.counts import AuditRow, audit_rows
 from perfmodel.execute.audit import ranks_to_audit
-from tests.execute.random_plans import plans
+from tests.execute.random_plans import grown, plans
 from tests.execute.test_audit import predicted
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
-#: Largest share by which a row of memory may differ, by its name; every other row is a count and must be equal.
-TOLERANCES = {"saved activations": math.inf, "peak": math.inf}
+#: Largest share by which memory may differ. Peaks of models that mix everything (a gated relu with ALiBi on eight ranks of a
+#: sequence) are within three per cent nine times in ten; those of models that exist are held to that in test_audit_real.py.
+SAVED, PEAK = 0.01, 0.15
 
 
-def is_equal(row: AuditRow) -> bool:
-    return abs(row.difference) <= TOLERANCES.get(row.name, 0.0) * max(abs(row.predicted), abs(row.counted))
+def rows_of(counting, plan, stage) -> tuple[AuditRow, ...]:
+    ranks = ranks_to_audit(plan)
+    rank = ranks[stage % len(ranks)]
+    return audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
 
 
 def check(counting, plan, stage):
-    ranks = ranks_to_audit(plan)
-    rank = ranks[stage % len(ranks)]
-    rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
-    assert [row for row in rows if not is_equal(row)] == []
+    """Counts are equal at the smallest size, where shards are uneven or empty; memory is compared at a size where it is memory."""
+    assert [row for row in rows_of(counting, plan, stage) if row.difference and not row.tolerance] == []
+    memory = {row.name: row for row in rows_of(counting, grown(plan), stage) if row.tolerance}
+    for name, share in (("saved activations", SAVED), ("peak", PEAK)):
+        assert abs(memory[name].difference) <= share * memory[name].counted, (name, memory[name])
 
 
 @settings(max_examples=15)
