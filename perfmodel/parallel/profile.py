@@ -31,6 +31,7 @@ class ExecutionProfile:
     reserve_factor                       what its allocator holds over what is in tensors, of all that comes and goes within a step
     delayed_collectives                  tensor-parallel collectives whose tensors, whole and cut, the allocator may not use again yet,
                                          because the host runs that far ahead of the chip (torch's record_stream)
+    workspace_bytes                      workspaces of cuBLAS and of kernel libraries, which lie in the allocator
     framework_bytes                      what a run needs beside its allocator and the context: NCCL's buffers, the allocator's spread
     zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
@@ -84,6 +85,7 @@ class ExecutionProfile:
     waiting_gradient_fraction: float
     reserve_factor: float
     delayed_collectives: float
+    workspace_bytes: float
     framework_bytes: float
     zero2_stores_shards: bool
     reduces_each_microbatch: bool

@@ -92,7 +92,7 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
 
 
 def with_profile(name="megatron", job=None, **fields):
-    return estimator_of(job, profile=replace(profile_of(name), **fields))
+    return estimator_of(job, profile=replace(profile_of(name), **{"workspace_bytes": 0.0} | fields))
 
 
 def test_what_comes_and_goes_takes_more_than_its_tensors_what_stays_does_not():
@@ -133,6 +133,14 @@ def test_gradients_that_wait_for_their_microbatch_are_held_where_there_are_sever
     assert predict(estimator, dp_replicate=16, micro_batch=1).memory["allocator"] == 0.0
     several = predict(estimator, dp_replicate=8, tp=2, micro_batch=1).memory
     assert several["allocator"] == pytest.approx(0.5 * several["weights"], rel=1e-9)
+
+
+def test_workspaces_of_libraries_lie_in_the_allocator():
+    estimator = with_profile(workspace_bytes=1e6)
+    assert predict(estimator, tp=4).memory["allocator"] == 1e6
+    plan = plan_of(estimator, tp=4)
+    more, plain = (rank_memories(each, plan)[0].allocated for each in (estimator, with_profile()))
+    assert more - plain == pytest.approx(1e6, rel=1e-6)
 
 
 def test_what_a_framework_needs_beside_its_allocator_is_its_own():
