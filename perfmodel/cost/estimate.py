@@ -544,4 +544,4 @@ def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
         "gradient_accumulation": rests["streaming"],
         "optimizer": rests["streaming"],
     }
-    return {name: of[name] for name in parts} | {"memory": "derived from the plan; framework: calibration"}
+    return {name: of[name] for name in parts} | {"memory": "derived from the plan; allocator: profile; framework: calibration, profile"}
