@@ -16,6 +16,7 @@ from perfmodel.cost.memory import (
     ActivationTerms,
     Moment,
     Pipelining,
+    Unreduced,
     activation_terms,
     base_memory,
     fixed_memory,
@@ -29,6 +30,7 @@ from perfmodel.cost.memory import (
     reserve_factor,
     reserved_memory,
     static_memory,
+    unreduced_gradients,
     waiting_memory,
 )
 from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
@@ -173,6 +175,8 @@ class PlanRow:
     pipelining: Pipelining
     kept: list[tuple[Any, Any]]
     moments: list[list[Moment]]
+    unreduced: list[Unreduced]
+    factor: float
     memory: tuple[Any, ...]
     outside_bytes: float
 
@@ -230,9 +234,23 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
             sizes,
             rank=rank,
             num_microbatches=m,
+            profile=profile,
+            activation_bytes=program.activation_bytes,
+        )
+        for rank in range(3)
+    ]
+    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
+    unreduced = [
+        unreduced_gradients(
+            activations,
+            terms,
+            stages,
+            sizes,
+            rank=rank,
             growth=growth,
             profile=profile,
             activation_bytes=program.activation_bytes,
+            factor=factor,
         )
         for rank, growth in enumerate(gradient_growths(pipelining))
     ]
@@ -250,7 +268,6 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         )
         for rank in range(3)
     ]
-    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     return PlanRow(
         program=program,
         grid=grid,
@@ -271,10 +288,13 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         pipelining=pipelining,
         kept=kept,
         moments=moments,
+        unreduced=unreduced,
+        factor=factor,
         memory=tuple(
             reserved_memory(
                 (kept[i][0] + kept[i][1]) * factor,
                 base_memory(largest(moments[i]), fixed_memory(static[i]), waiting[i], factor=factor, outside=outside),
+                unreduced[i],
             )
             for i in range(3)
         ),
@@ -436,15 +456,19 @@ def _scalar(value: Any) -> float:
     return float(np.asarray(value).reshape(-1)[0])
 
 
-def memory_by_class(static: tuple[Any, ...], kept: tuple[Any, Any], moments: list[Moment]) -> tuple[str, dict[str, float]]:
+def memory_by_class(
+    static: tuple[Any, ...], kept: tuple[Any, Any], moments: list[Moment], unreduced: Unreduced, *, factor: float = 1.0
+) -> tuple[str, dict[str, float]]:
     """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
     moment = max(moments, key=lambda moment: _scalar(moment.total))
     weights, gradients, states, copies = (_scalar(x) for x in static)
+    early, later, freed = (_scalar(x) / factor for x in (unreduced.early, unreduced.later, unreduced.freed))
+    waits, gone = (early, 0.0) if early >= later - freed else (later, freed)
     values = (
         weights,
-        gradients + _scalar(moment.gradients),
+        gradients + _scalar(moment.gradients) + waits,
         states,
-        _scalar(kept[0]) + _scalar(moment.freed),
+        _scalar(kept[0]) + _scalar(moment.freed) - gone,
         copies + _scalar(moment.gathered),
         _scalar(moment.temporary),
         _scalar(kept[1]) + _scalar(moment.buffers),
@@ -478,12 +502,21 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         estimator.sizes,
         rank=place,
         num_microbatches=row.pipelining.num_microbatches,
+        profile=estimator.profile,
+        activation_bytes=row.program.activation_bytes,
+    )
+    unreduced = unreduced_gradients(
+        row.activations,
+        row.terms,
+        stages,
+        estimator.sizes,
+        rank=place,
         growth=gradient_growth(row.pipelining, np.array([float(rank)])),
         profile=estimator.profile,
         activation_bytes=row.program.activation_bytes,
     )
     static = static_memory(row.terms, stages, estimator.sizes, num_replicas=replicas(row.grid))
-    return _scalar(kept[0]), *memory_by_class(static[place], kept, moments)
+    return _scalar(kept[0]), *memory_by_class(static[place], kept, moments, unreduced)
 
 
 def replicas(grid: LayoutGrid) -> Any:
@@ -504,7 +537,7 @@ def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
     row = evaluate_plan(estimator, plan)
     figures = []
     for i in range(3):
-        _, values = memory_by_class(row.static[i], row.kept[i], row.moments[i])
+        _, values = memory_by_class(row.static[i], row.kept[i], row.moments[i], row.unreduced[i], factor=row.factor)
         allocated = sum(values.values()) + estimator.profile.workspace_bytes
         figures.append(RankMemory(allocated=allocated, reserved=_scalar(row.memory[i]) - row.outside_bytes))
     if plan.layout.pp == 1:
@@ -516,7 +549,7 @@ def _memory(row: PlanRow) -> tuple[dict[str, float], float, str]:
     """Bytes of the fullest chip by class, their sum, and when in the step that is."""
     totals = [_scalar(total) for total in row.memory]
     rank = int(np.argmax(totals))
-    moment, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank])
+    moment, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank], row.unreduced[rank], factor=row.factor)
     values["framework"] = row.outside_bytes
     held = totals[rank] - sum(values.values())
     values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0

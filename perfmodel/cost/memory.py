@@ -11,7 +11,7 @@ used again before the chip has caught up with the host. Both are measured, and b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,8 @@ class Moment:
 
     @property
     def total(self) -> Any:
-        return (((self.temporary + self.freed) + self.gathered) + self.gradients) + self.buffers
+        # what depends on fewer choices first: its sum is a smaller array
+        return (self.temporary + self.freed) + ((self.gathered + self.gradients) + self.buffers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +200,14 @@ def kept_on_rank(
     if pipelining.schedule is PipelineSchedule.INTERLEAVED:
         begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the others of these microbatches, then pp - 1 first passes more
     begun = has_embedding * begun
-    kept = (alive * (num_layers * layer) + begun * embedding) + ended * head
+    of_layers, of_ends = alive * (num_layers * layer), begun * embedding + ended * head
     is_pipelined = np.minimum(p - 1.0, 1.0)
     if not profile.pipeline_keeps_boundaries:
-        return kept, is_pipelined * (2.0 * activations.boundary)
+        return of_layers + of_ends, is_pipelined * (2.0 * activations.boundary)
     # what a pass has received lies in its buffer already
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
     receives = m * ((2.0 * v - has_embedding) - has_head)
-    return kept + is_pipelined * sent, is_pipelined * (receives * activations.boundary)
+    return of_layers + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,11 +247,10 @@ def rank_moments(
     *,
     rank: int,
     num_microbatches: Any,
-    growth: Growth,
     profile: ExecutionProfile,
     activation_bytes: float,
 ) -> list[Moment]:
-    """The moments of the first (0), a middle (1) or the last (2) rank. `growth` matters where weights stay gathered. [byte]"""
+    """The moments of the first (0), a middle (1) or the last (2) rank. [byte]"""
     walk = _Moments(
         a=activations,
         t=terms,
@@ -262,16 +262,43 @@ def rank_moments(
         activation_bytes=activation_bytes,
     )
     program = terms.program
-    if program.holds_sharded_weights and program.holds_sharded_gradients:
-        return walk.sharded()
-    moments = walk.whole()
-    if not keeps_gathered(program):
-        return moments
-    gradients = held_elements(terms, stages, sharded=False)[rank] * sizes.whole_gradient
+    return walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreduced:
+    """Gradients that wait, whole, for the last microbatch: those that are there while most activations are (`early`), or all of them,
+    when some activations have gone (`freed`). In bytes, with the allocator's share."""
+
+    early: Any = 0.0
+    later: Any = 0.0
+    freed: Any = 0.0
+
+    @property
+    def total(self) -> Any:
+        return np.maximum(self.early, self.later - self.freed)
+
+
+def unreduced_gradients(
+    activations: ActivationTerms,
+    terms: ParameterTerms,
+    stages: Stages,
+    sizes: Bytes,
+    *,
+    rank: int,
+    growth: Growth,
+    profile: ExecutionProfile,
+    activation_bytes: float,
+    factor: float = 1.0,
+) -> Unreduced:
+    """Of the first (0), a middle (1) or the last (2) rank, where weights stay gathered; else nothing. `factor`: the allocator's."""
+    if not keeps_gathered(terms.program):
+        return Unreduced()
+    gradients = held_elements(terms, stages, sharded=False)[rank] * (sizes.whole_gradient * factor)
+    layers, has_head = (stages.first, stages.middle, stages.last)[rank], (stages.is_single, 0.0, 1.0)[rank]
     output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
-    freed = growth.fewer * (walk.layers * activations.kept[LAYER] + walk.has_head * (activations.kept[HEAD] + output))
-    early = [replace(moment, gradients=growth.present * gradients) for moment in moments]
-    return early + [replace(moment, gradients=gradients, freed=moment.freed - freed) for moment in moments]
+    freed = (layers * activations.kept[LAYER] + has_head * (activations.kept[HEAD] + output)) * factor
+    return Unreduced(early=growth.present * gradients, later=gradients, freed=growth.fewer * freed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -520,9 +547,9 @@ def waiting_memory(
     return (delayed + later * waiting) + profile.workspace_bytes
 
 
-def reserved_memory(kept: Any, base: Any) -> Any:
+def reserved_memory(kept: Any, base: Any, unreduced: Unreduced) -> Any:
     """Bytes that a rank needs. kept: activations under way, times the allocator's factor; base: `base_memory`."""
-    return kept + base
+    return kept + (base + unreduced.total)
 
 
 def base_memory(moment: Any, fixed: Any, waiting: Any, *, factor: float, outside: float) -> Any:

@@ -58,10 +58,8 @@ class ParameterProgram:
     holds_sharded_gradients: bool
     holds_sharded_weights: bool
     frees_gathered: bool
-
-    def has(self, what: str, times: str) -> bool:
-        """Whether anything of that kind ever happens."""
-        return any(cell(what, times, region) in self.unit_cell for region in REGIONS)
+    happens: frozenset[tuple[str, str]]
+    """(what, times) that there is an event of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,6 +164,7 @@ def compile_parameters(
         holds_sharded_gradients=zero >= 2 and not keeps,
         holds_sharded_weights=zero == 3 or (zero == 2 and profile.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
+        happens=frozenset((unit[0], unit[1]) for unit in units),
     )
 
 

@@ -322,7 +322,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
     return ParameterTerms(
         gather_forward={times: by_region("gather_forward", times) for times in both},
         gather_backward={times: by_region("gather_backward", times) for times in both},
-        tp_sum={times: by_region("sum", times) for times in both if program.has("sum", times)},
+        tp_sum={times: by_region("sum", times) for times in both if ("sum", times) in program.happens},
         reduce={times: by_region("reduce", times) for times in both},
         publish=by_region("publish", "step"),
         full=tuple(cost.full),
@@ -338,7 +338,8 @@ def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: f
     """Of communication that runs beside compute of one unit, what sticks out, and by how much it slows that compute."""
     if not hides:
         return communication
-    return np.maximum(communication - compute, 0.0) + slowdown * np.minimum(communication, compute)
+    exposed = np.maximum(communication - compute, 0.0)
+    return exposed + slowdown * np.minimum(communication, compute) if slowdown else exposed
 
 
 def parameter_time(
@@ -353,8 +354,11 @@ def parameter_time(
     m = num_microbatches
     prefetches, overlaps = profile.prefetches_parameters, profile.overlaps_gradients
     slowdown = profile.compute_slowdown_under_communication
+    happens = terms.program.happens
     gather: Any = 0.0
     for times, count in (("microbatch", m), ("step", 1.0)):
+        if ("gather_forward", times) not in happens and ("gather_backward", times) not in happens:
+            continue
         f, b = terms.gather_forward[times], terms.gather_backward[times]
         layer = _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
         first = _exposed_under(f[LAYER], regions.forward[EMBEDDING], hides=prefetches, slowdown=slowdown)
@@ -365,19 +369,27 @@ def parameter_time(
             head + b[HEAD] + (1.0 - stages.is_single) * (f[LAYER] - layer),
         )
         gather = gather + count * slowest_stage(stage_sums(exposed, stages))
-    per_microbatch = terms.reduce["microbatch"]
-    left = tuple(
-        np.maximum(regions.backward[i] - (terms.gather_backward["microbatch"][i] if prefetches else 0.0), 0.0) for i in range(len(REGIONS))
-    )
-    exposed = tuple(_exposed_under(per_microbatch[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
-    reduction = m * slowest_stage(stage_sums(exposed, stages))
-    # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it
-    windows = stage_sums(tuple(np.maximum(left[i] - per_microbatch[i], 0.0) for i in range(len(REGIONS))), stages)
-    once = stage_sums(terms.reduce["step"], stages)
-    if overlaps:
-        share = profile.exposed_gradient_fraction + slowdown
-        once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, windows, strict=True))  # type: ignore[assignment]
-    reduction = reduction + slowest_stage(once) + slowest_stage(stage_sums(terms.publish, stages))
+    left = regions.backward
+    if prefetches and ("gather_backward", "microbatch") in happens:
+        gathers = terms.gather_backward["microbatch"]
+        left = tuple(np.maximum(regions.backward[i] - gathers[i], 0.0) for i in range(len(REGIONS)))
+    reduction: Any = 0.0
+    windows = left
+    if ("reduce", "microbatch") in happens:
+        reduce = terms.reduce["microbatch"]
+        exposed = tuple(_exposed_under(reduce[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
+        reduction = m * slowest_stage(stage_sums(exposed, stages))
+        windows = tuple(np.maximum(left[i] - reduce[i], 0.0) for i in range(len(REGIONS)))
+    if ("reduce", "step") in happens:
+        once = stage_sums(terms.reduce["step"], stages)
+        if overlaps:
+            # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it
+            share = profile.exposed_gradient_fraction + slowdown
+            pairs = zip(once, stage_sums(windows, stages), strict=True)
+            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in pairs)  # type: ignore[assignment]
+        reduction = reduction + slowest_stage(once)
+    if ("publish", "step") in happens:
+        reduction = reduction + slowest_stage(stage_sums(terms.publish, stages))
     for times, sums in terms.tp_sum.items():
         # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
         exposed_sums = slowest_stage(stage_sums(sums, stages))

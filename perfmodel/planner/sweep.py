@@ -20,6 +20,7 @@ from perfmodel.cost.memory import (
     ActivationTerms,
     Growth,
     Pipelining,
+    Unreduced,
     base_memory,
     fixed_memory,
     gradient_growths,
@@ -31,6 +32,7 @@ from perfmodel.cost.memory import (
     reserve_factor,
     reserved_memory,
     static_memory,
+    unreduced_gradients,
     waiting_memory,
 )
 from perfmodel.cost.step import (
@@ -295,25 +297,33 @@ def _evaluate_block(
         static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
         memory: Any = None
         alone: Any = 0.0
-        # whether what lives beside activations depends on the schedule too
-        wide = keeps_gathered(terms.program)
-        narrow_activations = _activations_of(activations, part, wide=False)
-        here_activations = _activations_of(activations, part, wide=True) if wide else narrow_activations
-        here_terms = _terms_of(terms) if wide else terms
+        here_activations = _activations_of(activations, part)
         for rank in ranks:
             moments = rank_moments(
                 here_activations,
-                here_terms,
+                terms,
                 stages,
                 sizes,
                 rank=rank,
-                num_microbatches=m[..., None] if wide else m,
-                growth=growths[rank],
+                num_microbatches=m,
                 profile=profile,
                 activation_bytes=table.program.activation_bytes,
             )
+            unreduced = Unreduced()
+            if keeps_gathered(terms.program):  # then what lives beside activations depends on the schedule too
+                unreduced = unreduced_gradients(
+                    _wider_activations(here_activations),
+                    _wider_terms(terms),
+                    stages,
+                    sizes,
+                    rank=rank,
+                    growth=growths[rank],
+                    profile=profile,
+                    activation_bytes=table.program.activation_bytes,
+                    factor=factor,
+                )
             waiting = waiting_memory(
-                narrow_activations,
+                here_activations,
                 terms,
                 stages,
                 sizes,
@@ -324,13 +334,9 @@ def _evaluate_block(
                 profile=profile,
             )
             fixed = fixed_memory(static[rank])
-            if wide:
-                beyond = (np.asarray(fixed)[..., None], np.asarray(waiting)[..., None])
-                base: Any = base_memory(largest(moments), *beyond, factor=factor, outside=outside)
-            else:
-                base = base_memory(largest(moments), fixed, waiting, factor=factor, outside=outside)
-                base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
-            here = reserved_memory(kept[rank][part], base)
+            base = base_memory(largest(moments), fixed, waiting, factor=factor, outside=outside)
+            base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
+            here = reserved_memory(kept[rank][part], base, unreduced)
             memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
         step = np.add(pipeline[part], np.broadcast_to(beside, (end - begin, num_micro, num_recompute))[..., None])
@@ -389,29 +395,31 @@ def _ranks_to_compare(profile: ExecutionProfile, pp: int) -> tuple[int, ...]:
     return (0, 2)
 
 
-def _activations_of(activations: ActivationTerms, part: slice, *, wide: bool) -> ActivationTerms:
-    """These rows; `wide`: with a last dim for schedules."""
-
-    def cut(column: Array) -> Array:
-        return column[part][..., None] if wide else column[part]
-
-    return ActivationTerms(
-        kept=tuple(cut(x) for x in activations.kept),
-        peaks=tuple((cut(a), cut(b)) for a, b in activations.peaks),
-        boundary=cut(activations.boundary),
-        logits=cut(activations.logits),
-        run_ahead=cut(activations.run_ahead),
+def _activations_of(activations: ActivationTerms, part: slice) -> ActivationTerms:
+    """These rows."""
+    return replace(
+        activations,
+        kept=tuple(x[part] for x in activations.kept),
+        peaks=tuple((a[part], b[part]) for a, b in activations.peaks),
+        boundary=activations.boundary[part],
+        logits=activations.logits[part],
+        run_ahead=activations.run_ahead[part],
     )
 
 
-def _terms_of(terms: ParameterTerms) -> ParameterTerms:
+def _wider_activations(activations: ActivationTerms) -> ActivationTerms:
+    """With a last dim for schedules; without what does not matter to them."""
+    wide = tuple(_wider(x) for x in activations.kept)
+    return replace(activations, kept=wide, peaks=(), boundary=_wider(activations.boundary), logits=_wider(activations.logits))
+
+
+def _wider_terms(terms: ParameterTerms) -> ParameterTerms:
     """Elements with a last dim for schedules."""
     return replace(
         terms,
-        full=tuple(x[..., None] for x in terms.full),
-        shard=tuple(x[..., None] for x in terms.shard),
-        padded=tuple(x[..., None] for x in terms.padded),
-        tied=(terms.tied[0][..., None], terms.tied[1][..., None]),
+        full=tuple(_wider(x) for x in terms.full),
+        shard=tuple(_wider(x) for x in terms.shard),
+        tied=(_wider(terms.tied[0]), _wider(terms.tied[1])),
     )
 
 

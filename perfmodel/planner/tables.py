@@ -21,6 +21,7 @@ from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.space import LayoutRows
+from perfmodel.workload.operator import REGIONS
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -102,8 +103,10 @@ class MicrobatchTable:
         """Arrays [layouts, micro-batches, recompute] for these layouts' keys and micro-batches."""
         index = np.ix_(keys, columns)
         times = [np.moveaxis(self.stacked[i][:, index[0], index[1]], 0, -1) for i in range(6)]
-        kept = [np.moveaxis(self.kept[i][:, index[0], index[1]], 0, -1) for i in range(3)]
-        peaks = [np.moveaxis(self.peaks[i][:, index[0], index[1]], 0, -1) for i in range(6)]
+        # only a layer is recomputed: embedding and head are the same under every kind of recomputation
+        some = [slice(None) if region == "layer" else slice(0, 1) for region in REGIONS]
+        kept = [np.moveaxis(self.kept[i][some[i]][:, index[0], index[1]], 0, -1) for i in range(3)]
+        peaks = [np.moveaxis(self.peaks[i][some[i // 2]][:, index[0], index[1]], 0, -1) for i in range(6)]
         return RegionTimes(forward=tuple(times[:3]), backward=tuple(times[3:])), ActivationTerms(
             kept=tuple(kept),
             peaks=tuple((peaks[2 * i], peaks[2 * i + 1]) for i in range(3)),

@@ -68,7 +68,7 @@ def test_classes_add_up_to_the_rank():
     plan = plan_of(estimator, pp=4, tp=4)
     row = evaluate_plan(estimator, plan)
     for rank in range(3):
-        name, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank])
+        name, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank], row.unreduced[rank], factor=row.factor)
         assert tuple(values) == MEMORY
         assert name in {moment.name for moment in row.moments[rank]}
         fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.static[rank])
