@@ -85,6 +85,11 @@ def predicted(plan, rank) -> RankCounts:
     return predicted_counts(estimator, plan, place_of(plan, rank))
 
 
+#: Memory of models this small hangs on single tensors, such as the sum that DTensor makes of an accumulated gradient; that of models
+#: that exist is held to its own tolerance in test_audit_real.py.
+TINY = 0.06
+
+
 def differing_rows(counting, plan):
     """Rows of every stage whose counts are not equal."""
     assert not_executable_reason(plan) == ""
@@ -92,7 +97,7 @@ def differing_rows(counting, plan):
         (rank, row)
         for rank in ranks_to_audit(plan)
         for row in audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
-        if not row.passes()
+        if not row.passes(TINY if row.tolerance else 0.0)
     ]
 
 
