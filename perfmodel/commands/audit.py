@@ -32,6 +32,7 @@ def audit(
     Exit code 1 where a count differs.
     """
     from perfmodel.api import audit_plan
+    from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
 
     if not 0.0 <= tolerance < 1.0:
         raise bad_field("tolerance", tolerance, "must be a share from 0 to 1", "leave it out for equality")
@@ -45,7 +46,8 @@ def audit(
         if differences:
             print(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
         else:
-            print("\nEvery count is equal." if tolerance == 0.0 else f"\nEvery count is within {tolerance:g} of the predicted one.")
+            counts = "equal" if tolerance == 0.0 else f"within {tolerance:g} of the predicted one"
+            print(f"\nEvery count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}.")
     if differences:
         raise typer.Exit(EXIT_DIFFERENT)
 
@@ -68,6 +70,8 @@ def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[st
                 "place": audited.place,
                 "elapsed": audited.elapsed,
                 "memory": audited.memory,
+                "peak_moment": audited.peak_moment,
+                "peak_by_class": dict(audited.peak_by_class),
                 "rows": [
                     {
                         "group": row.group,
@@ -105,6 +109,8 @@ def _show(result: Audit, tolerance: float) -> None:
         headers = ("", "", "predicted", "torch", "difference")
         rows = [_cells(row, tolerance) for row in audited.rows]
         print_table(headers, rows, title=_title(audited, result), right=headers[2:], fold=("",))
+        classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
+        print(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
 
 
 def _microbatches(result: Audit) -> str:

@@ -379,11 +379,16 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAudit:
-    """One rank: where it is, what it was predicted to do and what torch did. elapsed [s] and memory [byte] of the audit itself."""
+    """One rank: where it is, what it was predicted to do and what torch did. elapsed [s] and memory [byte] of the audit itself.
+
+    peak_moment, peak_by_class   when in the step the predicted peak is, and what it is made of   [byte]
+    """
 
     rank: int
     place: Mapping[str, int]
     rows: tuple[AuditRow, ...]
+    peak_moment: str
+    peak_by_class: Mapping[str, float]
     elapsed: float
     memory: float
 

@@ -40,6 +40,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "peak_flop_rate": prediction.peak_flop_rate,
         "peak_dtype": prediction.peak_dtype,
         "memory": dict(prediction.memory),
+        "memory_moment": prediction.memory_moment,
         "memory_capacity": prediction.memory_capacity,
         "fits": prediction.fits,
     }
@@ -158,7 +159,7 @@ def memory_table(prediction: Prediction) -> Table:
     rows = [(words(name), format_bytes(size), percent(size / capacity), bar(size / capacity)) for name, size in classes]
     over = "" if prediction.fits or total <= capacity else f" over by {format_bytes(total - capacity)}"
     return Table(
-        title=f"Memory of the fullest chip, of {format_bytes(capacity)}",
+        title=f"Memory of the fullest chip, of {format_bytes(capacity)}, at its peak ({prediction.memory_moment})",
         headers=("class", "size", "share", ""),
         rows=(*rows, ("total", format_bytes(total), percent(total / capacity), bar(total / capacity) + over)),
         right=("size", "share"),
