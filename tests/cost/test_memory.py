@@ -30,8 +30,8 @@ def test_full_recomputation_makes_a_layer_again_before_its_backward():
     small = make_job(make_model(vocab_size=100))
     none, full = (predict(estimator_of(job=small, chips=1), micro_batch=4, recompute=r) for r in ("none", "full"))
     assert full.memory_moment == none.memory_moment == "backward of a layer"
-    row = evaluate_plan(estimator_of(job=small, chips=1), plan_of(estimator_of(job=small, chips=1), micro_batch=4))
-    kept, boundary = float(row.activations.kept[1][0]), float(row.activations.boundary[0])
+    row = evaluate_plan(estimator_of(job=small, chips=1), plan_of(estimator_of(job=small, chips=1), micro_batch=4)).memory_row
+    kept, boundary = row.activations.kept[1], row.activations.boundary
     assert full.memory["temporary"] - none.memory["temporary"] == pytest.approx(kept - boundary, rel=1e-12)
     assert none.memory["activations"] - full.memory["activations"] == pytest.approx(8 * (kept - boundary), rel=1e-12)
 
@@ -51,24 +51,30 @@ def test_a_stage_receives_while_it_computes():
 def test_weights_that_are_gathered_and_freed_leave_when_their_gradients_are_reduced():
     """fully_shard: the head's gradients in float32 while all activations of the layers are alive; all gradients at the end."""
     estimator = estimator_of(job=make_job(make_model(vocab_size=V, tie_word_embeddings=False), batch=4), chips=4, profile="torch-gloo")
-    row = evaluate_plan(estimator, plan_of(estimator, dp_shard=4, zero=3))
+    row = evaluate_plan(estimator, plan_of(estimator, dp_shard=4, zero=3)).memory_row
     moments = {moment.name: moment for moment in row.moments[2]}
     head = V * H + 2 * H
     reduction = moments["reduction of the head's gradients"]
-    assert float(reduction.buffers[0]) == 4 * head
-    assert float(reduction.temporary[0]) == 2 * head + 2 * S * H
+    assert float(reduction.buffers) == 4 * head
+    assert float(reduction.temporary) == 2 * head + 2 * S * H
     assert float(np.asarray(moments["loss"].gradients).reshape(-1)[0]) == 0.0
     end = moments["reduction of the embedding's gradients"]
-    assert float(end.gradients[0]) == pytest.approx(4 * estimator.job.model.num_parameters / 4, rel=1e-3)
-    assert float((row.kept[2][0] + end.freed)[0]) == pytest.approx(0.0, abs=1.0)
+    assert float(end.gradients) == pytest.approx(4 * estimator.job.model.num_parameters / 4, rel=1e-3)
+    assert float(row.kept[2][0] + end.freed) == pytest.approx(0.0, abs=1.0)
 
 
 def test_classes_add_up_to_the_rank():
     estimator = estimator_of()
     plan = plan_of(estimator, pp=4, tp=4)
-    row = evaluate_plan(estimator, plan)
+    row = evaluate_plan(estimator, plan).memory_row
     for rank in range(3):
-        name, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank], row.unreduced[rank], factor=row.factor)
+        name, values = memory_by_class(
+            row.static[rank],
+            row.kept[rank],
+            row.moments[rank],
+            row.unreduced[rank],
+            factor=row.factor,
+        )
         assert tuple(values) == MEMORY
         assert name in {moment.name for moment in row.moments[rank]}
         fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.static[rank])
@@ -79,13 +85,13 @@ def test_classes_add_up_to_the_rank():
 @pytest.mark.parametrize("schedule, virtual, alive", [("gpipe", 1, 8), ("1f1b", 1, 4), ("interleaved", 2, (2 * 3 + 4 + 1) / 2)])
 def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     estimator = estimator_of()
-    row = evaluate_plan(estimator, plan_of(estimator, pp=4, tp=4, schedule="1f1b"))
+    row = evaluate_plan(estimator, plan_of(estimator, pp=4, tp=4, schedule="1f1b")).memory_row
     pipelining = Pipelining(schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual))
-    terms = replace(row.activations, kept=(np.zeros(1), row.activations.kept[1], row.activations.kept[2]))
+    terms = replace(row.activations, kept=(0.0, row.activations.kept[1], row.activations.kept[2]))
     kept, _ = kept_on_rank(
         terms, pipelining, estimator.profile, rank=0.0, num_layers=2.0, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
     )
-    assert kept[0] == pytest.approx(alive * 2 * terms.kept[1][0], rel=1e-12)
+    assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
 
 
 # --- what the allocator holds beyond what is in tensors -----------------------------------------------------------------
@@ -167,7 +173,7 @@ def test_the_ranks_of_a_pipeline_as_their_allocator_counts_them(profile):
 def kept_of_a_layer(recompute_operators, profile="torch-fsdp2"):
     estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1, profile=profile)
     plan = plan_of(estimator, micro_batch=1, recompute="selective", recompute_operators=recompute_operators)
-    return float(evaluate_plan(estimator, plan).activations.kept[1][0])
+    return evaluate_plan(estimator, plan).memory_row.activations.kept[1]
 
 
 def test_an_operator_recomputed_by_itself_runs_again_for_whoever_needs_what_it_makes():
@@ -182,5 +188,5 @@ def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_fr
     estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1)
     model = estimator.job.model
     apart = with_profile(job=estimator.job, keeps_unrotated_qk=False)
-    kept = [float(evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).activations.kept[1][0]) for each in (estimator, apart)]
+    kept = [evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).memory_row.activations.kept[1] for each in (estimator, apart)]
     assert kept[0] - kept[1] == 2 * S * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
