@@ -44,7 +44,7 @@ demo: $(READY)
 # test selected").
 test: $(READY)
 	@failed=0; \
-	$(BIN)/python -m pytest -q -m 'not dist' -n $(WORKERS) || failed=1; \
+	$(BIN)/python -m pytest -q -m 'not dist' -n $(WORKERS) --dist worksteal || failed=1; \
 	$(BIN)/python -m pytest -q -m dist || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
 

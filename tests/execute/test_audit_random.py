@@ -42,7 +42,7 @@ def test_random_plans_audit_clean(counting, plan, stage):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(stage=st.sampled_from([0, 1, -1]), plan=plans())
 def test_many_random_plans_audit_clean(counting, plan, stage):
     check(counting, plan, stage)
