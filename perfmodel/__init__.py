@@ -30,6 +30,7 @@ _HOME: dict[str, tuple[str, ...]] = {
         "compare_plans",
         "explain_plan",
         "find_plans",
+        "import_graph",
         "predict",
         "run_plan",
         "validate_cases",

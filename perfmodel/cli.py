@@ -7,6 +7,7 @@ Only the module of the verb that was asked for is loaded, and each verb imports 
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -31,6 +32,7 @@ VERBS = {
     "validate": ("validate", "Predict published runs and show how far off the predictions are."),
     "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
     "pase-report": ("pase_report", "PaSE's experiment: search times and strategies beside the published ones."),
+    "import": ("import_", "Any torch module as a graph of operators over named dims, at any size, without memory for it."),
     "chips": ("known", "Known chips: dense FLOP rates, memory, and where each number came from."),
     "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
     "models": ("known", "Known models: shape and exact parameter count, with their sources."),
@@ -52,10 +54,15 @@ def make_app(verb: str = "") -> typer.Typer:
     app.callback()(_root)
     for name, (module, summary) in VERBS.items():
         if name == verb:
-            app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), name.replace("-", "_")))
+            app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), _function_of(name)))
         else:
             app.command(name, short_help=summary)(_not_loaded(name))
     return app
+
+
+def _function_of(verb: str) -> str:
+    name = verb.replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
 
 
 def _not_loaded(name: str) -> Callable[[], Any]:

@@ -8,7 +8,17 @@ import pytest
 
 import perfmodel
 
-VERBS = ("predict", "find_plans", "explain_plan", "compare_plans", "run_plan", "audit_plan", "calibrate_machine", "validate_cases")
+VERBS = (
+    "predict",
+    "find_plans",
+    "explain_plan",
+    "compare_plans",
+    "run_plan",
+    "audit_plan",
+    "calibrate_machine",
+    "import_graph",
+    "validate_cases",
+)
 
 
 @pytest.mark.parametrize("name", perfmodel.__all__)

@@ -15,6 +15,7 @@ VERBS = (
     "calibrate",
     "validate",
     "pase-report",
+    "import",
     "chips",
     "clusters",
     "models",
@@ -51,6 +52,7 @@ FLAGS = {
     "calibrate": ("--save",),
     "validate": ("--out",),
     "pase-report": ("--graph", "--devices", "--json"),
+    "import": ("--inputs", "--save", "--search", "--json"),
 }
 
 

@@ -1,0 +1,578 @@
+"""Any `torch.nn.Module` as an `ImportedGraph`: exported under fake tensors, so that its size costs no memory.
+
+`torch.export` gives the operators of one forward pass with their shapes; `workload/aten_rules.py` says what each is, and
+`workload/views.py` follows the dims through reshapes between them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+import logging
+import operator
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfmodel.errors import InputError, bad_field, one_line, suggest
+from perfmodel.workload.aten_rules import Call, Space, operand_dims, recognise
+from perfmodel.workload.imported_graph import (
+    DimLink,
+    ImportedEdge,
+    ImportedGraph,
+    ImportedKind,
+    ImportedOperand,
+    ImportedParameter,
+    ImportedVertex,
+    Shape,
+)
+from perfmodel.workload.input_spec import InputSpec
+from perfmodel.workload.views import Position, expanded, lost, permuted, reshaped, whole
+
+aten = torch.ops.aten
+
+#: Operators whose names are ours or torch's; those of another library may mean something else.
+_NAMESPACES = ("aten", "perfmodel")
+
+_RESHAPES = frozenset(
+    {
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "contiguous",
+        "clone",
+        "detach",
+        "alias",
+        "ravel",
+        "_unsafe_view",
+        "view_as",
+        "reshape_as",
+        "lift",
+        "lift_fresh",
+    }
+)
+_PERMUTATIONS = frozenset({"transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
+_EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
+_CASTS = frozenset({"to", "_to_copy", "type_as"})
+
+
+def shipped(name: str) -> nn.Module:
+    """A factory for `perfmodel import`: the executor's own Transformer of a shipped model or of a config.json, without a loss."""
+    from perfmodel.execute.model import Transformer
+    from perfmodel.workload.models import load_model
+
+    return Transformer(load_model(name))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# What to import
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def find_factory(reference: str) -> Callable[[], Any]:
+    """`package.module:name`, or `package.module:name(1, key="value")` with literal arguments, as a call without arguments."""
+    where = "write module:factory, such as mynets:make_resnet or mynets:ResNet(50)"
+    module_name, colon, call = reference.partition(":")
+    if not colon or not module_name.strip() or not call.strip():
+        raise bad_field("module", reference, "must be a Python module, a colon, and the name of a factory, class or module in it", where)
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+        name = ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)
+        arguments = [ast.literal_eval(argument) for argument in tree.args] if isinstance(tree, ast.Call) else []
+        named = {str(each.arg): ast.literal_eval(each.value) for each in tree.keywords} if isinstance(tree, ast.Call) else {}
+        is_name = all(part.isidentifier() for part in name.split("."))
+    except (SyntaxError, ValueError):
+        is_name = False
+    if not is_name:
+        raise bad_field("module", reference, "after the colon must stand a name, or a call with plain numbers and strings", where)
+    try:
+        with _this_folder_first():
+            found: Any = importlib.import_module(module_name.strip())
+    except ModuleNotFoundError as error:
+        if error.name and (module_name.strip() + ".").startswith(error.name + "."):
+            remedy = "give a module that is installed or in this folder"
+            raise bad_field("module", reference, f"there is no Python module {error.name!r}", remedy) from None
+        raise bad_field("module", reference, f"its Python module cannot be loaded: {_first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise bad_field("module", reference, f"its Python module cannot be loaded: {_first_line(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
+            raise bad_field("module", reference, f"{module_name} has no {part!r}{suggest(part, known)}")
+        found = getattr(found, part)
+    if isinstance(found, nn.Module) and not isinstance(tree, ast.Call):
+        return lambda: found
+    if not callable(found):
+        raise bad_field("module", reference, "is neither a torch.nn.Module nor something to call that makes one", where)
+
+    def make() -> Any:
+        with _this_folder_first():
+            return found(*arguments, **named)
+
+    return make
+
+
+@contextmanager
+def _this_folder_first() -> Iterator[None]:
+    """Modules of the working folder are found, as `python -m` finds them."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 300)
+
+
+def _make_inputs(specs: Sequence[InputSpec], device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    def make(spec: InputSpec) -> torch.Tensor:
+        dtype = getattr(torch, spec.dtype)
+        return torch.zeros(spec.shape, dtype=dtype, device=device)
+
+    return tuple(make(spec) for spec in specs if not spec.name), {spec.name: make(spec) for spec in specs if spec.name}
+
+
+def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
+    """Names and number of the inputs against those of `forward`, before torch is asked."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return
+    names = [name for name, each in signature.parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    for spec in specs:
+        if spec.name and spec.name not in names and not takes_any:
+            raise bad_field("inputs", spec.name, f"is no argument of {type(module).__name__}.forward{suggest(spec.name, names)}")
+    try:
+        signature.bind(*[None for spec in specs if not spec.name], **{spec.name: None for spec in specs if spec.name})
+    except TypeError as error:
+        shown = ", ".join(names) or "nothing"
+        raise bad_field("inputs", " ".join(map(str, specs)) or "none", f"{error}; forward takes {shown}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Export
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's warnings about fake weights, its log, and what is printed on the way: what fails becomes one sentence."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextmanager
+def _convertible() -> Iterator[None]:
+    """`module.to(dtype)` and the like under fake tensors: torch 2.13 swaps the tensors in place and refuses, as fake ones are referred to.
+
+    New parameters take their places instead; one that several modules share stays shared.
+    """
+    original = nn.Module._apply
+    converted: dict[tuple[int, int], tuple[Any, ...]] = {}  # holds what its keys are the ids of
+
+    def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for key, parameter in self._parameters.items():
+            if parameter is not None:
+                if (id(fn), id(parameter)) not in converted:
+                    with torch.no_grad():
+                        new = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
+                    converted[id(fn), id(parameter)] = (new, fn, parameter)
+                self._parameters[key] = converted[id(fn), id(parameter)][0]
+        for key, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[key] = fn(buffer)
+        return self
+
+    nn.Module._apply = _apply
+    try:
+        yield
+    finally:
+        nn.Module._apply = original
+
+
+def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ImportedGraph:
+    """The graph of one forward pass of the module that `make` returns.
+
+    It is made under fake tensors: parameters have shapes and no memory. A module that exists already keeps its own.
+    """
+    with _quietly(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        try:
+            with _convertible():
+                module = make()
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise bad_field("module", name, f"its factory failed: {_first_line(error)}") from error
+        if not isinstance(module, nn.Module):
+            raise bad_field("module", name, f"must give a torch.nn.Module, not {type(module).__name__}")
+        _check_signature(module, inputs)
+        first = next(iter(module.parameters()), None)
+        positional, named = _make_inputs(inputs, torch.device("cpu") if first is None else first.device)
+        try:
+            program = torch.export.export(module, positional, named, strict=False)
+        except Exception as error:
+            raise bad_field(
+                "module", name, f"torch.export cannot follow it: {_first_line(error)}", "take out what depends on the values of tensors"
+            ) from error
+        return _Reader(module, program, mode).read(name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# The exported graph, read
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Value:
+    """A tensor of the exported graph: the output of a vertex under some view, or a parameter or buffer (`vertex` is then nothing's)."""
+
+    view: tuple[Position, ...]
+    vertex: int | None = None
+    output: int = 0
+    parameter: str = ""
+    is_whole: bool = True
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A vertex and the edges into it, while more may join."""
+
+    vertex: ImportedVertex
+    edges: list[ImportedEdge] = field(default_factory=list)
+
+
+class _Reader:
+    """Walks the nodes once; `values` holds, for each node, one value or one for each of its outputs."""
+
+    def __init__(self, module: nn.Module, program: Any, mode: FakeTensorMode) -> None:
+        self.program, self.mode = program, mode
+        self.drafts: list[_Draft] = []
+        self.values: dict[Any, list[_Value]] = {}
+        self.num_readers: dict[Any, int] = {}
+        first_name: dict[int, str] = {}
+        self.canonical = {path: first_name.setdefault(id(each), path) for path, each in module.named_parameters(remove_duplicate=False)}
+        self.parameters = tuple(
+            ImportedParameter(name=path, shape=_shape(each), itemsize=each.element_size()) for path, each in module.named_parameters()
+        )
+        self.buffer_bytes = float(sum(each.numel() * each.element_size() for each in module.buffers()))
+
+    def read(self, name: str) -> ImportedGraph:
+        signature = self.program.graph_signature
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                parameter = signature.inputs_to_parameters.get(node.name)
+                is_buffer = node.name in signature.inputs_to_buffers or node.name in signature.inputs_to_lifted_tensor_constants
+                self._placeholder(node, parameter, is_buffer=is_buffer)
+            elif node.op == "call_function":
+                self._call(node)
+        edges = [edge for draft in self.drafts for edge in draft.edges]
+        return ImportedGraph(
+            name=name,
+            source=f"torch {torch.__version__}, torch.export under fake tensors, one forward pass",
+            vertices=tuple(draft.vertex for draft in self.drafts),
+            edges=tuple(edges),
+            parameters=self.parameters,
+            buffer_bytes=self.buffer_bytes,
+        )
+
+    def _placeholder(self, node: Any, parameter: str | None, *, is_buffer: bool) -> None:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        shape = _shape(value)
+        if parameter is not None or is_buffer:
+            name = self.canonical.get(parameter, parameter) if parameter is not None else ""
+            self.values[node] = [_Value(view=lost(shape), parameter=name)]
+            return
+        names = tuple(f"{chr(ord('a') + index)}" for index in range(len(shape)))
+        operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names)
+        vertex = ImportedVertex(
+            name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)), inputs=(),
+            outputs=(operand,), flops=0.0, activation_bytes=0.0,
+        )  # fmt: skip
+        self._add(node, vertex, [])
+
+    def _add(self, node: Any, vertex: ImportedVertex, edges: list[ImportedEdge]) -> None:
+        self.drafts.append(_Draft(vertex=vertex, edges=edges))
+        self.values[node] = _made(vertex, len(self.drafts) - 1)
+
+    def _call(self, node: Any) -> None:
+        target = node.target
+        if target is operator.getitem:
+            source = self.values.get(node.args[0])
+            if source is not None and node.args[1] < len(source):
+                self.values[node] = [source[node.args[1]]]
+            return
+        results = _tensors(node.meta.get("val"))
+        if not results:
+            return  # assertions and the like
+        schema = getattr(target, "_schema", None)
+        if schema is None:
+            self._unknown(node, str(getattr(target, "__name__", target)), results)
+            return
+        namespace, _, name = schema.name.partition("::")
+        arguments = _arguments(node, schema)
+        sources = {key: each for key, each in arguments.items() if isinstance(each, torch.fx.Node)}
+        if name.endswith("_") and "self" in sources and self._is_stored(sources["self"]):
+            return  # bookkeeping of the module itself, such as the number of batches seen
+        if namespace in _NAMESPACES and self._view(node, name, arguments, results):
+            return
+        call = Call(
+            name=name,
+            tensors={key: _shape(each.meta["val"]) for key, each in sources.items() if isinstance(each.meta.get("val"), torch.Tensor)},
+            values={key: each for key, each in arguments.items() if not isinstance(each, torch.fx.Node)},
+            outputs=tuple(_shape(result) for result in results),
+            is_pointwise=torch.Tag.pointwise in target.tags,
+        )
+        space = recognise(call) if namespace in _NAMESPACES else None
+        if space is None:
+            self._unknown(node, str(target), results, sources)
+            return
+        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"))
+        if name.endswith("_") and "self" in sources:
+            self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one
+
+    def _is_stored(self, node: Any) -> bool:
+        values = self.values.get(node, [])
+        return bool(values) and values[0].vertex is None
+
+    def _view(self, node: Any, name: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
+        """Reshapes, permutations and expansions are other views of the same value; a change of type is none."""
+        first = next(iter(arguments.values()), None)
+        if not isinstance(first, torch.fx.Node) or first not in self.values:
+            return False
+        before, after = first.meta["val"], results[0]
+        shape, value = _shape(after), self.values[first][0]
+        if name in _PERMUTATIONS:
+            order = _order(name, arguments, len(shape))
+            view = permuted(value.view, order)
+        elif name in _EXPANSIONS:
+            view = expanded(value.view, shape)
+        elif name in _RESHAPES or (name in _CASTS and before.dtype == after.dtype):
+            view = reshaped(value.view, shape)
+        else:
+            return False
+        self.values[node] = [_Value(view=view, vertex=value.vertex, output=value.output, parameter=value.parameter, is_whole=False)]
+        return True
+
+    def _inputs(
+        self, space: Space | None, sources: Mapping[str, Any], consumer: int, *, first: int = 0
+    ) -> tuple[list[ImportedOperand], list[ImportedEdge]]:
+        operands: list[ImportedOperand] = []
+        edges: list[ImportedEdge] = []
+        for key, source in sources.items():
+            tensors = _tensors(source.meta.get("val"))
+            for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
+                shape = _shape(tensor)
+                dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
+                operands.append(ImportedOperand(shape=shape, itemsize=tensor.element_size(), dims=dims, parameter=value.parameter))
+                if value.vertex is not None:
+                    edges.append(
+                        ImportedEdge(
+                            producer=value.vertex,
+                            output=value.output,
+                            consumer=consumer,
+                            input=first + len(operands) - 1,
+                            links=_links(value.view, dims),
+                        )
+                    )
+        return operands, edges
+
+    def _vertex(
+        self, node: Any, target: str, space: Space, sources: Mapping[str, Any], results: Sequence[torch.Tensor], *, is_in_place: bool
+    ) -> None:
+        written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
+        outputs = tuple(
+            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=dims)
+            for result, dims in zip(results, space.writes, strict=True)
+        )
+        if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
+            return
+        operands, edges = self._inputs(space, sources, len(self.drafts))
+        vertex = ImportedVertex(
+            name=node.name,
+            operator=target,
+            module=_module_path(node),
+            kind=space.kind,
+            dims=dict(space.dims),
+            inputs=tuple(operands),
+            outputs=outputs,
+            flops=space.flops,
+            activation_bytes=written,
+            reduced=space.reduced,
+            unsplit=space.unsplit,
+        )
+        self._add(node, vertex, edges)
+
+    def _join(
+        self, node: Any, target: str, space: Space, sources: Mapping[str, Any], outputs: tuple[ImportedOperand, ...], written: float
+    ) -> bool:
+        """Make an elementwise operator part of the elementwise one just before it, where nothing else reads that one's tensor."""
+        last = len(self.drafts) - 1
+        if not self.drafts or self.drafts[last].vertex.kind is not ImportedKind.ELEMENTWISE or len(outputs) != 1:
+            return False
+        chain = self.drafts[last].vertex
+        inner = {key: each for key, each in sources.items() if self._is_output_of(each, last)}
+        if not inner or any(len(each.users) > 1 for each in inner.values()) or chain.outputs[0].shape != outputs[0].shape:
+            return False
+        if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
+            return False
+        others = {key: each for key, each in sources.items() if key not in inner}
+        operands, edges = self._inputs(space, others, last, first=len(chain.inputs))
+        if any(edge.producer >= last for edge in edges):
+            return False
+        joined = ImportedVertex(
+            name=node.name,
+            operator=target,
+            module=_module_path(node),
+            kind=chain.kind,
+            dims=chain.dims,
+            inputs=(*chain.inputs, *operands),
+            outputs=outputs,
+            flops=chain.flops + space.flops,
+            activation_bytes=chain.activation_bytes + written,
+            chain=chain.chain + 1,
+        )
+        self.drafts[last] = _Draft(vertex=joined, edges=[*self.drafts[last].edges, *edges])
+        self.values[node] = _made(joined, last)
+        return True
+
+    def _is_output_of(self, node: Any, vertex: int) -> bool:
+        values = self.values.get(node, [])
+        return len(values) == 1 and values[0].vertex == vertex and values[0].is_whole
+
+    def _unknown(self, node: Any, target: str, results: Sequence[torch.Tensor], sources: Mapping[str, Any] | None = None) -> None:
+        """Replicated: no dims, so that every chip computes it whole. Its work is what torch counts."""
+        if sources is None:
+            sources = {str(index): each for index, each in enumerate(node.all_input_nodes)}
+        operands, edges = self._inputs(None, sources, len(self.drafts))
+        outputs = tuple(
+            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim) for result in results
+        )
+        vertex = ImportedVertex(
+            name=node.name,
+            operator=target,
+            module=_module_path(node),
+            kind=ImportedKind.UNRECOGNISED,
+            dims={},
+            inputs=tuple(operands),
+            outputs=outputs,
+            flops=self._counted_flops(node),
+            activation_bytes=_num_bytes(results),
+        )
+        self._add(node, vertex, edges)
+
+    def _counted_flops(self, node: Any) -> float:
+        """What torch's own counter says of one operator, run on tensors without values."""
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+        try:
+            # The values carry the fake mode of the export, which is not the one around us.
+            found = [each.fake_mode for each in _tensors(list(args)) if hasattr(each, "fake_mode")]
+            with found[0] if found else self.mode, FlopCounterMode(display=False) as counter:
+                node.target(*args, **kwargs)
+            return float(counter.get_total_flops())
+        except Exception:
+            return 0.0
+
+
+def _made(vertex: ImportedVertex, index: int) -> list[_Value]:
+    return [_Value(view=whole(operand.shape, operand.dims), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
+
+
+def _shape(tensor: torch.Tensor) -> Shape:
+    sizes = tuple(tensor.shape)
+    if not all(isinstance(size, int) for size in sizes):
+        raise InputError(f"module: a tensor of shape {tuple(map(str, sizes))} depends on values; give the module inputs of fixed shapes")
+    return sizes
+
+
+def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def _arguments(node: Any, schema: Any) -> dict[str, Any]:
+    """Every argument by its schema name, defaults included; a list of tensors as `name.0`, `name.1`, ..."""
+    found: dict[str, Any] = {}
+    for index, argument in enumerate(schema.arguments):
+        has_default = argument.has_default_value()
+        value = (
+            node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value if has_default else None)
+        )
+        if isinstance(value, (list, tuple)) and any(isinstance(each, torch.fx.Node) for each in value):
+            found |= {f"{argument.name}.{place}": each for place, each in enumerate(value)}
+        else:
+            found[argument.name] = value
+    return found
+
+
+def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
+    """Where each position of a permuted tensor comes from."""
+    order = list(range(rank))
+    rest = list(arguments.values())[1:]
+    if name == "permute":
+        return [dim % rank for dim in rest[0]]
+    if name in ("movedim", "moveaxis"):
+        sources, targets = ([dim % rank for dim in ([each] if isinstance(each, int) else each)] for each in rest[:2])
+        others = [dim for dim in order if dim not in sources]
+        placed = dict(zip(targets, sources, strict=True))
+        return [placed[dim] if dim in placed else others.pop(0) for dim in range(rank)]
+    if name == "numpy_T":
+        return order[::-1]
+    first, second = (rank - 2, rank - 1) if name in ("t", "mT") else (rest[0] % max(rank, 1), rest[1] % max(rank, 1))
+    if rank > 1:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _links(view: Sequence[Position], dims: Sequence[str]) -> tuple[DimLink, ...]:
+    links = []
+    for position, dim in zip(view, dims, strict=True):
+        inner = 1
+        of_position = []
+        for run in reversed(position):
+            of_position.append(DimLink(producer=run.dim, producer_inner=run.inner, consumer=dim, consumer_inner=inner, size=run.size))
+            inner *= run.size
+        links += of_position[::-1]
+    return tuple(links)
+
+
+def _module_path(node: Any) -> str:
+    """The innermost submodule that the operator belongs to, as `named_modules` has it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    return re.sub(r"^L\['self'\]\.?|\['|'\]", "", path)
