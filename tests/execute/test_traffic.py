@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
 
 LAYERS, HIDDEN, SEQ, BATCH = 4, 64, 32, 8
 FP32 = 4
-UNITS = LAYERS + 1  # each layer, and the embedding, final norm and head together
+UNITS = LAYERS + 2  # each layer, the embedding, and the final norm with the head
 
 
 def traffic(group, plan, rank=0):
@@ -64,14 +64,21 @@ def padded_parameters(model, ways):
     return total
 
 
+def padded_head(model, ways):
+    return -(-model.vocab_size // ways) * ways * model.hidden_size + -(-model.hidden_size // ways) * ways
+
+
 @pytest.mark.parametrize("zero, gathers", [(2, 1), (3, 2)])
 @pytest.mark.parametrize("micro_batch", [1, 4])
 def test_fully_sharded_weights_are_gathered_for_each_pass_of_each_microbatch(zero, gathers, micro_batch, groups):
     plan = tiny_plan(2, zero=zero, micro_batch=micro_batch)
     microbatches = BATCH // 2 // micro_batch
-    size = padded_parameters(plan.job.model, 2) * FP32
+    model = plan.job.model
+    size = padded_parameters(model, 2) * FP32
+    # the head is wanted again at once and stays
+    again = (gathers - 1) * (UNITS - 1), (gathers - 1) * (size - padded_head(model, 2) * FP32)
     assert traffic(groups(2), plan) == {
-        ("all_gather", "dp_shard"): (gathers * microbatches * UNITS, gathers * microbatches * size),
+        ("all_gather", "dp_shard"): (microbatches * (UNITS + again[0]), microbatches * (size + again[1])),
         ("reduce_scatter", "dp_shard"): (microbatches * UNITS, microbatches * size),
     }
 
