@@ -79,7 +79,7 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
     known: dict[object, tuple[Splits, Array]] = {}
     configurations, costs = [], []
     for vertex in graph.vertices:
-        key = (vertex.kind, tuple(vertex.dims.items()), vertex.inputs[:1], vertex.outputs, vertex.reduced, vertex.unsplit, vertex.chain)
+        key = _likeness(vertex)
         if key not in known:
             splits = _configurations(vertex, num_devices)
             known[key] = splits, _cost(vertex, splits, word_flops)
@@ -87,6 +87,12 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
         configurations.append(splits)
         costs.append(cost)
     return configurations, costs
+
+
+def _likeness(vertex: ImportedVertex) -> tuple[object, ...]:
+    """Equal for vertices with equal tables."""
+    operands = tuple((operand.shape, operand.dims) for operand in (*vertex.inputs, *vertex.outputs))
+    return vertex.kind, _factors(vertex), tuple(vertex.dims.items()), operands, vertex.reduced, vertex.unsplit, vertex.chain
 
 
 def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
@@ -188,17 +194,17 @@ def _axis_of(vertex: ImportedVertex) -> str:
 
 
 def _convolution(vertex: ImportedVertex) -> tuple[PaseLayer, tuple[str, ...]]:
-    """As a matmul of m = b h w, n filters and k = c r s (in a depthwise one each channel has its own: then a batch of them)."""
+    """As a matmul of m = b h w, n filters and k = c r s; where each channel has its own filter, a batch of them.
+
+    Groups of several channels are priced as if every filter read every channel: PaSE knows no groups.
+    """
     dims = vertex.dims
     weight, output = vertex.inputs[1].dims, vertex.outputs[0].dims
     inner = [name for name in dims if name not in output]
     columns = [name for name in output if name in weight and name in dims]
     rows = [name for name in output if name not in columns]
-    return (
-        _einsum(dims, [*rows, *inner], [*columns, *inner], output)
-        if "g" not in dims
-        else _einsum(dims, [*rows, "g", *inner], ["g", *inner], output)
-    )
+    of_each = ["g"] if "g" in dims else []
+    return _einsum(dims, [*rows, *of_each, *inner], [*(of_each or columns), *inner], output)
 
 
 def _pooling(vertex: ImportedVertex) -> tuple[PaseLayer, tuple[str, ...]]:
