@@ -172,10 +172,11 @@ def _show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
             sizes = " ".join(f"{name}={size}" for name, size in vertex.dims.items())
             cut = " ".join(f"{name}:{part}" for name, part in parts.items() if part > 1)
             counted[str(vertex.kind), sizes, cut or "whole"] += 1
+    gain = f"{strategy.times_data_parallel:.3g} times less than data parallelism" if strategy.cost else "nothing that costs"
     proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
     print(
         f"\nBest split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
-        f"{strategy.times_data_parallel:.3g} times less than data parallelism, {proof}; "
+        f"{gain}, {proof}; "
         f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}"
     )
     headers = ("operators", "number", "dims", "parts")

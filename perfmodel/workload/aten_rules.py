@@ -236,6 +236,43 @@ def _embedding(call: Call) -> Space:
     )
 
 
+def _embedding_bag(call: Call) -> Space:
+    """W[v, d], index[b of several entries each] -> [b, d]; bags are taken to be equally long where the number of entries allows."""
+    indices, output = call.tensors["indices"], call.outputs[0]
+    are_alike = len(indices) == 2 or indices[0] % output[0] == 0
+    reads: dict[str, Dims] = {"weight": ("v", "d"), "indices": (("b" if are_alike else ""), "")[: len(indices)]}
+    if call.tensors.get("offsets") == output[:1]:
+        reads["offsets"] = ("b",)
+    return Space(
+        kind=ImportedKind.EMBEDDING,
+        dims={"b": output[0], **_sizes(("v", "d"), call.tensors["weight"])},
+        reads=reads,
+        writes=(("b", "d"), *[("",) * len(other) for other in call.outputs[1:]]),
+        reduced=("v",),
+    )
+
+
+def _gather(call: Call) -> Space:
+    """Entries of one dim, picked for every position of the index."""
+    index = call.tensors["index"]
+    names = _names(len(index))
+    dims = _sizes(names, index)
+    axis = names[_axis(call.values["dim"], len(index))]
+    read = tuple("" if name == axis else name for name in _aligned(call.tensors["self"], names, dims))
+    return Space(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, "index": names}, writes=(names,), unsplit=(axis,))
+
+
+def _last_position(call: Call) -> Space:
+    """A last position is made or taken away (one-hot vectors, complex numbers as pairs); the others stay."""
+    first = next(iter(call.tensors))
+    shape, output = call.tensors[first], call.outputs[0]
+    longer = max(shape, output, key=len)
+    names = _names(len(longer))
+    return Space(
+        kind=ImportedKind.ELEMENTWISE, dims=_sizes(names, longer), reads={first: names[: len(shape)]}, writes=(names[: len(output)],)
+    )
+
+
 def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
     """Of the first operand's shape, with some dims reduced that stay in the output; scales and shifts are aligned with those."""
 
@@ -447,6 +484,7 @@ RULES: Mapping[str, Callable[[Call], Space | None]] = {
     **_rules(_attention, "scaled_dot_product_attention"),
     **_rules(_recurrent, "lstm gru rnn_tanh rnn_relu"),
     **_rules(_embedding, "embedding"),
+    **_rules(_embedding_bag, "embedding_bag"),
     **_rules(_along(ImportedKind.NORM, _normalized_axes, "input"), "layer_norm native_layer_norm"),
     **_rules(_along(ImportedKind.NORM, _normalized_axes), "rms_norm"),
     **_rules(_by_channel(ImportedKind.BATCH_NORM, reduces_batch=True), "batch_norm native_batch_norm"),
@@ -469,6 +507,8 @@ RULES: Mapping[str, Callable[[Call], Space | None]] = {
         "repeat repeat_interleave pad constant_pad_nd roll flip tril triu upsample_nearest2d upsample_bilinear2d",
     ),
     **_rules(_scan, "cumsum cumprod sort topk"),
+    **_rules(_gather, "gather"),
+    **_rules(_last_position, "one_hot view_as_complex view_as_real"),
     **_rules(_outer, "outer"),
     **_rules(
         _constant,

@@ -9,6 +9,7 @@ from torch import nn
 
 import perfmodel
 from perfmodel.errors import InputError
+from perfmodel.workload.aten_rules import RULES, Space
 from perfmodel.workload.imported_graph import REPLICATED, ImportedKind
 from tests.execute.networks import LanguageLSTM, NeedsASize, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
@@ -88,6 +89,36 @@ def test_what_has_no_rule_is_listed_and_replicated():
     assert (found.operator, found.num_operators, found.treatment) == ("aten.fft_rfft.default", 1, REPLICATED)
     (vertex,) = vertices_of(graph, ImportedKind.UNRECOGNISED)
     assert dict(vertex.dims) == {}
+
+
+def test_a_new_operator_is_one_rule(monkeypatch):
+    def transform(call):
+        (x,), (y,) = call.tensors.values(), call.outputs
+        return Space(
+            kind=ImportedKind.REARRANGE, dims={"b": x[0], "f": y[1]}, reads={"self": ("b", "")}, writes=(("b", "f"),), unsplit=("f",)
+        )
+
+    monkeypatch.setitem(RULES, "fft_rfft", transform)
+    graph = perfmodel.import_graph(WithFourier, "float32[4,8]")
+    assert graph.unrecognised() == ()
+    (vertex,) = vertices_of(graph, ImportedKind.REARRANGE)
+    assert dict(vertex.dims) == {"b": 4, "f": 5}
+
+
+def test_bags_and_picked_entries():
+    class Picks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(100, 8)
+
+        def forward(self, indices, places):
+            return torch.gather(self.bag(indices), 1, places), torch.nn.functional.one_hot(places, 8)
+
+    graph = perfmodel.import_graph(Picks, "int64[4,5] int64[4,2]")
+    assert graph.unrecognised() == ()
+    (bag,) = vertices_of(graph, ImportedKind.EMBEDDING)
+    assert dict(bag.dims) == {"b": 4, "v": 100, "d": 8}
+    assert links_between(graph, "indices", bag.name) == [("a", "b", 4), ("b", "b", 5)]
 
 
 def test_a_module_that_exists_and_a_factory_give_the_same_graph():
