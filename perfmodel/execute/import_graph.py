@@ -357,6 +357,11 @@ class _Reader:
         if space is None:
             self._unknown(node, str(target), results, sources)
             return
+        if space.is_view and all(self._is_stored(source) for source in sources.values()):
+            (source,) = sources.values()  # a part of a parameter is that parameter, to whoever reads it
+            name_of = self.values[source][0].parameter
+            self.values[node] = [_Value(view=lost(_shape(result)), parameter=name_of) for result in results]
+            return
         self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"))
         if name.endswith("_") and "self" in sources:
             self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one

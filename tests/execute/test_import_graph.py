@@ -121,6 +121,15 @@ def test_bags_and_picked_entries():
     assert links_between(graph, "indices", bag.name) == [("a", "b", 4), ("b", "b", 5)]
 
 
+def test_a_part_of_a_parameter_is_that_parameter():
+    graph = perfmodel.import_graph("torch.nn:TransformerDecoderLayer(32, 4, batch_first=True)", "float32[4,6,32] float32[4,8,32]")
+    (row,) = [row for row in graph.totals() if row.kind is ImportedKind.MATMUL]
+    norms = [row.num_parameters for row in graph.totals() if row.kind is ImportedKind.NORM]
+    assert row.num_parameters + sum(norms) == graph.num_parameters
+    read = [operand.parameter for vertex in graph.vertices for operand in vertex.inputs]
+    assert read.count("multihead_attn.in_proj_weight") == 2  # the rows of q, and those of k and v
+
+
 def test_a_module_that_exists_and_a_factory_give_the_same_graph():
     by_name = perfmodel.import_graph(f"{HERE}:NeedsASize(8)", "float32[2,8]")
     assert by_name.vertices == perfmodel.import_graph(NeedsASize(8), "float32[2,8]").vertices
