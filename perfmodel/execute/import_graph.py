@@ -19,7 +19,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -353,6 +355,10 @@ class _Reader:
             outputs=tuple(_shape(result) for result in results),
             is_pointwise=torch.Tag.pointwise in target.tags,
         )
+        views = self._unflattened(call, sources) if name == "linear" else {}
+        if views:
+            rows = _sizes_of(views["input"])
+            call = replace(call, tensors={**call.tensors, "input": rows}, outputs=((*rows[:-1], call.outputs[0][-1]),))
         space = recognise(call) if namespace in _NAMESPACES else None
         if space is None:
             self._unknown(node, str(target), results, sources)
@@ -362,9 +368,18 @@ class _Reader:
             name_of = self.values[source][0].parameter
             self.values[node] = [_Value(view=lost(_shape(result)), parameter=name_of) for result in results]
             return
-        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"))
+        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), views=views)
         if name.endswith("_") and "self" in sources:
             self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one
+
+    def _unflattened(self, call: Call, sources: Mapping[str, Any]) -> dict[str, tuple[Position, ...]]:
+        """Rows of a linear layer that are several dims in one, apart again: any of them may be cut, not the outermost only."""
+        values = self.values.get(sources["input"], [])
+        runs = [run for position in values[0].view[:-1] for run in position] if values and len(call.tensors["input"]) > 1 else []
+        is_product = any(len(position) > 1 for position in values[0].view[:-1]) if runs else False
+        if not is_product or not all(run.dim for run in runs):
+            return {}
+        return {"input": (*((run,) for run in runs), values[0].view[-1])}
 
     def _is_stored(self, node: Any) -> bool:
         values = self.values.get(node, [])
@@ -390,14 +405,21 @@ class _Reader:
         return True
 
     def _inputs(
-        self, space: Space | None, sources: Mapping[str, Any], consumer: int, *, first: int = 0
+        self,
+        space: Space | None,
+        sources: Mapping[str, Any],
+        consumer: int,
+        *,
+        first: int = 0,
+        views: Mapping[str, tuple[Position, ...]] = MappingProxyType({}),
     ) -> tuple[list[ImportedOperand], list[ImportedEdge]]:
         operands: list[ImportedOperand] = []
         edges: list[ImportedEdge] = []
         for key, source in sources.items():
             tensors = _tensors(source.meta.get("val"))
             for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
-                shape = _shape(tensor)
+                view = views.get(key, value.view)
+                shape = _sizes_of(view) if key in views else _shape(tensor)
                 dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
                 operands.append(ImportedOperand(shape=shape, itemsize=tensor.element_size(), dims=dims, parameter=value.parameter))
                 if value.vertex is not None:
@@ -407,22 +429,33 @@ class _Reader:
                             output=value.output,
                             consumer=consumer,
                             input=first + len(operands) - 1,
-                            links=_links(value.view, dims),
+                            links=_links(view, dims),
                         )
                     )
         return operands, edges
 
     def _vertex(
-        self, node: Any, target: str, space: Space, sources: Mapping[str, Any], results: Sequence[torch.Tensor], *, is_in_place: bool
+        self,
+        node: Any,
+        target: str,
+        space: Space,
+        sources: Mapping[str, Any],
+        results: Sequence[torch.Tensor],
+        *,
+        is_in_place: bool,
+        views: Mapping[str, tuple[Position, ...]],
     ) -> None:
+        """`views`: of operands that the space sees otherwise than torch does; the one output is then seen so as well."""
         written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
         outputs = tuple(
-            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=dims)
+            ImportedOperand(
+                shape=tuple(space.dims[dim] for dim in dims) if views else _shape(result), itemsize=result.element_size(), dims=dims
+            )
             for result, dims in zip(results, space.writes, strict=True)
         )
         if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
             return
-        operands, edges = self._inputs(space, sources, len(self.drafts))
+        operands, edges = self._inputs(space, sources, len(self.drafts), views=views)
         vertex = ImportedVertex(
             name=node.name,
             operator=target,
@@ -437,6 +470,9 @@ class _Reader:
             unsplit=space.unsplit,
         )
         self._add(node, vertex, edges)
+        if views:
+            made = self.values[node][0]
+            self.values[node] = [replace(made, view=reshaped(made.view, _shape(results[0])), is_whole=False)]
 
     def _join(
         self, node: Any, target: str, space: Space, sources: Mapping[str, Any], outputs: tuple[ImportedOperand, ...], written: float
@@ -518,6 +554,10 @@ def _shape(tensor: torch.Tensor) -> Shape:
     if not all(isinstance(size, int) for size in sizes):
         raise InputError(f"module: a tensor of shape {tuple(map(str, sizes))} depends on values; give the module inputs of fixed shapes")
     return sizes
+
+
+def _sizes_of(view: Sequence[Position]) -> Shape:
+    return tuple(prod(run.size for run in position) for position in view)
 
 
 def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:

@@ -130,6 +130,22 @@ def test_a_part_of_a_parameter_is_that_parameter():
     assert read.count("multihead_attn.in_proj_weight") == 2  # the rows of q, and those of k and v
 
 
+def test_rows_of_a_linear_layer_are_told_apart():
+    class Flattens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 16)
+
+        def forward(self, x):
+            return self.linear(x.transpose(0, 1).flatten(0, 1)).unflatten(0, (5, 4)).relu()
+
+    graph = perfmodel.import_graph(Flattens, "float32[4,5,8]")
+    (linear,) = vertices_of(graph, ImportedKind.MATMUL)
+    assert dict(linear.dims) == {"b": 5, "s": 4, "n": 16, "c": 8}
+    assert links_between(graph, "x", "linear") == [("b", "b", 5), ("a", "s", 4), ("c", "c", 8)]
+    assert links_between(graph, "linear", "relu") == [("b", "b", 5), ("s", "s", 4), ("n", "d", 16)]
+
+
 def test_a_module_that_exists_and_a_factory_give_the_same_graph():
     by_name = perfmodel.import_graph(f"{HERE}:NeedsASize(8)", "float32[2,8]")
     assert by_name.vertices == perfmodel.import_graph(NeedsASize(8), "float32[2,8]").vertices
