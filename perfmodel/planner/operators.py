@@ -74,9 +74,9 @@ def search_operators(
             choice = tables.space.choice_of(estimator.shardings(name, attention))
         except InputError:
             continue  # it does not divide on this mesh
-        uniform.append(_plan(name, tables, choice))
+        uniform.append(plan_of(name, tables, choice))
     return OperatorSearch(
-        plan=_plan("per-operator", tables, solution.choice),
+        plan=plan_of("per-operator", tables, solution.choice),
         rule_sets=tuple(sorted(uniform, key=lambda plan: plan.time)),
         solution=solution,
         tables=tables,
@@ -107,7 +107,7 @@ def tables_of(estimator: Estimator, mesh: OperatorMesh, *, micro_batch: int, zer
     )
 
 
-def _plan(name: str, tables: OperatorTables, choice: tuple[int, ...]) -> OperatorPlan:
+def plan_of(name: str, tables: OperatorTables, choice: tuple[int, ...]) -> OperatorPlan:
     return OperatorPlan(
         name=name,
         shardings=tables.space.shardings(choice),
@@ -147,4 +147,4 @@ def derived_microbatch_time(
     return total
 
 
-__all__ = ["OperatorPlan", "OperatorSearch", "derived_microbatch_time", "program_of", "search_operators", "tables_of"]
+__all__ = ["OperatorPlan", "OperatorSearch", "derived_microbatch_time", "plan_of", "program_of", "search_operators", "tables_of"]
