@@ -101,6 +101,7 @@ def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrat
             "num_devices": strategy.num_devices,
             "cost_flops": strategy.cost,
             "data_parallel_cost_flops": strategy.data_parallel_cost,
+            "data_parallel_devices": strategy.data_parallel_devices,
             "times_data_parallel": strategy.times_data_parallel,
             "is_proved": strategy.is_proved,
             "gap": strategy.gap,
@@ -173,6 +174,8 @@ def _show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
             cut = " ".join(f"{name}:{part}" for name, part in parts.items() if part > 1)
             counted[str(vertex.kind), sizes, cut or "whole"] += 1
     gain = f"{strategy.times_data_parallel:.3g} times less than data parallelism" if strategy.cost else "nothing that costs"
+    if strategy.cost and strategy.data_parallel_devices < strategy.num_devices:
+        gain += f" on {strategy.data_parallel_devices} of them (it has no more samples)"
     proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
     print(
         f"\nBest split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "

@@ -31,12 +31,16 @@ SMALLEST_SHARE = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedStrategy:
-    """Parts of each dim of each vertex, what they cost, and what data parallelism costs. [FLOP, times in s]"""
+    """Parts of each dim of each vertex, what they cost, and what data parallelism costs. [FLOP, times in s]
+
+    data_parallel_devices   those that data parallelism can use: the samples may be fewer than the devices
+    """
 
     num_devices: int
     parts: tuple[Mapping[str, int], ...]
     cost: float
     data_parallel_cost: float
+    data_parallel_devices: int
     is_proved: bool
     gap: float
     table_time: float
@@ -67,6 +71,7 @@ def search_imported(graph: ImportedGraph, num_devices: int, *, word_flops: float
         cost=solution.cost,
         data_parallel_cost=sum(float(cost[index]) for cost, index in zip(costs, by_batch, strict=True))
         + sum(float(matrix[by_batch[u], by_batch[v]]) for u, v, matrix in edges),
+        data_parallel_devices=max(int(rows[index].prod()) for rows, index in zip(configurations, by_batch, strict=True)),
         is_proved=solution.is_proved,
         gap=solution.gap,
         table_time=middle - start,

@@ -11,7 +11,9 @@ def no_torch(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "torch" else find(name, *rest))
 
 
-@pytest.mark.parametrize("arguments", [["run", "ddp"], ["calibrate"], ["demo"]], ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize(
+    "arguments", [["run", "ddp"], ["calibrate"], ["import", "torch.nn:Linear(8, 8)"], ["demo"]], ids=lambda arguments: arguments[0]
+)
 def test_one_sentence(arguments, no_torch, call):
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")

@@ -111,6 +111,12 @@ def test_any_network_can_be_searched(name):
             assert dict(parts) == {}
 
 
+def test_data_parallelism_uses_no_more_devices_than_there_are_samples():
+    graph = perfmodel.import_graph("torch.nn:Linear(64, 64)", "float32[4,64]")
+    assert search_imported(graph, 2).data_parallel_devices == 2
+    assert search_imported(graph, 16).data_parallel_devices == 4
+
+
 def test_shared_heads_are_split_no_further_than_they_are_many():
     graph = perfmodel.import_graph("perfmodel.execute.import_graph:shipped('llama-3-8b')", "int64[2,128]")
     found = search_imported(graph, 16)
