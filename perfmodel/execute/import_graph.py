@@ -104,7 +104,7 @@ def find_factory(reference: str) -> Callable[[], Any]:
     if not is_name:
         raise bad_field("module", reference, "after the colon must stand a name, or a call with plain numbers and strings", where)
     try:
-        with _this_folder_first():
+        with _this_folder_first(), contextlib.redirect_stdout(sys.stderr):
             found: Any = importlib.import_module(module_name.strip())
     except ModuleNotFoundError as error:
         if error.name and (module_name.strip() + ".").startswith(error.name + "."):
@@ -179,11 +179,11 @@ def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without torch's warnings about fake weights, its log, and what is printed on the way: what fails becomes one sentence."""
+    """Without torch's warnings about fake weights and its log: what fails becomes one sentence."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -228,7 +228,7 @@ def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
     """
     with _quietly(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
-            with _convertible():
+            with _convertible(), contextlib.redirect_stdout(sys.stderr):
                 module = make()
         except InputError:
             raise
@@ -240,7 +240,8 @@ def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
         first = next(iter(module.parameters()), None)
         positional, named = _make_inputs(inputs, torch.device("cpu") if first is None else first.device)
         try:
-            program = torch.export.export(module, positional, named, strict=False)
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that failed
+                program = torch.export.export(module, positional, named, strict=False)
         except Exception as error:
             raise bad_field(
                 "module", name, f"torch.export cannot follow it: {_first_line(error)}", "take out what depends on the values of tensors"
