@@ -489,12 +489,14 @@ def audit_plan(
     rank: int | None = None,
     all_stages: bool = False,
     every_microbatch: bool = False,
+    dropout: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
     """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
 
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
     every_microbatch   count the step whole, not two shorter ones from which it follows exactly
+    dropout            the model drops what its configuration says; a run drops nothing
     progress           called with the share that is done and what is being counted
     """
     require_torch("audit a plan")
@@ -503,7 +505,7 @@ def audit_plan(
     from perfmodel.execute.audit import ranks_to_audit
 
     found = load_plan(plan)
-    setting = setting_of_plan(found, profile=executor_profile(found.job.policy))
+    setting = setting_of_plan(found, profile=replace(executor_profile(found.job.policy), dropout=dropout))
     ranks = ranks_to_audit(found, rank=rank, every_stage=all_stages)
     return audit(setting.estimator, found, ranks, every_microbatch=every_microbatch, progress=progress)
 

@@ -24,6 +24,7 @@ def audit(
     every_microbatch: Annotated[
         bool, typer.Option("--every-microbatch", help="Count the whole step, not two shorter ones from which it follows.")
     ] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Count the step with the model's dropout, which a run leaves out.")] = False,
     tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
     json: options.Json = False,
 ) -> None:
@@ -37,7 +38,9 @@ def audit(
     if not 0.0 <= tolerance < 1.0:
         raise bad_field("tolerance", tolerance, "must be a share from 0 to 1", "leave it out for equality")
     with Progress("audit") as progress:
-        result = audit_plan(plan, rank=rank, all_stages=all_stages, every_microbatch=every_microbatch, progress=progress.step)
+        result = audit_plan(
+            plan, rank=rank, all_stages=all_stages, every_microbatch=every_microbatch, dropout=dropout, progress=progress.step
+        )
     differences = result.differences(tolerance)
     if json:
         print_json(_as_object(result, len(differences), tolerance))
@@ -47,7 +50,9 @@ def audit(
             print(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
         else:
             counts = "equal" if tolerance == 0.0 else f"within {tolerance:g} of the predicted one"
-            print(f"\nEvery count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}.")
+            print(
+                f"\nEvery count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}."
+            )
     if differences:
         raise typer.Exit(EXIT_DIFFERENT)
 

@@ -45,6 +45,8 @@ def audit_plan(
 ) -> Audit:
     """Build the plan's program under fake tensors as each of `ranks`, run a counted step, and compare with `estimator`.
 
+    The model's dropout runs if the estimator's profile says so.
+
     every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
     """
     reason = not_executable_reason(plan)
@@ -58,7 +60,7 @@ def audit_plan(
             for number in numbers:
                 if progress is not None:
                     progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
-                counted[number] = process.count(with_microbatches(plan, number), rank)
+                counted[number] = process.count(with_microbatches(plan, number), rank, dropout=estimator.profile.dropout)
             counts = extrapolate({number: each.counts for number, each in counted.items()}, plan.num_microbatches)
             place = place_of(plan, rank)
             _, moment, by_class = memory_on_rank(estimator, plan, place["pp"])
@@ -110,10 +112,10 @@ class CountingProcess:
         process.wait()
         self._log.close()
 
-    def count(self, plan: Plan, rank: int) -> Counted:
+    def count(self, plan: Plan, rank: int, *, dropout: bool = False) -> Counted:
         """That rank's step, counted; RunError where torch cannot build or run its program."""
         try:
-            send(self._process.stdin, (plan, rank))  # type: ignore[arg-type]
+            send(self._process.stdin, (plan, rank, dropout))  # type: ignore[arg-type]
         except BrokenPipeError:
             raise self._ended() from None
         kind, *content = self._receive()

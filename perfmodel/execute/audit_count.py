@@ -113,9 +113,9 @@ def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
         torch.autograd.backward = original
 
 
-def torch_counts(plan: Plan, rank: int) -> RankCounts:
+def torch_counts(plan: Plan, rank: int, *, dropout: bool = False) -> RankCounts:
     """One step of that rank's program, counted; FLOPs by torch operator."""
-    with fake_program(plan, rank) as program:
+    with fake_program(plan, rank, dropout=dropout) as program:
         counter = StepCounter(program.axis_of)
         saved: list[int] = []
         with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):

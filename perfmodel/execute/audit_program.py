@@ -61,12 +61,13 @@ def fake_group(rank: int, world_size: int) -> Iterator[Worker]:
 class FakeProgram(TrainingProgram):
     """A training program of fake tensors: its weights have no values."""
 
-    def __init__(self, worker: Worker, plan: Plan, mode: FakeTensorMode) -> None:
-        self.mode = mode
+    def __init__(self, worker: Worker, plan: Plan, mode: FakeTensorMode, *, dropout: bool) -> None:
+        self.mode, self.dropout = mode, dropout
         super().__init__(worker, plan)
 
     def _materialise(self) -> None:
         self.sharding.is_abstract = True
+        self.sharding.dropout = self.plan.job.model.dropout if self.dropout else 0.0
         with self.mode:
             self.data.materialise(self.worker.device)
             shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
@@ -79,7 +80,7 @@ class FakeProgram(TrainingProgram):
 
 
 @contextmanager
-def fake_program(plan: Plan, rank: int) -> Iterator[FakeProgram]:
+def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[FakeProgram]:
     """The program of that rank at the plan's full size, inside the fake mode, after a first step.
 
     The first step also does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state.
@@ -88,7 +89,7 @@ def fake_program(plan: Plan, rank: int) -> Iterator[FakeProgram]:
     with ExitStack() as stack:
         worker = stack.enter_context(fake_group(rank, plan.num_chips))
         stack.enter_context(_static_stages())
-        program = FakeProgram(worker, plan, FakeTensorMode(allow_non_fake_inputs=True))
+        program = FakeProgram(worker, plan, FakeTensorMode(allow_non_fake_inputs=True), dropout=dropout)
         stack.enter_context(program.mode)
         program.step()
         try:

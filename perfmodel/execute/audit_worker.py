@@ -41,14 +41,14 @@ def main() -> None:
     send(results, ("ready", torch.__version__))
     while True:
         try:
-            plan, rank = receive(sys.stdin.buffer)
+            plan, rank, dropout = receive(sys.stdin.buffer)
         except EOFError:
             return
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                send(results, _audit(plan, rank))
+                send(results, _audit(plan, rank, dropout))
                 code = 0
             finally:
                 os._exit(code)
@@ -57,7 +57,7 @@ def main() -> None:
             send(results, ("error", f"the auditing process ended with status {status}"))
 
 
-def _audit(plan: Any, rank: int) -> tuple[Any, ...]:
+def _audit(plan: Any, rank: int, dropout: bool) -> tuple[Any, ...]:
     import resource
     import warnings
 
@@ -67,7 +67,7 @@ def _audit(plan: Any, rank: int) -> tuple[Any, ...]:
     warnings.simplefilter("ignore")
     start = time.perf_counter()
     try:
-        counts = torch_counts(plan, rank)
+        counts = torch_counts(plan, rank, dropout=dropout)
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
         return "error", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

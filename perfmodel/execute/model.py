@@ -21,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.collective_ops import gather_sequence, reduce_partial, scatter_partial, token_vectors
+from perfmodel.execute.dropout import dropout
 from perfmodel.execute.norm import RMSNorm
 from perfmodel.workload.config import TransformerConfig
 
@@ -41,6 +42,7 @@ class Sharding:
     """How this rank's copy of the model is cut: what the modules must know beyond their own local shapes.
 
     angles, masks   tensors that all layers read, made once
+    dropout         probability; only audits drop
     is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
                     argument on a GPU and as a tensor on a CPU
     """
@@ -51,6 +53,7 @@ class Sharding:
     cp_rank: int = 0
     cp_group: dist.ProcessGroup | None = None
     sequence_parallel: bool = False
+    dropout: float = 0.0
     is_abstract: bool = False
     angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
@@ -131,7 +134,8 @@ class CoreAttention(nn.Module):
         else:
             assert isinstance(bias, torch.Tensor)
             scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5) + bias
-            context = torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
+            context = torch.matmul(dropout(weights, self.sharding.dropout), v)
         return context.transpose(1, 2).flatten(2)
 
 
@@ -235,7 +239,7 @@ class Layer(nn.Module):
         self, config: TransformerConfig, sharding: Sharding, *, index: int, fused: bool, recompute_core: bool, device: str
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.sharding = config, sharding
         attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
         mlp = FeedForward(config, device=device)
         self.attention_norm = _norm(config, config.hidden_size, device)
@@ -254,15 +258,15 @@ class Layer(nn.Module):
         if self.config.parallel_block:
             normed = self.attention_norm(x)
             branches = self.branches(normed) if self.config.shared_norm else self.branches(normed, self.mlp_norm(x))
-            return x + branches  # type: ignore[no-any-return]
+            return x + dropout(_local(branches), self.sharding.dropout)
         attended = self.attention(self.attention_norm(x))
         if self.config.sandwich_norm:
             attended = self.attention_post_norm(attended)
-        x = x + _local(attended)
+        x = x + dropout(_local(attended), self.sharding.dropout)
         transformed = self.mlp(self.mlp_norm(x))
         if self.config.sandwich_norm:
             transformed = self.mlp_post_norm(transformed)
-        return x + _local(transformed)
+        return x + dropout(_local(transformed), self.sharding.dropout)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -368,6 +372,7 @@ class Transformer(nn.Module):
                 x = self.position_embedding(x)
             if hasattr(self, "embedding_norm"):
                 x = _local(self.embedding_norm(x))
+            x = dropout(x, self.sharding.dropout)
         for index, layer in self.layers.items():
             self.beat(f"layer {index}")
             x = layer(x)

@@ -15,9 +15,10 @@ from perfmodel.errors import InputError
 from perfmodel.execute.audit import ranks_to_audit
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.plan import place_of, rank_at
+from perfmodel.parallel.plan import make_plan, place_of, rank_at
 from perfmodel.parallel.plan_file import write_plan
-from perfmodel.workload.job import Optimizer, Precision
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.models import load_model
 from tests.execute.jobs import tiny, tiny_plan
 
 pytestmark = [
@@ -78,9 +79,9 @@ PLANS = {name: tiny_plan(**knobs) for name, knobs in FORMS.items()} | {
 }
 
 
-def predicted(plan, rank) -> RankCounts:
+def predicted(plan, rank, profile=None) -> RankCounts:
     cluster = load_cluster("dgx-h100", num_chips=plan.num_chips)
-    profile = executor_profile(plan.job.policy)
+    profile = profile or executor_profile(plan.job.policy)
     estimator = resolve_estimator(plan.job, cluster, calibration=choose_calibration(cluster.chip, ""), profile=profile)
     return predicted_counts(estimator, plan, place_of(plan, rank))
 
@@ -110,6 +111,21 @@ def test_every_form_of_plan_audits_clean_on_each_stage(name, counting):
 @pytest.mark.parametrize("name", ["ZeRO-3", "tp sp", "cp", "pp dp_shard tp"])
 def test_one_of_each_axis_audits_clean(name, counting):
     assert differing_rows(counting, PLANS[name]) == []
+
+
+@pytest.mark.parametrize("attention, recompute", [("flash", "none"), ("unfused", "selective")])
+def test_dropout_keeps_its_masks(attention, recompute, counting):
+    plan = make_plan(
+        TrainingJob(model=load_model("gpt2"), global_batch=2, seq_len=512),
+        cluster="dgx-h100",
+        num_chips=2,
+        attention=attention,
+        recompute=recompute,
+    )
+    with_masks = replace(executor_profile(plan.job.policy), dropout=True)
+    counted = counting.count(plan, 0, dropout=True).counts
+    assert [row for row in audit_rows(predicted(plan, 0, with_masks), counted) if not row.passes()] == []
+    assert counted.saved > 1.02 * counting.count(plan, 0).counts.saved
 
 
 def test_a_wrong_count_is_a_difference():
