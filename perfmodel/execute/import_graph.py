@@ -25,9 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfmodel.errors import InputError, bad_field, one_line, suggest
 from perfmodel.execute.exported_graph import read_program
-from perfmodel.workload.imported_graph import (
-    ImportedGraph,
-)
+from perfmodel.workload.imported_graph import ImportedGraph
 from perfmodel.workload.input_spec import InputSpec
 
 
