@@ -60,9 +60,10 @@ def fit_operators(
     micro_batch: int = 1,
     zero: int = 0,
     attention: AttentionKernel = AttentionKernel.FLASH,
+    least_exposed: float = 0.0,
 ) -> FittingPlan:
     """The fastest found whose weights, gradients and optimizer state take at most `state_limit` bytes of a chip."""
-    tables = tables_of(estimator, mesh, micro_batch=micro_batch, zero=zero, attention=attention)
+    tables = tables_of(estimator, mesh, micro_batch=micro_batch, zero=zero, attention=attention, least_exposed=least_exposed)
     held = state_bytes(estimator, tables, zero=zero, attention=attention)
     return fit_tables(tables, held, state_limit=state_limit)
 

@@ -21,12 +21,16 @@ from perfmodel.workload.operator import Graph, Operator, TensorRole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTerms:
-    """zero: ZeRO stage; num_microbatches: of a step; *_bytes: of an element, as gathered and as reduced."""
+    """zero: ZeRO stage; num_microbatches: of a step; *_bytes: of an element, as gathered and as reduced.
+
+    least_exposed: share of reductions that shows at least; 1 where they are longer than the backward pass that they hide under
+    """
 
     zero: int
     num_microbatches: int
     parameter_bytes: float
     gradient_bytes: float
+    least_exposed: float = 0.0
 
 
 def parameter_layout(graph: Graph, op: Operator, index: int, sharding: Sharding, regions: tuple[str, ...]) -> ParameterLayout:
@@ -78,7 +82,7 @@ def parameter_price(
         times = 1.0 if event.times == "microbatch" else 1.0 / terms.num_microbatches
         reference = max(num_bytes, _region_elements(graph, op.region) * itemsize / _parts(event.axes, prices))
         rate = prices.collective(event.kind, event.axes, reference) / reference
-        time += rate * num_bytes * times * exposed_share(event, profile)
+        time += rate * num_bytes * times * max(exposed_share(event, profile), _least(event, terms))
     return time
 
 
@@ -93,6 +97,10 @@ def exposed_share(event: ParameterEvent, profile: ExecutionProfile) -> float:
             once = profile.exposed_gradient_fraction if event.times == "step" else 0.0
             return once + profile.compute_slowdown_under_communication
     return 1.0
+
+
+def _least(event: ParameterEvent, terms: ParameterTerms) -> float:
+    return terms.least_exposed if event.what in ("reduce", "finish") else 0.0
 
 
 def _region_elements(graph: Graph, region: str) -> float:

@@ -57,14 +57,22 @@ class OperatorSearch:
 
 
 def search_operators(
-    estimator: Estimator, mesh: OperatorMesh, *, micro_batch: int = 1, zero: int = 0, attention: AttentionKernel = AttentionKernel.FLASH
+    estimator: Estimator,
+    mesh: OperatorMesh,
+    *,
+    micro_batch: int = 1,
+    zero: int = 0,
+    attention: AttentionKernel = AttentionKernel.FLASH,
+    least_exposed: float = 0.0,
 ) -> OperatorSearch:
     """The choice of every operator's sharding that takes least time, with proof.
 
     The rest of the plan is as given: the data axes of the mesh cut the batch, ZeRO stage `zero` stores weights, nothing is recomputed.
+    Gradient reductions are taken to hide as the profile says, as long as the backward pass beside them; `least_exposed` is the share that
+    shows at the least. `operator_predict.predict_shardings` says what shows in truth.
     """
     start = time.perf_counter()
-    tables = tables_of(estimator, mesh, micro_batch=micro_batch, zero=zero, attention=attention)
+    tables = tables_of(estimator, mesh, micro_batch=micro_batch, zero=zero, attention=attention, least_exposed=least_exposed)
     middle = time.perf_counter()
     solution = eliminate(tables.vertex_costs, tables.edges)
     end = time.perf_counter()
@@ -85,10 +93,20 @@ def search_operators(
     )
 
 
-def tables_of(estimator: Estimator, mesh: OperatorMesh, *, micro_batch: int, zero: int, attention: AttentionKernel) -> OperatorTables:
+def tables_of(
+    estimator: Estimator,
+    mesh: OperatorMesh,
+    *,
+    micro_batch: int,
+    zero: int,
+    attention: AttentionKernel,
+    least_exposed: float = 0.0,
+) -> OperatorTables:
     """The space and its costs for the job of an estimator."""
     if isinstance(micro_batch, bool) or not isinstance(micro_batch, int) or micro_batch < 1:
         raise bad_field("micro_batch", micro_batch, "must be a whole number of at least 1", "use 1")
+    if not 0.0 <= least_exposed <= 1.0:
+        raise bad_field("least_exposed", least_exposed, "is a share", "use 0 to 1")
     ranks, batch = mesh.size(("dp_replicate", "dp_shard")), estimator.job.global_batch
     if batch % (ranks * micro_batch):
         raise bad_field("global_batch", batch, f"must be a multiple of data ranks times micro_batch={ranks * micro_batch}", "change one")
@@ -103,6 +121,7 @@ def tables_of(estimator: Estimator, mesh: OperatorMesh, *, micro_batch: int, zer
             num_microbatches=batch // (ranks * micro_batch),
             parameter_bytes=estimator.sizes.gathered,
             gradient_bytes=estimator.sizes.reduced,
+            least_exposed=least_exposed,
         ),
     )
 

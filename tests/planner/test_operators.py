@@ -1,6 +1,7 @@
 """Per-operator plans that fit: what they hold is what a whole plan holds, and the bound is one."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.operator_memory import fit_operators, fit_tables, state_bytes
 from perfmodel.planner.operator_mesh import OperatorMesh
-from perfmodel.planner.operators import tables_of
+from perfmodel.planner.operator_predict import predict_shardings
+from perfmodel.planner.operators import search_operators, tables_of
 from perfmodel.search import eliminate
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 
@@ -70,3 +72,30 @@ def test_a_tighter_limit_costs_time_and_the_bound_holds(fitted, tables):
 def test_what_fits_nowhere_is_refused_with_the_least(fitted):
     with pytest.raises(InputError, match="no choice holds less than"):
         fit_operators(fitted, MESH, state_limit=1e3)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_shardings_of_a_rule_set_are_predicted_as_its_plan(fitted, zero):
+    plan = make_plan(fitted.job, cluster="test", num_chips=16, profile="megatron", calibration="", tp=4, cp=2, dp_shard=2, zero=zero)
+    uniform = fitted.predict(plan)
+    found = predict_shardings(fitted, plan, fitted.shardings(plan.rule_set, FLASH))
+    assert replace(found, plan=plan) == uniform
+
+
+def test_a_found_plan_is_predicted_whole(fitted):
+    plan = make_plan(fitted.job, cluster="test", num_chips=16, profile="megatron", calibration="", tp=4, cp=2, dp_shard=2)
+    shardings = search_operators(fitted, MESH).plan.shardings
+    prediction = predict_shardings(fitted, plan, shardings)
+    assert prediction.plan.rule_set == "per-operator"
+    assert sum(prediction.parts.values()) == prediction.step_time
+    with pytest.raises(InputError, match="shipped rule set"):
+        predict_shardings(fitted, plan, shardings, name="megatron")
+
+
+def test_reductions_that_show_cost_more(fitted):
+    hidden = search_operators(fitted, MESH)
+    shown = search_operators(fitted, MESH, least_exposed=1.0)
+    assert hidden.plan.parameter_time < shown.plan.parameter_time
+    assert hidden.plan.microbatch_time <= shown.plan.microbatch_time
+    with pytest.raises(InputError, match="least_exposed=2"):
+        search_operators(fitted, MESH, least_exposed=2.0)
