@@ -13,7 +13,7 @@ from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.operator_memory import fit_operators, fit_tables, state_bytes
 from perfmodel.planner.operator_mesh import OperatorMesh
-from perfmodel.planner.operator_predict import predict_shardings
+from perfmodel.planner.operator_predict import mesh_of, predict_shardings, predicted_operators
 from perfmodel.planner.operators import search_operators, tables_of
 from perfmodel.search import eliminate
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
@@ -99,3 +99,22 @@ def test_reductions_that_show_cost_more(fitted):
     assert hidden.plan.microbatch_time <= shown.plan.microbatch_time
     with pytest.raises(InputError, match="least_exposed=2"):
         search_operators(fitted, MESH, least_exposed=2.0)
+
+
+def test_predictions_are_ranked_and_hold_the_rule_sets(fitted):
+    plan = make_plan(fitted.job, cluster="test", num_chips=16, profile="megatron", calibration="", tp=4, cp=2, dp_shard=2)
+    assert mesh_of(plan) == replace(MESH, sizes={"tp_kv": 4, "tp_q": 1, "cp": 2, "dp_shard": 2, "dp_replicate": 1})
+    ranked = predicted_operators(fitted, plan)
+    assert all(prediction.fits for prediction in ranked)
+    assert [p.step_time for p in ranked] == sorted(p.step_time for p in ranked)
+    names = {prediction.plan.rule_set for prediction in ranked}
+    assert {"megatron (rule set)", "megatron-sp (rule set)"} <= names
+    uniform = min(fitted.predict(replace(plan, rule_set=rules)).step_time for rules in ("megatron", "megatron-sp"))
+    assert ranked[0].step_time <= uniform * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("knobs", [{"pp": 2, "dp_shard": 8}, {"recompute": "full", "dp_shard": 16}], ids=str)
+def test_what_the_search_does_not_cover_is_refused(fitted, knobs):
+    plan = make_plan(fitted.job, cluster="test", num_chips=16, profile="megatron", calibration="", **knobs)
+    with pytest.raises(InputError, match=f"{next(iter(knobs))}="):
+        predicted_operators(fitted, plan)
