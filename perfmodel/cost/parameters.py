@@ -17,7 +17,7 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, CollectiveKind
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.parameters import ZERO_AXES, is_one_end_unit, parameter_events, stored_rows
+from perfmodel.parallel.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.operator import REGIONS
@@ -116,19 +116,8 @@ def compile_parameters(
     joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
     events = []
     for i, parameter in enumerate(parameters):
-        is_end = "layer" not in parameter.regions
-        region = "embedding" if joins_ends and is_end else parameter.regions[0]
-        found = parameter_events(
-            parameter,
-            zero=zero,
-            stores_shards_zero2=profile.zero2_stores_shards,
-            # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
-            reduces_each_microbatch=profile.reduces_each_microbatch and zero >= 2 and not keeps,
-            keeps_gathered=keeps,
-            recompute_full=recompute_full,
-            reduces_tp_first=profile.reduces_tp_gradients_first,
-            is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
-        )
+        region = "embedding" if joins_ends and "layer" not in parameter.regions else parameter.regions[0]
+        found = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends, recompute_full=recompute_full)
         scattered = any(e.kind is Collective.REDUCE_SCATTER for e in found)
         for event in found:
             what = _WHAT_OF[str(event.what)]

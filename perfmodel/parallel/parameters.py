@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from perfmodel.errors import InputError
 from perfmodel.parallel.derive import ParameterLayout
+from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import Collective
 
 #: Axes over which gradients may be partial without being data.
@@ -119,6 +120,25 @@ def parameter_events(
     if zero and not stores_shards:
         event(Collective.ALL_GATHER, cut, "publish", "step")
     return tuple(events)
+
+
+def profile_events(
+    parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool, recompute_full: bool = False
+) -> tuple[ParameterEvent, ...]:
+    """`parameter_events` as the framework of `profile` has them. `joins_ends`: `is_one_end_unit` of all the parameters."""
+    keeps = pipelined and profile.pipeline_keeps_parameters
+    is_end = "layer" not in parameter.regions
+    return parameter_events(
+        parameter,
+        zero=zero,
+        stores_shards_zero2=profile.zero2_stores_shards,
+        # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
+        reduces_each_microbatch=profile.reduces_each_microbatch and zero >= 2 and not keeps,
+        keeps_gathered=keeps,
+        recompute_full=recompute_full,
+        reduces_tp_first=profile.reduces_tp_gradients_first,
+        is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
+    )
 
 
 def with_gathered_bias_gradients(parameters: Iterable[ParameterLayout]) -> tuple[ParameterLayout, ...]:

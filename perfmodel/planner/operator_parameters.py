@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.cost.program import DATA_AXES
 from perfmodel.parallel.derive import ParameterLayout
-from perfmodel.parallel.parameters import ParameterEvent, is_one_end_unit, parameter_events, stored_rows, zero_axes
+from perfmodel.parallel.parameters import ParameterEvent, is_one_end_unit, profile_events, stored_rows, zero_axes
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.sharding import FINE_AXES, Collective, Sharding, gradient_layout
 from perfmodel.planner.operator_mesh import Prices
@@ -58,15 +58,7 @@ def parameter_price(
     parameter = parameter_layout(graph, op, index, sharding, regions)
     profile = prices.profile
     joins_ends = is_one_end_unit([parameter], zero=terms.zero, pipelined=False)
-    events = parameter_events(
-        parameter,
-        zero=terms.zero,
-        stores_shards_zero2=profile.zero2_stores_shards,
-        reduces_each_microbatch=profile.reduces_each_microbatch and terms.zero >= 2,
-        keeps_gathered=False,
-        reduces_tp_first=profile.reduces_tp_gradients_first,
-        is_wanted_at_once="layer" not in regions and (joins_ends or "head" in regions),
-    )
+    events = profile_events(parameter, profile, zero=terms.zero, pipelined=False, joins_ends=joins_ends)
     local_rows = np.ceil(parameter.num_rows / prices.mesh.size(parameter.row_axes))
     columns = parameter.num_columns / prices.mesh.size(parameter.column_axes)
     ways = prices.mesh.size(zero_axes(parameter))
