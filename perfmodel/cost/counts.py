@@ -22,7 +22,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
-from perfmodel.parallel.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, parameter_events
+from perfmodel.parallel.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, profile_events
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.sharding import Collective
@@ -60,6 +60,7 @@ class RankCounts:
     optimizer    its state, and the master copy where that is kept beside the weights                            [byte]
     saved        tensors made since the step began that live when its first backward begins: saved activations               [byte]
     peak         largest sum of live storages in a step, no allocator and no context                                        [byte]
+    peak_moment, peak_by_class   when that is, and what it is made of (predicted counts only)                               [byte]
     """
 
     flops: dict[Shape, float] = field(default_factory=dict)
@@ -70,6 +71,8 @@ class RankCounts:
     optimizer: float = 0.0
     saved: float = 0.0
     peak: float = 0.0
+    peak_moment: str = ""
+    peak_by_class: dict[str, float] = field(default_factory=dict)
 
     def add_flops(self, shape: Shape, flops: float, operator: str = "") -> None:
         if not flops:
@@ -116,8 +119,8 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
     _count_activations(counts, program, plan, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)
     _Parameters(estimator.profile, plan, place, program.parameters, grid).count(counts)
-    saved, _, by_class = memory_on_rank(estimator, plan, place["pp"])
-    counts.saved, counts.peak = saved, sum(by_class.values())
+    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(estimator, plan, place["pp"])
+    counts.peak = sum(counts.peak_by_class.values())
     return counts
 
 
@@ -267,16 +270,13 @@ class _Parameters:
         return is_one_end_unit(self.parameters, zero=int(self.plan.zero), pipelined=self.plan.layout.pp > 1)
 
     def _events(self, parameter: ParameterLayout) -> tuple[ParameterEvent, ...]:
-        keeps = self.plan.layout.pp > 1 and self.profile.pipeline_keeps_parameters
-        return parameter_events(
+        return profile_events(
             parameter,
+            self.profile,
             zero=int(self.plan.zero),
-            stores_shards_zero2=self.profile.zero2_stores_shards,
-            reduces_each_microbatch=self.profile.reduces_each_microbatch and self.plan.zero >= 2 and not keeps,
-            keeps_gathered=keeps,
+            pipelined=self.plan.layout.pp > 1,
+            joins_ends=self._joins_ends,
             recompute_full=self.plan.recompute is Recompute.FULL,
-            reduces_tp_first=self.profile.reduces_tp_gradients_first,
-            is_wanted_at_once="layer" not in parameter.regions and (self._joins_ends or "head" in parameter.regions),
         )
 
     def count(self, counts: RankCounts) -> None:

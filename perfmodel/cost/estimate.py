@@ -436,7 +436,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     both = [float((f[i] + b[i])[0]) for i in range(3)]
     critical = int(np.argmax(both))
-    layers = float((stages.first, stages.middle, stages.last)[critical][0])
+    layers = float(stages.layers[critical][0])
     single = plan.layout.pp == 1
     weights = (1.0 if critical == 0 or single else 0.0, layers, 1.0 if critical == 2 or single else 0.0)
     detail = dict.fromkeys(PARTS, 0.0)

@@ -148,27 +148,28 @@ class Pipelining:
     num_microbatches: Any
     virtual_stages: Any
 
+    @property
+    def ranks(self) -> tuple[Any, Any, Any]:
+        """The first, a middle and the last."""
+        return 0.0, np.minimum(1.0, self.num_ranks - 1.0), self.num_ranks - 1.0
+
 
 def kept_memory(
     activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
 ) -> list[tuple[Any, Any]]:
     """(activations, receive buffers) of the first, a middle and the last rank, as `kept_on_rank`. [byte]"""
-    p = pipelining.num_ranks
-    ranks = (0.0, np.minimum(1.0, p - 1.0), p - 1.0)
-    layers = (stages.first, stages.middle, stages.last)
-    has_embedding, has_head = (1.0, 0.0, stages.is_single), (stages.is_single, 0.0, 1.0)
     return [
         kept_on_rank(
             activations,
             pipelining,
             profile,
-            rank=ranks[i],
-            num_layers=layers[i],
-            has_embedding=has_embedding[i],
-            has_head=has_head[i],
+            rank=rank,
+            num_layers=stages.layers[i],
+            has_embedding=stages.has_embedding[i],
+            has_head=stages.has_head[i],
             activation_bytes=activation_bytes,
         )
-        for i in range(3)
+        for i, rank in enumerate(pipelining.ranks)
     ]
 
 
@@ -235,8 +236,7 @@ def gradient_growth(pipelining: Pipelining, rank: Any) -> Growth:
 
 def gradient_growths(pipelining: Pipelining) -> list[Growth]:
     """Of the first, a middle and the last rank."""
-    p = pipelining.num_ranks
-    return [gradient_growth(pipelining, rank) for rank in (0.0, np.minimum(1.0, p - 1.0), p - 1.0)]
+    return [gradient_growth(pipelining, rank) for rank in pipelining.ranks]
 
 
 def rank_moments(
@@ -295,9 +295,8 @@ def unreduced_gradients(
     if not keeps_gathered(terms.program):
         return Unreduced()
     gradients = held_elements(terms, stages, sharded=False)[rank] * (sizes.whole_gradient * factor)
-    layers, has_head = (stages.first, stages.middle, stages.last)[rank], (stages.is_single, 0.0, 1.0)[rank]
     output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
-    freed = (layers * activations.kept[LAYER] + has_head * (activations.kept[HEAD] + output)) * factor
+    freed = (stages.layers[rank] * activations.kept[LAYER] + stages.has_head[rank] * (activations.kept[HEAD] + output)) * factor
     return Unreduced(early=growth.present * gradients, later=gradients, freed=growth.fewer * freed)
 
 
@@ -314,15 +313,15 @@ class _Moments:
 
     @property
     def layers(self) -> Any:
-        return (self.stages.first, self.stages.middle, self.stages.last)[self.rank]
+        return self.stages.layers[self.rank]
 
     @property
     def has_head(self) -> Any:
-        return (self.stages.is_single, 0.0, 1.0)[self.rank]
+        return self.stages.has_head[self.rank]
 
     @property
     def has_embedding(self) -> Any:
-        return (1.0, 0.0, self.stages.is_single)[self.rank]
+        return self.stages.has_embedding[self.rank]
 
     @property
     def tied(self) -> Any:
@@ -342,7 +341,7 @@ class _Moments:
         a, t = self.a, self.t
         # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
         converts = self.sizes.produced != self.sizes.whole_gradient
-        stays = int(t.program.holds_sharded_weights and (t.program.holds_sharded_gradients or converts))
+        stays = int(keeps_gathered(t.program) and converts)
         gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * self.sizes.produced
         reduced = self.reduced()
         moments = []
@@ -393,6 +392,7 @@ class _Moments:
         held = [there * shard * sizes.sharded_gradient for there, shard in zip(has, t.shard, strict=True)]
         twice = self.tied
         is_tied = np.minimum(twice, 1.0)
+        untied = 1.0 - is_tied
 
         def units(elements: tuple[Any, ...]) -> tuple[Any, Any]:
             """Of the embedding and of the head. A tied matrix joins both in one unit, which is gathered throughout and reduced last."""
@@ -403,13 +403,12 @@ class _Moments:
         (embedding, head), (wide_embedding, wide_head), layer = units(t.full), units(t.padded), t.padded[LAYER]
         g_head, g_layer, g_embedding = wide_head * sizes.gathered, layer * sizes.gathered, wide_embedding * sizes.gathered
         lasting = is_tied * (g_head + twice * sizes.produced)
-        r_head, r_layer = (1.0 - is_tied) * (wide_head * sizes.reduced), layer * sizes.reduced
+        r_head, r_layer = untied * (wide_head * sizes.reduced), layer * sizes.reduced
         r_embedding = wide_embedding * sizes.reduced
         total = (held[EMBEDDING] + n * held[LAYER]) + held[HEAD] - self.stages.is_single * t.tied[1] * sizes.sharded_gradient
         later = np.minimum(self.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
-        h_head = (1.0 - is_tied) * held[HEAD]
-
-        untied = 1.0 - is_tied
+        h_head = untied * held[HEAD]
+        later_layers = np.minimum(n - 1.0, 1.0)  # 1 where there is more than one
         if t.program.frees_gathered:
             # the unit at work and the one on its way
             at_loss, at_head, at_reduction = g_head, g_head + g_layer, g_layer + lasting
@@ -420,7 +419,7 @@ class _Moments:
             below = untied * g_embedding + lasting
             at_loss = at_head = untied * g_head + n * g_layer + g_embedding
             at_reduction = at_last = n * g_layer + below
-            at_previous = (n - np.minimum(n - 1.0, 1.0)) * g_layer + below
+            at_previous = (n - later_layers) * g_layer + below
             at_first, at_embedding = g_layer + below, below
 
         def gradients(so_far: Any) -> Any:
@@ -428,7 +427,6 @@ class _Moments:
 
         kept = a.kept
         without_head = -(self.has_head * kept[HEAD])
-        later_layers = np.minimum(n - 1.0, 1.0)
         return [
             # copied out of the buffer in which they came; that of the unit before lives until then
             Moment(
@@ -448,7 +446,7 @@ class _Moments:
                 name="reduction of the head's gradients",
                 freed=without_head,
                 gathered=at_reduction,
-                temporary=a.boundary + (1.0 - is_tied) * (head * sizes.produced),
+                temporary=a.boundary + untied * (head * sizes.produced),
                 buffers=r_head + later * h_head,
                 gradients=gradients(h_head),
             ),
@@ -536,9 +534,8 @@ def waiting_memory(
     """
     if profile.delayed_collectives == 0.0 and profile.waiting_gradient_fraction == 0.0:
         return profile.workspace_bytes
-    layers = (stages.first, stages.middle, stages.last)[rank]
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
-    collectives = np.minimum(profile.delayed_collectives, 2.0 * layers * passes)
+    collectives = np.minimum(profile.delayed_collectives, 2.0 * stages.layers[rank] * passes)
     part = activations.boundary * float(is_scattered)
     whole = activations.boundary * (tp if is_scattered else 1.0)
     delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)

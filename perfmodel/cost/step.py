@@ -195,6 +195,20 @@ class Stages:
     total: Any
     is_single: Any
 
+    @property
+    def layers(self) -> tuple[Any, Any, Any]:
+        return self.first, self.middle, self.last
+
+    @property
+    def has_embedding(self) -> tuple[Any, Any, Any]:
+        """1 or 0."""
+        return 1.0, 0.0, self.is_single
+
+    @property
+    def has_head(self) -> tuple[Any, Any, Any]:
+        """1 or 0."""
+        return self.is_single, 0.0, 1.0
+
 
 def stage_sums(values: tuple[Any, ...], stages: Stages) -> tuple[Any, Any, Any]:
     """A per-region quantity on the first, a middle and the last rank."""

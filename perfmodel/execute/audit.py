@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
-from perfmodel.cost.estimate import Estimator, memory_on_rank
+from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.audit_repeat import counted_microbatches, extrapolate, with_microbatches
 from perfmodel.execute.audit_worker import receive, send
@@ -63,14 +63,14 @@ def audit_plan(
                 counted[number] = process.count(with_microbatches(plan, number), rank, dropout=estimator.profile.dropout)
             counts = extrapolate({number: each.counts for number, each in counted.items()}, plan.num_microbatches)
             place = place_of(plan, rank)
-            _, moment, by_class = memory_on_rank(estimator, plan, place["pp"])
+            predicted = predicted_counts(estimator, plan, place)
             audited.append(
                 RankAudit(
                     rank=rank,
                     place=place,
-                    rows=audit_rows(predicted_counts(estimator, plan, place), counts),
-                    peak_moment=moment,
-                    peak_by_class={name: size for name, size in by_class.items() if size},
+                    rows=audit_rows(predicted, counts),
+                    peak_moment=predicted.peak_moment,
+                    peak_by_class={name: size for name, size in predicted.peak_by_class.items() if size},
                     elapsed=sum(each.elapsed for each in counted.values()),
                     memory=max(each.memory for each in counted.values()),
                 )
