@@ -1,0 +1,178 @@
+"""A plan in which every operator of a network is cut in its own way: mesh axes with a place on the network tiers, and who uses which.
+
+The mesh has one axis for each prime factor of each tier's size, outermost first: 32 chips as 4 nodes of 8 are `n0 n1 | c0 c1 c2`, each of
+size 2. An operator puts each axis on one of its dims or on none. Within a dim the cuts lie in the order of the mesh, outermost first.
+
+A tensor with several readers is held in one layout from which all of them read (`Held`): it is redistributed to that once, and the
+gradients of its readers are added before they are reduced (R7): partial on the union of the axes on which any of them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from perfmodel.errors import InputError, bad_field
+from perfmodel.parallel.sharding import Layout, Sharding
+from perfmodel.workload.network import Network, NetworkOperator, Operand, TensorRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """size ranks; `tier` counts the network tiers of the cluster from the innermost (0)."""
+
+    name: str
+    size: int
+    tier: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Layout of a tensor with several readers, and the axes on which the sum of their gradients is partial."""
+
+    cuts: tuple[tuple[str, ...], ...]
+    partial: frozenset[str] = frozenset()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(cuts=self.cuts)
+
+    @property
+    def gradient(self) -> Layout:
+        return Layout(cuts=self.cuts, partial=self.partial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPlan:
+    """axes: outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers."""
+
+    network: str
+    batch: int
+    cluster: str
+    axes: tuple[MeshAxis, ...]
+    shardings: Mapping[str, Sharding]
+    held: Mapping[str, Held]
+
+    @property
+    def num_chips(self) -> int:
+        return prod(axis.size for axis in self.axes)
+
+    def size(self, names: frozenset[str] | tuple[str, ...]) -> int:
+        return prod(axis.size for axis in self.axes if axis.name in names)
+
+
+def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...]) -> tuple[MeshAxis, ...]:
+    """One axis for each prime factor of each tier, outermost tier first, larger factors first within a tier.
+
+    tier_sizes   chips in one domain of each tier, innermost first (`Cluster.tiers[i].size`)
+
+    A tier takes gcd(what is left, its own factor): 24 chips on nodes of 8 are 8 x 3, 12 on nodes of 8 are 4 x 3.
+    """
+    if isinstance(num_chips, bool) or not isinstance(num_chips, int) or num_chips < 1:
+        raise bad_field("chips", num_chips, "must be a whole number of at least 1", "use 8, 16, 32 or 64")
+    axes: list[MeshAxis] = []
+    left, inner = num_chips, 1
+    for tier, size in enumerate(tier_sizes):
+        is_last = tier == len(tier_sizes) - 1
+        degree = left if is_last else _greatest_divisor(left, max(1, size // inner))
+        inner *= degree
+        left //= degree
+        names = [MeshAxis(name=f"t{tier}{chr(ord('a') + i)}", size=f, tier=tier) for i, f in enumerate(reversed(_prime_factors(degree)))]
+        axes = names + axes
+    return tuple(axes)
+
+
+def _greatest_divisor(number: int, most: int) -> int:
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def needed_layout(sharding: Sharding, operand: Operand) -> Layout:
+    """What an operator needs of an input: cut where it cuts a dim that the input has (R3)."""
+    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) if dim else () for dim in operand.dims))
+
+
+def left_layout(operator: NetworkOperator, sharding: Sharding) -> Layout:
+    """What it leaves: cut likewise, partial on the axes of `sums`."""
+    partial = frozenset(axis for dim in operator.sums for axis in sharding.get(dim, ()))
+    return Layout(cuts=needed_layout(sharding, operator.output).cuts, partial=partial)
+
+
+def gradient_of_input(sharding: Sharding, operand: Operand) -> Layout:
+    """How the gradient of an input leaves backward: partial on the axes that cut a dim which the input lacks (R4)."""
+    partial = frozenset(axis for dim, axes in sharding.items() if dim not in operand.dims for axis in axes)
+    return Layout(cuts=needed_layout(sharding, operand).cuts, partial=partial)
+
+
+def check_plan(plan: NetworkPlan, network: Network) -> None:
+    """Every operator has a sharding that the mesh and its sizes allow; every tensor with several readers is held."""
+    if plan.network != network.name:
+        raise bad_field("network", plan.network, f"the plan is not for {network.name}", "use the network that it was made for")
+    known = {axis.name: axis.size for axis in plan.axes}
+    for operator in network.operators:
+        if operator.name not in plan.shardings:
+            raise InputError(f"operator {operator.name}: has no sharding; give it one (an empty map leaves it whole)")
+        seen: set[str] = set()
+        for dim, axes in plan.shardings[operator.name].items():
+            if dim not in operator.dims:
+                raise bad_field(f"shardings[{operator.name}]", dim, "is not a dim of the operator", f"use {', '.join(operator.dims)}")
+            for axis in axes:
+                if axis not in known:
+                    raise bad_field(f"shardings[{operator.name}].{dim}", axis, "is not an axis of the mesh", f"use {', '.join(known)}")
+                if axis in seen:
+                    raise bad_field(f"shardings[{operator.name}].{dim}", axis, "cuts the operator twice", "an axis may occur once")
+                seen.add(axis)
+            parts = prod(known[axis] for axis in axes)
+            if not divides(operator, network, dim, parts):
+                raise bad_field(
+                    f"shardings[{operator.name}].{dim}",
+                    parts,
+                    f"parts do not divide every size that they cut, or {dim} must stay whole",
+                    "use fewer parts",
+                )
+    producers = network.producers()
+    for tensor, readers in network.readers().items():
+        if len(readers) > 1 and tensor in producers and tensor not in plan.held:
+            raise bad_field("held", tensor, "is read by several operators and has no layout of its own", "add it")
+
+
+def divides(operator: NetworkOperator, network: Network, dim: str, parts: int) -> bool:
+    """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
+    if dim in operator.whole:
+        return parts == 1
+    if dim in operator.padded:
+        return parts <= operator.dims[dim]
+    sizes = [operator.dims[dim]]
+    for operand in (*operator.inputs, operator.output):
+        sizes += [size for size, name in zip(network.tensors[operand.tensor].shape, operand.dims, strict=True) if name == dim]
+    return all(size % parts == 0 for size in sizes)
+
+
+def is_trained(network: Network, tensor: str) -> bool:
+    """Whether a gradient flows to it: made by an operator, or a parameter. Inputs and indices get none."""
+    found = network.tensors[tensor]
+    return found.role is TensorRole.PARAMETER or (found.role is TensorRole.ACTIVATION and tensor in network.producers())
+
+
+__all__ = [
+    "Held",
+    "MeshAxis",
+    "NetworkPlan",
+    "check_plan",
+    "divides",
+    "gradient_of_input",
+    "is_trained",
+    "left_layout",
+    "mesh_axes",
+    "needed_layout",
+]

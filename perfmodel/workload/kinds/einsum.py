@@ -1,0 +1,59 @@
+"""A product of two tensors over named dims: linear layers, attention's products, anything an einsum of two operands says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, Product
+
+
+def einsum(
+    name: str,
+    first: Operand,
+    second: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    second_is_parameter: bool = True,
+    first_has_gradient: bool = True,
+    whole: tuple[str, ...] = (),
+    padded: tuple[str, ...] = (),
+    layer: str = "",
+) -> NetworkOperator:
+    """first[...] * second[...] -> output[...], summed over the dims that the output lacks.
+
+    Forward is one product; backward one for the gradient of each operand. Dims of both operands and the output are a batch of products,
+    those of one operand and the output m or n, those of both operands alone k. Both are kept for backward (a parameter is there anyway).
+
+    Source: R3 and R4 of the sharding algebra.
+    """
+
+    def extent(names: tuple[str, ...]) -> Extent:
+        return tuple((dims[dim], dim) for dim in names)
+
+    in_first, in_second, in_output = set(first.dims), set(second.dims), set(output.dims)
+    batch = extent(tuple(dim for dim in dims if dim in in_first & in_second & in_output))
+    m = extent(tuple(dim for dim in dims if dim in (in_first & in_output) - in_second))
+    n = extent(tuple(dim for dim in dims if dim in (in_second & in_output) - in_first))
+    summed = tuple(dim for dim in dims if dim not in in_output)
+    k = extent(summed)
+    backward = [Product(batch=batch, m=k, n=n, k=m)]
+    if first_has_gradient:
+        backward.append(Product(batch=batch, m=m, n=k, k=n))
+    saved = [extent(first.dims)]
+    if not second_is_parameter:
+        saved.append(extent(second.dims))
+    return NetworkOperator(
+        name=name,
+        kind="einsum",
+        dims=dims,
+        inputs=(first, second),
+        output=output,
+        forward=(Product(batch=batch, m=m, n=n, k=k),),
+        backward=tuple(backward),
+        sums=summed,
+        whole=whole,
+        padded=padded,
+        saved=tuple(saved),
+        layer=layer,
+    )
