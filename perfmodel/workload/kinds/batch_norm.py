@@ -1,0 +1,56 @@
+"""Batch normalisation in training: each channel by the mean and variance of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Pass, Stream
+
+
+def batch_norm(
+    name: str,
+    x: Operand,
+    weight: Operand,
+    bias: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    synchronised: bool = False,
+    eps: float = 1e-5,
+    layer: str = "",
+) -> NetworkOperator:
+    """y = weight (x - mean) / sqrt(variance + eps) + bias, the statistics over every dim that the weight lacks.
+
+    synchronised   where those dims are cut, statistics of the whole batch: one all-reduce of two numbers a channel in forward (sums of x
+                   and x^2) and one in backward (sums of dy and dy x). Else each share has its own: no traffic, but other mathematics
+
+    x is read twice forward (statistics, then the result), x and dy twice backward. Running averages are not counted.
+
+    Source: sharding algebra, section 4 (BatchNorm).
+    """
+    features = [dim for dim in weight.dims if dim]
+    over = tuple(dim for dim in x.dims if dim and dim not in features)
+    if not over or any(dim not in x.dims for dim in features):
+        raise InputError(f"operator {name}: weight dims={weight.dims}: must be some of the dims {x.dims} of the input; correct them")
+    entries = extent(dims, x.dims)
+    statistics: Extent = ((2, ""), *extent(dims, features))
+    return NetworkOperator(
+        name=name,
+        kind="batch_norm",
+        dims=dims,
+        inputs=(x, weight, bias),
+        output=output,
+        forward=(Stream(kernel="layernorm", elements=entries, accesses=(entries,) * 3),),
+        backward=(Stream(kernel="layernorm", elements=entries, accesses=(entries,) * 5),),
+        traffic=tuple(
+            OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=statistics, phase=phase, itemsize=4.0)
+            for phase in Pass
+            if synchronised
+        ),
+        saved=(entries, statistics),
+        settings={"synchronised": synchronised, "eps": eps},
+        layer=layer,
+    )

@@ -1,0 +1,87 @@
+"""Two-dimensional convolutions, grouped and depthwise ones among them."""
+
+from __future__ import annotations
+
+from perfmodel.errors import InputError
+from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Pass, Product
+
+
+def convolution(
+    name: str,
+    x: str,
+    weight: str,
+    output: str,
+    *,
+    batch: int,
+    channels: int,
+    filters: int,
+    height: int,
+    width: int,
+    window: tuple[int, int],
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (1, 1),
+    groups: int = 1,
+    first_has_gradient: bool = True,
+    layer: str = "",
+) -> NetworkOperator:
+    """x[b,c,h,w] * W[n,c,r,s] -> y[b,n,h,w]; with groups x[b,g,h,w] * W[g,,r,s] -> y[b,g,h,w], where g cuts whole groups of channels.
+
+    height, width       of the input; those of the output follow
+    first_has_gradient  False where x is the data
+
+    h and w are dims of the output; they cut the input likewise, so they stay whole unless input = stride * output. A cut exchanges the
+    rows that windows share with the neighbours (halo). Forward is a product with m = b h w, n, k = c r s; backward one for each gradient.
+
+    Source: sharding algebra, section 2 (convolution). Halos reach one neighbour: a share has at least as many rows as the halo.
+    """
+    for field, value in (("channels", channels), ("filters", filters)):
+        if groups < 1 or value % groups:
+            raise InputError(f"operator {name}: groups={groups}: must divide {field}={value}; use a divisor")
+    rows = window_output(name, height, window[0], stride[0], padding[0], dilation[0])
+    columns = window_output(name, width, window[1], stride[1], padding[1], dilation[1])
+    taps: Extent = ((window[0], ""), (window[1], ""))
+    if groups == 1:
+        dims = {"b": batch, "h": rows, "w": columns, "n": filters, "c": channels}
+        reads, writes = "c", "n"
+        by_group: Extent = ()
+        n: Extent = ((filters, "n"),)
+        k: Extent = ((channels, "c"), *taps)
+    else:
+        dims = {"b": batch, "h": rows, "w": columns, "g": groups}
+        reads = writes = "g"
+        by_group = ((groups, "g"),)
+        n = ((filters // groups, ""),)
+        k = ((channels // groups, ""), *taps)
+    m: Extent = ((batch, "b"), (rows, "h"), (columns, "w"))
+    backward = [Product(batch=by_group, m=n, n=k, k=m)]
+    if first_has_gradient:
+        backward.append(Product(batch=by_group, m=m, n=k, k=n))
+    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
+    owned: Extent = ((batch, "b"), (channels, reads))
+    traffic: list[OwnTraffic] = []
+    if "h" not in whole:
+        traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0], dilation[0]), (*owned, (width, "w")))
+    if "w" not in whole:
+        traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1], dilation[1]), (*owned, (height, "h")))
+    if not first_has_gradient:
+        traffic = [own for own in traffic if own.phase is Pass.FORWARD]
+    return NetworkOperator(
+        name=name,
+        kind="convolution",
+        dims=dims,
+        inputs=(
+            Operand(tensor=x, dims=("b", reads, "h", "w")),
+            Operand(tensor=weight, dims=("n", "c", "", "") if groups == 1 else ("g", "", "", "")),
+        ),
+        output=Operand(tensor=output, dims=("b", writes, "h", "w")),
+        forward=(Product(batch=by_group, m=m, n=n, k=k),),
+        backward=tuple(backward),
+        traffic=tuple(traffic),
+        sums=("c",) if groups == 1 else (),
+        whole=tuple(whole),
+        saved=((*owned, (height, "h"), (width, "w")),),
+        settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
+        layer=layer,
+    )

@@ -1,0 +1,44 @@
+"""Cross-entropy of logits against labels, one loss for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.workload.kinds.extents import extent, reduced_rows
+from perfmodel.workload.network import NetworkOperator, Operand, OwnTraffic, Pass, Stream
+
+
+def cross_entropy(
+    name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, over: str = "v", layer: str = ""
+) -> NetworkOperator:
+    """loss[rows] = log sum exp(logits) - logits[label], over dim `over`.
+
+    Where `over` is cut, three all-reduces of a number a row in forward (maximum, sum, the label's logit) and none in backward. They leave
+    the loss whole, so `over` is not among `sums`. Its shares may be uneven.
+
+    Memory traffic of torch's two kernels each way: log_softmax reads the logits and writes its result, which is kept; backward fills a
+    gradient, reads both and writes the gradient of the logits.
+
+    Source: sharding algebra, section 4.
+    """
+    if over not in logits.dims or over in labels.dims or over in output.dims:
+        raise InputError(f"operator {name}: dim {over!r}: must be a dim of the logits {logits.dims} alone; correct it")
+    entries = extent(dims, logits.dims)
+    rows = reduced_rows(dims, logits.dims, (over,))
+    reduce = OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=(over,), extent=rows, phase=Pass.FORWARD, itemsize=4.0)
+    return NetworkOperator(
+        name=name,
+        kind="cross_entropy",
+        dims=dims,
+        inputs=(logits, labels),
+        output=output,
+        forward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries, entries)),),
+        backward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 4),),
+        traffic=(reduce,) * 3,
+        padded=(over,),
+        saved=(entries,),
+        settings={"over": over},
+        layer=layer,
+    )

@@ -1,0 +1,61 @@
+"""Rows of a table by index, one by one or summed over a bag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.errors import InputError
+from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, Stream
+
+
+def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> NetworkOperator:
+    """table[v,d] at ids[b,s] -> y[b,s,d].
+
+    v is dim 0 of the table. Where it is cut, rows of other shares count as zero, so the output is partial; shares may be uneven. Backward
+    adds the rows of the gradient into a table of zeros.
+    """
+    vocabulary = _vocabulary(name, table, output)
+    rows = extent(dims, output.dims)
+    return NetworkOperator(
+        name=name,
+        kind="embedding",
+        dims=dims,
+        inputs=(ids, table),
+        output=output,
+        forward=(Stream(kernel="embedding", elements=rows, accesses=(rows, rows)),),
+        backward=(Stream(kernel="embedding", elements=rows, accesses=(rows, rows, extent(dims, table.dims))),),
+        sums=(vocabulary,),
+        padded=(vocabulary,),
+        layer=layer,
+    )
+
+
+def embedding_bag(
+    name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, bag: int, layer: str = ""
+) -> NetworkOperator:
+    """The sum of table[v,d] at the `bag` indices of each row ids[b,""] -> y[b,d]; v as in `embedding`."""
+    if isinstance(bag, bool) or not isinstance(bag, int) or bag < 1:
+        raise InputError(f"operator {name}: bag={bag}: must be a whole number of at least 1; use the number of indices a row")
+    vocabulary = _vocabulary(name, table, output)
+    written = extent(dims, output.dims)
+    rows: Extent = ((bag, ""), *written)
+    return NetworkOperator(
+        name=name,
+        kind="embedding_bag",
+        dims=dims,
+        inputs=(ids, table),
+        output=output,
+        forward=(Stream(kernel="embedding", elements=rows, accesses=(rows, written)),),
+        backward=(Stream(kernel="embedding", elements=rows, accesses=(written, rows, extent(dims, table.dims))),),
+        sums=(vocabulary,),
+        padded=(vocabulary,),
+        settings={"bag": bag},
+        layer=layer,
+    )
+
+
+def _vocabulary(name: str, table: Operand, output: Operand) -> str:
+    if len(table.dims) != 2 or not table.dims[0] or table.dims[0] in output.dims:
+        raise InputError(f"operator {name}: table dims={table.dims}: must be the vocabulary, which the output lacks, and one more")
+    return table.dims[0]

@@ -1,0 +1,70 @@
+"""Layer normalisation and its form without a mean, RMSNorm: each row by its own statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.workload.kinds.extents import extent, reduced_rows
+from perfmodel.workload.network import NetworkOperator, Operand, OwnTraffic, Pass, Stream
+
+
+def layer_norm(
+    name: str,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    eps: float = 1e-5,
+    layer: str = "",
+) -> NetworkOperator:
+    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims of the weight; inputs are (x, weight) where there is no bias."""
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, layer=layer)
+
+
+def rms_norm(
+    name: str, x: Operand, weight: Operand, output: Operand, dims: Mapping[str, int], *, eps: float = 1e-6, layer: str = ""
+) -> NetworkOperator:
+    """y = weight x / sqrt(mean of x^2 + eps) over the dims of the weight."""
+    return _norm(name, "rms_norm", (x, weight), output, dims, kernel="rmsnorm", statistics=1, eps=eps, layer=layer)
+
+
+def _norm(
+    name: str,
+    kind: str,
+    inputs: tuple[Operand, ...],
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    kernel: str,
+    statistics: int,
+    eps: float,
+    layer: str,
+) -> NetworkOperator:
+    """Where a normalised dim is cut: one all-reduce of the statistics of every row in forward, one of as many sums in backward.
+
+    Source: sharding algebra, section 4 (norm over sharded h). Kept for backward: the input and the statistics.
+    """
+    x, weight = inputs[0], inputs[1]
+    over = tuple(dim for dim in weight.dims if dim)
+    if not over or any(dim not in x.dims for dim in over):
+        raise InputError(f"operator {name}: weight dims={weight.dims}: must be some of the dims {x.dims} of the input; correct them")
+    entries = extent(dims, x.dims)
+    rows = reduced_rows(dims, x.dims, over, values=statistics)
+    return NetworkOperator(
+        name=name,
+        kind=kind,
+        dims=dims,
+        inputs=inputs,
+        output=output,
+        forward=(Stream(kernel=kernel, elements=entries, accesses=(entries, entries)),),
+        backward=(Stream(kernel=kernel, elements=entries, accesses=(entries,) * 3),),
+        traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=rows, phase=phase, itemsize=4.0) for phase in Pass),
+        saved=(entries, rows),
+        settings={"eps": eps},
+        layer=layer,
+    )

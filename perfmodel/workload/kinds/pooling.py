@@ -1,0 +1,64 @@
+"""Maximum and average over a window."""
+
+from __future__ import annotations
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Stream
+
+MODES = ("max", "average")
+
+#: Positions of the maxima are int64: as much memory as two float32 entries.
+_INDEX: Extent = ((2, ""),)
+
+
+def pooling(
+    name: str,
+    x: str,
+    output: str,
+    *,
+    batch: int,
+    channels: int,
+    height: int,
+    width: int,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int] = (0, 0),
+    mode: str = "max",
+    layer: str = "",
+) -> NetworkOperator:
+    """x[b,c,h,w] -> y[b,c,h,w], each channel by itself; h and w and their halo as in a convolution.
+
+    height, width   of the input; those of the output follow
+    mode            "max", or "average" with padding counted as zeros (torch's default)
+
+    Kept for backward, as torch does: the input, and of a maximum where it was.
+    """
+    if mode not in MODES:
+        raise InputError(f"operator {name}: mode={mode}: is not known{suggest(mode, MODES)}")
+    rows = window_output(name, height, window[0], stride[0], padding[0])
+    columns = window_output(name, width, window[1], stride[1], padding[1])
+    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
+    maps: Extent = ((batch, "b"), (channels, "c"))
+    read: Extent = (*maps, (height, "h"), (width, "w"))
+    written: Extent = (*maps, (rows, "h"), (columns, "w"))
+    kept: tuple[Extent, ...] = ((*_INDEX, *written),) if mode == "max" else ()
+    traffic: list[OwnTraffic] = []
+    if "h" not in whole:
+        traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0]), (*maps, (width, "w")))
+    if "w" not in whole:
+        traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1]), (*maps, (height, "h")))
+    return NetworkOperator(
+        name=name,
+        kind="pooling",
+        dims={"b": batch, "h": rows, "w": columns, "c": channels},
+        inputs=(Operand(tensor=x, dims=("b", "c", "h", "w")),),
+        output=Operand(tensor=output, dims=("b", "c", "h", "w")),
+        forward=(Stream(kernel="default", elements=written, accesses=(read, written, *kept)),),
+        backward=(Stream(kernel="default", elements=read, accesses=(written, *kept, read)),),
+        traffic=tuple(traffic),
+        whole=tuple(whole),
+        saved=(read, *kept),
+        settings={"mode": mode, "window": window, "stride": stride, "padding": padding},
+        layer=layer,
+    )

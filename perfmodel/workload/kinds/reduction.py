@@ -1,0 +1,39 @@
+"""Sums and means over whole dims, such as a global average pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.workload.kinds.extents import extent
+from perfmodel.workload.network import NetworkOperator, Operand, Stream
+
+FUNCTIONS = ("mean", "sum")
+
+
+def reduction(
+    name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, function: str = "mean", layer: str = ""
+) -> NetworkOperator:
+    """The sum of x over the dims that the output lacks, or that sum over `count`, the entries summed at full size.
+
+    Both are linear: where a summed dim is cut the output is partial. Nothing is kept for backward.
+    """
+    if function not in FUNCTIONS:
+        raise InputError(f"operator {name}: function={function}: is not known{suggest(function, FUNCTIONS)}")
+    summed = tuple(dim for dim in x.dims if dim and dim not in output.dims)
+    if not summed:
+        raise InputError(f"operator {name}: output dims={output.dims}: must lack a dim of the input; leave out what is reduced")
+    read, written = extent(dims, x.dims), extent(dims, output.dims)
+    return NetworkOperator(
+        name=name,
+        kind="reduction",
+        dims=dims,
+        inputs=(x,),
+        output=output,
+        forward=(Stream(kernel="default", elements=read, accesses=(read, written)),),
+        backward=(Stream(kernel="default", elements=read, accesses=(written, read)),),
+        sums=summed,
+        settings={"function": function, "count": prod(dims[dim] for dim in summed)},
+        layer=layer,
+    )

@@ -1,0 +1,50 @@
+"""Softmax over one dim, with the scale and the causal mask of attention's scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.workload.kinds.extents import extent, reduced_rows
+from perfmodel.workload.network import NetworkOperator, Operand, OwnTraffic, Pass, Stream
+
+
+def softmax(
+    name: str,
+    x: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    over: str,
+    scale: float = 1.0,
+    causal_queries: str = "",
+    layer: str = "",
+) -> NetworkOperator:
+    """y = softmax(scale x) over dim `over`; with a causal mask, entry j of `over` is seen by entries i >= j of dim `causal_queries`.
+
+    Where `over` is cut: the maximum and the sum of every row are all-reduced in forward, the sum of y dy in backward. The output is kept.
+
+    Source: sharding algebra, section 4.
+    """
+    for dim in (over, causal_queries) if causal_queries else (over,):
+        if dim not in x.dims:
+            raise InputError(f"operator {name}: dim {dim!r}: is not one of the dims {x.dims} of the input; name one of them")
+    entries = extent(dims, x.dims)
+    rows = reduced_rows(dims, x.dims, (over,))
+    return NetworkOperator(
+        name=name,
+        kind="softmax",
+        dims=dims,
+        inputs=(x,),
+        output=output,
+        forward=(Stream(kernel="softmax", elements=entries, accesses=(entries, entries)),),
+        backward=(Stream(kernel="softmax", elements=entries, accesses=(entries,) * 3),),
+        traffic=tuple(
+            OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=(over,), extent=rows, phase=phase, itemsize=4.0)
+            for phase in (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)
+        ),
+        saved=(entries,),
+        settings={"over": over, "scale": scale, "causal_queries": causal_queries},
+        layer=layer,
+    )
