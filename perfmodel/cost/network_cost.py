@@ -1,0 +1,279 @@
+"""What an operator of a network costs under many configurations at once, and what a whole plan of a network costs.
+
+Everything is evaluated on columns: `parts[dim]` holds the number of parts of a dim for each configuration, `groups` sets of mesh axes as
+bit masks (bit i is axis i of the mesh, outermost first). A single plan is a column of one row.
+
+    time of a step = work + own collectives + redistributions of activations + what shows of parameter collectives + optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.microbatch import redistribution_time
+from perfmodel.dtypes import itemsize
+from perfmodel.errors import bad_field
+from perfmodel.hardware.calibration import CollectiveKind, KernelClass
+from perfmodel.parallel.network_plan import MeshAxis
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.job import Optimizer, PrecisionPolicy
+from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Pass, Product, Stream, Work
+
+Array = NDArray[np.float64]
+Masks = NDArray[np.int64]
+Parts = Mapping[str, NDArray[np.int64]]
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSetting:
+    """How a network is trained, whatever the plan.
+
+    zero               ZeRO stage: what lies as shards over the axes on which a parameter's gradient is partial (1 optimizer state,
+                       2 gradients too, 3 weights too)
+    num_microbatches   of a step; the network's batch is that of one
+    attention          the calibrated kernel of fused attention
+    """
+
+    policy: PrecisionPolicy
+    optimizer: Optimizer
+    profile: ExecutionProfile
+    zero: int = 0
+    num_microbatches: int = 1
+    attention: str = "flash"
+
+    def __post_init__(self) -> None:
+        if self.zero not in ZERO_STAGES:
+            raise bad_field("zero", self.zero, "is no stage of ZeRO", "use 0, 1, 2 or 3")
+        if isinstance(self.num_microbatches, bool) or not isinstance(self.num_microbatches, int) or self.num_microbatches < 1:
+            raise bad_field("num_microbatches", self.num_microbatches, "must be a whole number of at least 1", "use 1")
+
+    @property
+    def activation_bytes(self) -> float:
+        return float(itemsize(self.policy.compute))
+
+    @property
+    def parameter_bytes(self) -> float:
+        return float(itemsize(self.policy.parameter))
+
+    @property
+    def gradient_bytes(self) -> float:
+        return float(itemsize(self.policy.gradient_reduce))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeshPrices:
+    """Collectives on a mesh: every set of its axes as a group, priced on the machine."""
+
+    axes: tuple[MeshAxis, ...]
+    machine: Machine
+
+    @cached_property
+    def size(self) -> Array:
+        """Ranks of each set of axes, by its mask."""
+        return self._products(range(len(self.axes)))
+
+    @cached_property
+    def inside(self) -> list[Array]:
+        """Ranks of each set inside one domain of each tier, innermost first."""
+        return [
+            self._products([i for i, axis in enumerate(self.axes) if axis.tier <= tier]) for tier in range(len(self.machine.tier_sizes))
+        ]
+
+    def _products(self, members: Sequence[int] | range) -> Array:
+        sizes = np.ones(1 << len(self.axes))
+        masks = np.arange(len(sizes))
+        for i in members:
+            sizes = sizes * np.where(masks >> i & 1, float(self.axes[i].size), 1.0)
+        return sizes
+
+    def mask(self, names: frozenset[str] | tuple[str, ...]) -> int:
+        return sum(1 << i for i, axis in enumerate(self.axes) if axis.name in names)
+
+    def time(self, kind: CollectiveKind, groups: Masks, num_bytes: Array) -> Array:
+        """One collective of each group alone, with what the host does around it. [s]"""
+        size = self.size[groups]
+        time = collective_time(
+            kind, num_bytes, group_size=size, inside=[inside[groups] for inside in self.inside], machine=self.machine
+        ) + redistribution_time(num_bytes, size, self.machine)
+        return np.asarray(np.where(size > 1, time, 0.0))
+
+    def table(self, kind: CollectiveKind, total_bytes: float) -> Array:
+        """[groups, remaining]: time where the axes `remaining` cut a tensor of `total_bytes` bytes. [s]"""
+        key = (kind, total_bytes)
+        if key not in self._tables:
+            count = len(self.size)
+            groups = np.repeat(np.arange(count), count)
+            num_bytes = np.tile(total_bytes / self.size, count)
+            self._tables[key] = self.time(kind, groups, num_bytes).reshape(count, count)
+        return self._tables[key]
+
+    _tables: dict[tuple[CollectiveKind, float], Array] = field(default_factory=dict)
+
+
+def local_extent(extent: Extent, parts: Parts, like: NDArray[np.int64]) -> Array:
+    """Elements on one rank; uneven shares are padded to the largest."""
+    total = np.ones(len(like))
+    for size, dim in extent:
+        total = total * (np.ceil(size / parts[dim]) if dim in parts else float(size))
+    return total
+
+
+def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSetting, machine: Machine, phase: Pass) -> Array:
+    """Time of one piece of an operator's work on one rank. [s]"""
+    item = setting.activation_bytes
+    match work:
+        case Product():
+            batch, m, n, k = (local_extent(extent, parts, like) for extent in (work.batch, work.m, work.n, work.k))
+            time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=item, machine=machine)
+            return np.asarray(work.repeats * (time + machine.launch_time))
+        case Stream():
+            num_bytes = item * sum((local_extent(access, parts, like) for access in work.accesses), np.zeros(len(like)))
+            time = streaming_time(
+                num_bytes=num_bytes,
+                num_elements=local_extent(work.elements, parts, like),
+                kernel_class=KernelClass(work.kernel),
+                machine=machine,
+                backward=float(phase is Pass.BACKWARD),
+            )
+            return np.asarray(work.repeats * (time + machine.launch_time))
+        case FusedAttention():
+            evaluate = attention_backward_time if phase is Pass.BACKWARD else attention_time
+            return np.asarray(
+                evaluate(
+                    batch=local_extent(work.batch, parts, like),
+                    heads=local_extent(work.heads, parts, like),
+                    kv_heads=local_extent(work.kv_heads, parts, like),
+                    query_length=local_extent(work.queries, parts, like),
+                    key_length=local_extent(work.keys, parts, like),
+                    head_dim=work.head_dim,
+                    causal_fraction=_causal(work, parts, like),
+                    itemsize=item,
+                    machine=machine,
+                    kernel=setting.attention,
+                )
+                + machine.launch_time
+            )
+
+
+def _causal(work: FusedAttention, parts: Parts, like: NDArray[np.int64]) -> Array:
+    """Contiguous causal chunks of queries leave the slowest rank 2 - 1/n of the mean work (algebra.md, causal cp)."""
+    chunks = np.ones(len(like))
+    for _, dim in work.queries:
+        chunks = chunks * parts.get(dim, np.ones(len(like), dtype=np.int64))
+    imbalance = 2.0 - 1.0 / chunks
+    return work.causal_fraction * imbalance if work.causal_fraction < 1.0 else np.ones(len(like))
+
+
+def own_traffic_time(
+    traffic: OwnTraffic, parts: Parts, masks: Mapping[str, Masks], like: NDArray[np.int64], setting: StepSetting, prices: MeshPrices
+) -> Array:
+    """Collectives that an operator issues by itself, all repeats. [s]"""
+    groups = np.zeros(len(like), dtype=np.int64)
+    for dim in traffic.over:
+        groups = groups | masks.get(dim, 0)
+    num_bytes = local_extent(traffic.extent, parts, like) * (traffic.itemsize or setting.activation_bytes)
+    if traffic.kind is CollectiveKind.SEND_RECV:
+        size = prices.size[groups]
+        # neighbours across the outermost cut set the pace: a tier that holds the whole group holds both ends
+        inside = [np.where(each[groups] < size, 1.0, np.minimum(size, 2.0)) for each in prices.inside]
+        time = collective_time(traffic.kind, num_bytes, group_size=np.minimum(size, 2.0), inside=inside, machine=prices.machine)
+        time = np.where(size > 1, time + redistribution_time(num_bytes, size, prices.machine), 0.0)
+        return np.asarray(traffic.repeats * time)
+    return np.asarray(traffic.repeats * prices.time(traffic.kind, groups, num_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterColumns:
+    """A parameter on one rank, by configuration: elements that its operator holds, and the group its gradient is partial on."""
+
+    elements: Array
+    groups: Masks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterTimes:
+    """Seconds a microbatch: collectives that may hide under compute, at full length, and the optimizer's step."""
+
+    reductions: Array
+    gathers: Array
+    optimizer: Array
+
+
+def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> ParameterTimes:
+    """Collectives of one parameter and its optimizer step, for each microbatch. [s]
+
+    ZeRO 0: all-reduce of the gradient once a step. 1, 2: reduce-scatter, and all-gather of the new weights, once a step.
+    3: all-gather for forward and again for backward, reduce-scatter, each microbatch.
+    """
+    w, groups, times = parameter.elements, parameter.groups, 1.0 / setting.num_microbatches
+    gradient, weight = w * setting.gradient_bytes, w * setting.parameter_bytes
+    shard = w / prices.size[groups] if setting.zero else w
+    step_bytes = shard * setting.policy.step_bytes_per_parameter(setting.optimizer) * setting.profile.optimizer_bytes_factor
+    optimizer = times * np.asarray(
+        streaming_time(num_bytes=step_bytes, num_elements=shard, kernel_class=KernelClass.OPTIMIZER, machine=prices.machine)
+    )
+    if setting.zero == 0:
+        return ParameterTimes(
+            reductions=times * prices.time(CollectiveKind.ALL_REDUCE, groups, gradient), gathers=np.zeros(len(w)), optimizer=optimizer
+        )
+    scatter = prices.time(CollectiveKind.REDUCE_SCATTER, groups, gradient)
+    gather = prices.time(CollectiveKind.ALL_GATHER, groups, weight)
+    if setting.zero < 3:
+        return ParameterTimes(reductions=times * (scatter + gather), gathers=np.zeros(len(w)), optimizer=optimizer)
+    return ParameterTimes(reductions=scatter, gathers=2.0 * gather, optimizer=optimizer)
+
+
+def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> Array:
+    """Weights, gradients and optimizer state of one parameter on one rank. [byte]"""
+    w = parameter.elements
+    shards = prices.size[parameter.groups]
+    weights = w / (shards if setting.zero >= 3 else 1.0) * setting.parameter_bytes
+    gradients = w / (shards if setting.zero >= 2 else 1.0) * setting.gradient_bytes
+    state = w / (shards if setting.zero >= 1 else 1.0) * setting.policy.state_bytes_per_parameter(setting.optimizer)
+    return np.asarray(weights + gradients + state)
+
+
+def exposed_time(*, reductions: Array, gathers: Array, forward: Array, backward: Array, setting: StepSetting) -> Array:
+    """What shows of parameter collectives: what does not fit under the compute beside them, and the slow-down of that compute. [s]"""
+    profile = setting.profile
+    shown = reductions
+    if profile.overlaps_gradients:
+        least = profile.exposed_gradient_fraction if setting.zero < 3 else 0.0
+        hidden = np.minimum(reductions * (1.0 - least), backward)
+        shown = reductions - hidden + hidden * profile.compute_slowdown_under_communication
+    if profile.prefetches_parameters:
+        hidden = np.minimum(gathers, forward + backward)
+        return np.asarray(shown + gathers - hidden + hidden * profile.compute_slowdown_under_communication)
+    return np.asarray(shown + gathers)
+
+
+def saved_inputs(network: Network, operator: NetworkOperator) -> tuple[int, ...]:
+    """Which inputs an operator keeps for backward: those whose extent is among what it saves."""
+    left = list(operator.saved)
+    found = []
+    for position, operand in enumerate(operator.inputs):
+        extent = tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True))
+        if extent in left:
+            left.remove(extent)
+            found.append(position)
+    return tuple(found)
+
+
+def saves_output(network: Network, operator: NetworkOperator) -> bool:
+    """Whether it keeps its output (and not, at that place, an input of the same shape)."""
+    left = list(operator.saved)
+    for position in saved_inputs(network, operator):
+        operand = operator.inputs[position]
+        left.remove(tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True)))
+    extent = tuple(zip(network.tensors[operator.output.tensor].shape, operator.output.dims, strict=True))
+    return extent in left

@@ -1,0 +1,158 @@
+"""The whole prediction of a plan whose operators have shardings of their own: step time by parts, memory by class.
+
+It prices the list of collectives that the executor issues (`parallel/network_traffic.py`) and the same work as the search's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.network_cost import (
+    MeshPrices,
+    ParameterColumns,
+    StepSetting,
+    exposed_time,
+    local_extent,
+    own_traffic_time,
+    parameter_bytes,
+    parameter_times,
+    saved_inputs,
+    saves_output,
+    work_time,
+)
+from perfmodel.parallel.network_plan import NetworkPlan, check_plan, gradient_of_input, left_layout, needed_layout
+from perfmodel.parallel.network_traffic import elements_of, network_traffic
+from perfmodel.parallel.sharding import Layout
+from perfmodel.workload.network import Network, Pass, TensorRole
+
+#: One row: a plan alone.
+_ONE = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPrediction:
+    """parts add up to `step_time` [s]; memory [byte] adds up to `total`; rests_on: part -> what its numbers come from."""
+
+    plan: NetworkPlan
+    step_time: float
+    parts: Mapping[str, float]
+    memory: Mapping[str, float]
+    memory_capacity: float
+    sent_bytes: float
+    rests_on: Mapping[str, str]
+
+    @property
+    def fits(self) -> bool:
+        return self.memory["total"] <= self.memory_capacity
+
+
+def predict_network(network: Network, plan: NetworkPlan, setting: StepSetting, machine: Machine) -> NetworkPrediction:
+    """Time and memory of one training step.
+
+    step = m (forward + backward + own collectives + redistributions) + what shows of parameter collectives + optimizer + constant
+    """
+    check_plan(plan, network)
+    prices = MeshPrices(axes=plan.axes, machine=machine)
+    times = setting.num_microbatches
+    forward = backward = own = 0.0
+    for operator in network.operators:
+        sharding = plan.shardings[operator.name]
+        parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
+        masks = {dim: np.array([prices.mask(tuple(axes))]) for dim, axes in sharding.items()}
+        forward += sum(float(work_time(w, parts, _ONE, setting, machine, Pass.FORWARD)[0]) for w in operator.forward)
+        backward += sum(float(work_time(w, parts, _ONE, setting, machine, Pass.BACKWARD)[0]) for w in operator.backward)
+        own += sum(float(own_traffic_time(t, parts, masks, _ONE, setting, prices)[0]) for t in operator.traffic)
+    moved = sent = 0.0
+    for row in network_traffic(network, plan):
+        item = setting.gradient_bytes if row.itemsize < 0 else row.itemsize or setting.activation_bytes
+        sent += row.repeats * row.num_elements * item
+        if row.what == "edge":
+            group = np.array([prices.mask(row.axes)])
+            moved += row.repeats * float(prices.time(row.kind, group, np.array([row.num_elements * item]))[0])
+    reductions = gathers = optimizer = state = 0.0
+    for column in _parameters(network, plan, prices):
+        own_times = parameter_times(column, setting, prices)
+        reductions += float(own_times.reductions[0])
+        gathers += float(own_times.gathers[0])
+        optimizer += float(own_times.optimizer[0])
+        state += float(parameter_bytes(column, setting, prices)[0])
+    shown = float(
+        exposed_time(
+            reductions=np.array(reductions),
+            gathers=np.array(gathers),
+            forward=np.array(forward),
+            backward=np.array(backward),
+            setting=setting,
+        )
+    )
+    parts_of_step = {
+        "forward": times * forward,
+        "backward": times * backward,
+        "operator_collectives": times * own,
+        "redistributions": times * moved,
+        "parameter_collectives": times * shown,
+        "optimizer": times * optimizer,
+        "step_constant": setting.profile.step_time_constant,
+    }
+    memory = {
+        "parameters_and_state": state,
+        "saved_activations": saved_bytes(network, plan, setting),
+        "context": machine.context_bytes,
+    }
+    memory["total"] = sum(memory.values())
+    return NetworkPrediction(
+        plan=plan,
+        step_time=sum(parts_of_step.values()),
+        parts=parts_of_step,
+        memory=memory,
+        memory_capacity=machine.memory_capacity,
+        sent_bytes=times * sent,
+        rests_on=machine.rests_on,
+    )
+
+
+def _parameters(network: Network, plan: NetworkPlan, prices: MeshPrices) -> list[ParameterColumns]:
+    """Every parameter as its first reader holds it, its gradient partial where any reader leaves it so."""
+    found = []
+    for tensor, reading in network.readers().items():
+        if network.tensors[tensor].role is not TensorRole.PARAMETER:
+            continue
+        layouts, partial = [], frozenset[str]()
+        for index, position in reading:
+            operator = network.operators[index]
+            sharding = plan.shardings[operator.name]
+            layouts.append(needed_layout(sharding, operator.inputs[position]))
+            partial |= gradient_of_input(sharding, operator.inputs[position]).partial
+        found.append(
+            ParameterColumns(
+                elements=np.array([elements_of(network.tensors[tensor].shape, layouts[0], plan)]), groups=np.array([prices.mask(partial)])
+            )
+        )
+    return found
+
+
+def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> float:
+    """What one microbatch keeps for backward on one rank: each tensor once for each layout in which it is kept. [byte]"""
+    kept: dict[tuple[str, Layout], float] = {}
+    extra = 0.0
+    for operator in network.operators:
+        sharding = plan.shardings[operator.name]
+        parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
+        left = list(operator.saved)
+        for position in saved_inputs(network, operator):
+            operand = operator.inputs[position]
+            left.remove(tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True)))
+            _keep(network, plan, kept, operand.tensor, needed_layout(sharding, operand))
+        if saves_output(network, operator):
+            left.remove(tuple(zip(network.tensors[operator.output.tensor].shape, operator.output.dims, strict=True)))
+            _keep(network, plan, kept, operator.output.tensor, left_layout(operator, sharding))
+        extra += sum(float(local_extent(extent, parts, _ONE)[0]) for extent in left)
+    return (sum(kept.values()) + extra) * setting.activation_bytes
+
+
+def _keep(network: Network, plan: NetworkPlan, kept: dict[tuple[str, Layout], float], tensor: str, layout: Layout) -> None:
+    kept[tensor, layout] = elements_of(network.tensors[tensor].shape, layout, plan)

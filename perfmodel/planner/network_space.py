@@ -1,0 +1,239 @@
+"""The space of a per-operator search on any network: what each operator, and each tensor with several readers, may be.
+
+A configuration puts every axis of the mesh on one dim of the operator or on none. Axes of equal size in one tier are interchangeable: only
+how many of them a dim gets matters, and they are handed out in the order of the dims, so that a tensor's cuts line up from operator to
+operator. The order is one for the whole network: dims that are the same position of the same tensor are one class (`dim_classes`).
+
+With t axes of one tier and k dims that is (t + k choose k) configurations a tier: 1,225 for three dims and a node of 8 in 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, divides, is_trained
+from perfmodel.parallel.sharding import Sharding
+from perfmodel.workload.network import Network, NetworkOperator
+
+Masks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Configurations:
+    """masks[i, d]: the axes on dim d of configuration i, as a bit mask; parts[i, d]: how many parts they make."""
+
+    dims: tuple[str, ...]
+    masks: Masks
+    parts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkSpace:
+    """Operators first, tensors with several readers after them. Equal operators share one `Configurations`.
+
+    held[i]  names the tensor of vertex len(operators) + i; its configurations have a dim for each position, and "partial" last.
+    """
+
+    network: Network
+    axes: tuple[MeshAxis, ...]
+    operators: tuple[Configurations, ...]
+    held: tuple[str, ...]
+    layouts: tuple[Configurations, ...]
+
+    @property
+    def num_configurations(self) -> tuple[int, ...]:
+        return (*map(len, self.operators), *map(len, self.layouts))
+
+    def names(self, mask: int) -> tuple[str, ...]:
+        """The axes of a mask, outermost first."""
+        return tuple(axis.name for i, axis in enumerate(self.axes) if mask >> i & 1)
+
+    def mask(self, names: Sequence[str] | frozenset[str]) -> int:
+        return sum(1 << i for i, axis in enumerate(self.axes) if axis.name in names)
+
+    def plan(self, choice: Sequence[int], *, cluster: str) -> NetworkPlan:
+        """The plan of a choice of configurations."""
+        shardings: dict[str, Sharding] = {}
+        for operator, space, index in zip(self.network.operators, self.operators, choice, strict=False):
+            masks = space.masks[index]
+            shardings[operator.name] = {dim: self.names(int(mask)) for dim, mask in zip(space.dims, masks, strict=True) if mask}
+        held = {}
+        for tensor, space, index in zip(self.held, self.layouts, choice[len(self.operators) :], strict=True):
+            *cuts, partial = (int(mask) for mask in space.masks[index])
+            held[tensor] = Held(cuts=tuple(self.names(mask) for mask in cuts), partial=frozenset(self.names(partial)))
+        return NetworkPlan(
+            network=self.network.name, batch=self.network.batch, cluster=cluster, axes=self.axes, shardings=shardings, held=held
+        )
+
+    def choice(self, plan: NetworkPlan) -> tuple[int, ...]:
+        """Where a plan lies in the space; -1 for what is not in it."""
+        found = []
+        for operator, space in zip(self.network.operators, self.operators, strict=True):
+            sharding = plan.shardings[operator.name]
+            found.append(_row(space.masks, [self.mask(tuple(sharding.get(dim, ()))) for dim in space.dims]))
+        for tensor, space in zip(self.held, self.layouts, strict=True):
+            held = plan.held[tensor]
+            found.append(_row(space.masks, [*(self.mask(cut) for cut in held.cuts), self.mask(held.partial)]))
+        return tuple(found)
+
+
+def _row(masks: Masks, wanted: Sequence[int]) -> int:
+    rows = np.flatnonzero((masks == np.array(wanted)).all(axis=1))
+    return int(rows[0]) if len(rows) else -1
+
+
+def dim_classes(network: Network) -> tuple[Mapping[tuple[int, str], int], int]:
+    """(operator, dim) -> class: dims joined where they are one position of a tensor; classes count from 0 by first appearance."""
+    parent: dict[tuple[int, str], tuple[int, str]] = {}
+
+    def find(key: tuple[int, str]) -> tuple[int, str]:
+        parent.setdefault(key, key)
+        while parent[key] != key:
+            parent[key] = parent[parent[key]]
+            key = parent[key]
+        return key
+
+    at: dict[tuple[str, int], tuple[int, str]] = {}
+    for index, operator in enumerate(network.operators):
+        for dim in operator.dims:
+            find((index, dim))
+        for operand in (*operator.inputs, operator.output):
+            for position, dim in enumerate(operand.dims):
+                if dim:
+                    first = at.setdefault((operand.tensor, position), (index, dim))
+                    parent[find((index, dim))] = find(first)
+    order: dict[tuple[int, str], int] = {}
+    classes = {}
+    for index, operator in enumerate(network.operators):
+        for dim in operator.dims:
+            classes[index, dim] = order.setdefault(find((index, dim)), len(order))
+    return classes, len(order)
+
+
+def network_space(network: Network, axes: tuple[MeshAxis, ...], *, most_dims: int = 0) -> NetworkSpace:
+    """All configurations of everything. most_dims: at most so many dims of an operator are cut within one tier (0: any)."""
+    classes, _ = dim_classes(network)
+    groups = _groups(axes)
+    known: dict[object, Configurations] = {}
+    operators = []
+    for index, operator in enumerate(network.operators):
+        order = sorted(operator.dims, key=lambda dim: classes[index, dim])
+        limits = {dim: tuple(part for part in _part_counts(axes) if divides(operator, network, dim, part)) for dim in order}
+        key = (tuple(order), tuple(limits.items()))
+        if key not in known:
+            known[key] = _configurations(tuple(order), limits, groups, axes, most_dims)
+        operators.append(known[key])
+    held, layouts = [], []
+    producers, readers = network.producers(), network.readers()
+    for tensor, reading in readers.items():
+        if tensor not in producers or len(reading) < 2:
+            continue
+        held.append(tensor)
+        layouts.append(_layouts(network, tensor, producers[tensor], reading, classes, axes, groups, most_dims, known))
+    return NetworkSpace(network=network, axes=axes, operators=tuple(operators), held=tuple(held), layouts=tuple(layouts))
+
+
+def _groups(axes: tuple[MeshAxis, ...]) -> list[list[int]]:
+    """Indices of interchangeable axes: one tier, one size."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i, axis in enumerate(axes):
+        found.setdefault((axis.tier, axis.size), []).append(i)
+    return list(found.values())
+
+
+def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
+    counts = {1}
+    for axis in axes:
+        counts |= {count * axis.size for count in counts}
+    return sorted(counts)
+
+
+def _configurations(
+    dims: tuple[str, ...],
+    limits: Mapping[str, tuple[int, ...]],
+    groups: list[list[int]],
+    axes: tuple[MeshAxis, ...],
+    most_dims: int,
+) -> Configurations:
+    """Every way to hand the axes of each group to the dims, in their order; the last of a group may be left unused."""
+    masks = np.zeros((1, len(dims)), dtype=np.int64)
+    parts = np.ones((1, len(dims)), dtype=np.int64)
+    allowed = [np.array(limits[dim]) for dim in dims]
+    for group in groups:
+        size = axes[group[0]].size
+        rows_masks, rows_parts = [], []
+        for counts in _compositions(len(group), len(dims)):
+            if most_dims and sum(count > 0 for count in counts) > most_dims:
+                continue
+            row, start = [], 0
+            for count in counts:
+                row.append(sum(1 << bit for bit in group[start : start + count]))
+                start += count
+            rows_masks.append(row)
+            rows_parts.append([size**count for count in counts])
+        masks = (masks[:, None, :] | np.array(rows_masks, dtype=np.int64)[None]).reshape(-1, len(dims))
+        parts = (parts[:, None, :] * np.array(rows_parts, dtype=np.int64)[None]).reshape(-1, len(dims))
+        legal = np.ones(len(parts), dtype=bool)
+        for d, options in enumerate(allowed):
+            legal &= np.isin(parts[:, d], options)
+        masks, parts = masks[legal], parts[legal]
+    return Configurations(dims=dims, masks=masks, parts=parts)
+
+
+def _compositions(total: int, places: int) -> list[tuple[int, ...]]:
+    """Non-negative counts for each place that add up to at most `total`."""
+    if places == 0:
+        return [()]
+    return [(count, *rest) for count in range(total + 1) for rest in _compositions(total - count, places - 1)]
+
+
+def _layouts(
+    network: Network,
+    tensor: str,
+    producer: int,
+    reading: Sequence[tuple[int, int]],
+    classes: Mapping[tuple[int, str], int],
+    axes: tuple[MeshAxis, ...],
+    groups: list[list[int]],
+    most_dims: int,
+    known: dict[object, Configurations],
+) -> Configurations:
+    """Cuts that the producer or a reader can have, each with the axes on which the sum of the readers' gradients is partial.
+
+    The partial axes are handed out as those of a dim that comes after all positions: in a reader, they lie on dims that the tensor lacks.
+    """
+    shape = network.tensors[tensor].shape
+    ends: list[tuple[int, NetworkOperator, tuple[str, ...]]] = [
+        (producer, network.operators[producer], network.operators[producer].output.dims),
+        *((index, network.operators[index], network.operators[index].inputs[position].dims) for index, position in reading),
+    ]
+    counts = _part_counts(axes)
+    limits: dict[str, tuple[int, ...]] = {}
+    rank: dict[str, tuple[int, int]] = {}
+    for position in range(len(shape)):
+        name = str(position)
+        here = [(index, operator, dims[position]) for index, operator, dims in ends]
+        cuttable = [{part for part in counts if (divides(operator, network, dim, part) if dim else part == 1)} for _, operator, dim in here]
+        limits[name] = tuple(sorted(set().union(*cuttable)))
+        named = [classes[index, dim] for index, _, dim in here if dim]
+        rank[name] = (min(named) if named else 1 << 30, position)
+    order = sorted(rank, key=lambda name: rank[name])
+    has_gradient = is_trained(network, tensor)
+    limits["partial"] = tuple(counts) if has_gradient else (1,)
+    key = ("held", tuple(order), tuple(limits.items()))
+    if key not in known:
+        found = _configurations((*order, "partial"), limits, groups, axes, most_dims)
+        columns = [order.index(str(position)) for position in range(len(shape))] + [len(order)]
+        known[key] = Configurations(
+            dims=(*(str(position) for position in range(len(shape))), "partial"),
+            masks=found.masks[:, columns],
+            parts=found.parts[:, columns],
+        )
+    return known[key]
