@@ -64,7 +64,10 @@ def read_program(module: nn.Module, program: Any, mode: FakeTensorMode, *, name:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Value:
-    """A tensor of the exported graph: the output of a vertex under some view, or a parameter or buffer (`vertex` is then nothing's)."""
+    """A tensor of the exported graph: the output of a vertex under some view, or a parameter or buffer (`vertex` is then nothing's).
+
+    The dims of the view are the positions of that output or parameter, as strings.
+    """
 
     view: tuple[Position, ...]
     vertex: int | None = None
@@ -122,10 +125,10 @@ class _Reader:
         shape = _shape(value)
         if parameter is not None or is_buffer:
             name = self.canonical.get(parameter, parameter) if parameter is not None else ""
-            self.values[node] = [_Value(view=lost(shape), parameter=name)]
+            self.values[node] = [_Value(view=_by_position(shape) if name else lost(shape), parameter=name)]
             return
         names = tuple(f"{chr(ord('a') + index)}" for index in range(len(shape)))
-        operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names)
+        operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names, is_index=_is_index(value))
         vertex = ImportedVertex(
             name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)), inputs=(),
             outputs=(operand,), flops=0.0, activation_bytes=0.0,
@@ -174,8 +177,11 @@ class _Reader:
             return
         if space.is_view and all(self._is_stored(source) for source in sources.values()):
             (source,) = sources.values()  # a part of a parameter is that parameter, to whoever reads it
-            name_of = self.values[source][0].parameter
-            self.values[node] = [_Value(view=lost(_shape(result)), parameter=name_of) for result in results]
+            whole_one = self.values[source][0]
+            axis = int(arguments.get("dim") or 0) % len(whole_one.view)
+            self.values[node] = [
+                _Value(view=_part(whole_one.view, axis, _shape(result)), parameter=whole_one.parameter) for result in results
+            ]
             return
         self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), views=views)
         if name.endswith("_") and "self" in sources:
@@ -230,7 +236,16 @@ class _Reader:
                 view = views.get(key, value.view)
                 shape = _sizes_of(view) if key in views else _shape(tensor)
                 dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
-                operands.append(ImportedOperand(shape=shape, itemsize=tensor.element_size(), dims=dims, parameter=value.parameter))
+                operands.append(
+                    ImportedOperand(
+                        shape=shape,
+                        itemsize=tensor.element_size(),
+                        dims=dims,
+                        parameter=value.parameter,
+                        is_index=_is_index(tensor),
+                        links=_links(view, dims, ()) if value.parameter else (),
+                    )
+                )
                 if value.vertex is not None:
                     edges.append(
                         ImportedEdge(
@@ -238,7 +253,7 @@ class _Reader:
                             output=value.output,
                             consumer=consumer,
                             input=first + len(operands) - 1,
-                            links=_links(view, dims),
+                            links=_links(view, dims, self.drafts[value.vertex].vertex.outputs[value.output].dims),
                         )
                     )
         return operands, edges
@@ -258,7 +273,10 @@ class _Reader:
         written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
         outputs = tuple(
             ImportedOperand(
-                shape=tuple(space.dims[dim] for dim in dims) if views else _shape(result), itemsize=result.element_size(), dims=dims
+                shape=tuple(space.dims[dim] for dim in dims) if views else _shape(result),
+                itemsize=result.element_size(),
+                dims=dims,
+                is_index=_is_index(result),
             )
             for result, dims in zip(results, space.writes, strict=True)
         )
@@ -326,7 +344,8 @@ class _Reader:
             sources = {str(index): each for index, each in enumerate(node.all_input_nodes)}
         operands, edges = self._inputs(None, sources, len(self.drafts))
         outputs = tuple(
-            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim) for result in results
+            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
+            for result in results
         )
         vertex = ImportedVertex(
             name=node.name,
@@ -355,7 +374,22 @@ class _Reader:
 
 
 def _made(vertex: ImportedVertex, index: int) -> list[_Value]:
-    return [_Value(view=whole(operand.shape, operand.dims), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
+    return [_Value(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
+
+
+def _by_position(shape: Shape) -> tuple[Position, ...]:
+    return whole(shape, [str(index) for index in range(len(shape))])
+
+
+def _part(view: Sequence[Position], axis: int, shape: Shape) -> tuple[Position, ...]:
+    """A part along one position, which cannot be followed then, or is taken away; the others stay."""
+    if len(shape) < len(view):
+        return (*view[:axis], *view[axis + 1 :])
+    return (*view[:axis], *lost(shape[axis : axis + 1]), *view[axis + 1 :])
+
+
+def _is_index(tensor: torch.Tensor) -> bool:
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
 def _shape(tensor: torch.Tensor) -> Shape:
@@ -413,13 +447,23 @@ def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
     return order
 
 
-def _links(view: Sequence[Position], dims: Sequence[str]) -> tuple[DimLink, ...]:
+def _links(view: Sequence[Position], dims: Sequence[str], made: Sequence[str]) -> tuple[DimLink, ...]:
+    """`made`: the producer's dim at each position of its tensor; a parameter has none."""
     links = []
     for position, dim in zip(view, dims, strict=True):
         inner = 1
         of_position = []
         for run in reversed(position):
-            of_position.append(DimLink(producer=run.dim, producer_inner=run.inner, consumer=dim, consumer_inner=inner, size=run.size))
+            of_position.append(
+                DimLink(
+                    producer=made[int(run.dim)] if run.dim and made else "",
+                    producer_inner=run.inner,
+                    consumer=dim,
+                    consumer_inner=inner,
+                    size=run.size,
+                    positions=(int(run.dim),) if run.dim else (),
+                )
+            )
             inner *= run.size
         links += of_position[::-1]
     return tuple(links)

@@ -46,13 +46,39 @@ class ImportedKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DimLink:
+    """A run of `size` entries that a producer's dim and a consumer's dim have in common.
+
+    A dim of n entries is n = outer * size * inner; with `inner` 1 on both sides and both whole, the dim is just renamed. "" stands for no
+    dim of the producer (a broadcast), or for one that could not be followed through a reshape.
+
+    positions  where in the shape of the producer's tensor (or of a parameter) the run lies, also if the producer has no dim there; one
+               position, or none where it could not be followed
+    """
+
+    producer: str
+    producer_inner: int
+    consumer: str
+    consumer_inner: int
+    size: int
+    positions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedOperand:
-    """A tensor as an operator sees it. `parameter` names the parameter that it is; "" for what an operator or the caller made."""
+    """A tensor as an operator sees it.
+
+    parameter  the parameter that it is, or is a part of; "" for what an operator or the caller made
+    is_index   whole numbers or truth values: no gradient
+    links      of a parameter: the runs of its positions, which have no names (`DimLink.producer` is "")
+    """
 
     shape: Shape
     itemsize: int
     dims: tuple[str, ...]
     parameter: str = ""
+    is_index: bool = False
+    links: tuple[DimLink, ...] = ()
 
     @property
     def num_bytes(self) -> float:
@@ -91,21 +117,6 @@ class ImportedVertex:
                     raise InputError(f"operator {self.name}: a tensor has dim {dim!r}: not a dim of the operator; add it")
             if len(operand.dims) != len(operand.shape):
                 raise InputError(f"operator {self.name}: dims={operand.dims}: must be one for each position of shape {operand.shape}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DimLink:
-    """A run of `size` entries that a producer's dim and a consumer's dim have in common.
-
-    A dim of n entries is n = outer * size * inner; with `inner` 1 on both sides and both whole, the dim is just renamed. "" stands for no
-    dim of the producer (a broadcast), or for one that could not be followed through a reshape.
-    """
-
-    producer: str
-    producer_inner: int
-    consumer: str
-    consumer_inner: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,8 @@ def test_the_graph_is_saved(call, tmp_path):
     graph = json.loads((tmp_path / "graph.json").read_text())
     assert graph["schema_version"] == 1
     assert graph["vertices"][1]["dims"] == {"b": 4, "n": 16, "c": 8}
-    assert graph["edges"][0]["links"][1] == {"producer": "b", "producer_inner": 1, "consumer": "c", "consumer_inner": 1, "size": 8}
+    link = {"producer": "b", "producer_inner": 1, "consumer": "c", "consumer_inner": 1, "size": 8, "positions": [1]}
+    assert graph["edges"][0]["links"][1] == link
 
 
 def test_the_best_split_stands_beside_data_parallelism(call, call_json):

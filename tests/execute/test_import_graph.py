@@ -130,6 +130,27 @@ def test_a_part_of_a_parameter_is_that_parameter():
     assert read.count("multihead_attn.in_proj_weight") == 2  # the rows of q, and those of k and v
 
 
+def test_positions_of_parameters_are_followed():
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3, 8, 8))
+
+        def forward(self, x):
+            return x @ self.weight[1].t()
+
+    graph = perfmodel.import_graph(Turned, "float32[4,8]")
+    (product,) = vertices_of(graph, ImportedKind.MATMUL)
+    weight = product.inputs[1]
+    assert weight.dims == ("k", "n")
+    assert [(link.positions, link.producer, link.consumer, link.size) for link in weight.links] == [((2,), "", "k", 8), ((1,), "", "n", 8)]
+
+
+def test_whole_numbers_are_told_apart():
+    graph = perfmodel.import_graph(LanguageLSTM, "tokens=int64[4,10] labels=int64[4,10]")
+    assert [vertex.outputs[0].is_index for vertex in graph.vertices[:3]] == [True, True, False]
+
+
 def test_rows_of_a_linear_layer_are_told_apart():
     class Flattens(nn.Module):
         def __init__(self):
