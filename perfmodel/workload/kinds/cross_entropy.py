@@ -42,3 +42,21 @@ def cross_entropy(
         settings={"over": over},
         layer=layer,
     )
+
+
+def binary_cross_entropy(
+    name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = ""
+) -> NetworkOperator:
+    """loss = log(1 + exp(logits)) - labels logits, entry by entry; the labels are data from 0 to 1. The logits are kept."""
+    entries = extent(dims, logits.dims)
+    return NetworkOperator(
+        name=name,
+        kind="binary_cross_entropy",
+        dims=dims,
+        inputs=(logits, labels),
+        output=output,
+        forward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 3),),
+        backward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 4),),
+        saved=(entries,),
+        layer=layer,
+    )

@@ -19,18 +19,27 @@ def layer_norm(
     dims: Mapping[str, int],
     *,
     eps: float = 1e-5,
+    whole: tuple[str, ...] = (),
     layer: str = "",
 ) -> NetworkOperator:
     """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims of the weight; inputs are (x, weight) where there is no bias."""
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, layer=layer)
+    return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, whole=whole, layer=layer)
 
 
 def rms_norm(
-    name: str, x: Operand, weight: Operand, output: Operand, dims: Mapping[str, int], *, eps: float = 1e-6, layer: str = ""
+    name: str,
+    x: Operand,
+    weight: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    eps: float = 1e-6,
+    whole: tuple[str, ...] = (),
+    layer: str = "",
 ) -> NetworkOperator:
     """y = weight x / sqrt(mean of x^2 + eps) over the dims of the weight."""
-    return _norm(name, "rms_norm", (x, weight), output, dims, kernel="rmsnorm", statistics=1, eps=eps, layer=layer)
+    return _norm(name, "rms_norm", (x, weight), output, dims, kernel="rmsnorm", statistics=1, eps=eps, whole=whole, layer=layer)
 
 
 def _norm(
@@ -43,6 +52,7 @@ def _norm(
     kernel: str,
     statistics: int,
     eps: float,
+    whole: tuple[str, ...],
     layer: str,
 ) -> NetworkOperator:
     """Where a normalised dim is cut: one all-reduce of the statistics of every row in forward, one of as many sums in backward.
@@ -64,6 +74,7 @@ def _norm(
         forward=(Stream(kernel=kernel, elements=entries, accesses=(entries, entries)),),
         backward=(Stream(kernel=kernel, elements=entries, accesses=(entries,) * 3),),
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=rows, phase=phase, itemsize=4.0) for phase in Pass),
+        whole=whole,
         saved=(entries, rows),
         settings={"eps": eps},
         layer=layer,

@@ -1,0 +1,51 @@
+"""Pairwise dot products of feature vectors (DLRM)."""
+
+from __future__ import annotations
+
+from perfmodel.errors import InputError
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, Product, Stream
+
+
+def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, features: int, layer: str = "") -> NetworkOperator:
+    """f tensors [b, features] -> y[b, features + f (f - 1) / 2]: the first of them, then the dot product of each pair.
+
+    The vectors are stacked to t[b,f,d] and multiplied as t t', whole, of which the lower triangle is kept, as the reference code does.
+    Only the batch may be cut.
+
+    Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems, arXiv 1906.00091, section 2.
+    """
+    if len(inputs) < 2:
+        raise InputError(f"operator {name}: inputs={len(inputs)}: must be at least 2 vectors; add one")
+    count = len(inputs)
+    b: Extent = ((batch, "b"),)
+    f: Extent = ((count, ""),)
+    d: Extent = ((features, ""),)
+    stacked: Extent = (*b, *f, *d)
+    pairs: Extent = (*b, *f, *f)
+    written: Extent = (*b, (interaction_width(count, features), ""))
+    return NetworkOperator(
+        name=name,
+        kind="interaction",
+        dims={"b": batch},
+        inputs=tuple(Operand(tensor=tensor, dims=("b", "")) for tensor in inputs),
+        output=Operand(tensor=output, dims=("b", "")),
+        forward=(
+            Stream(kernel="add", elements=stacked, accesses=(stacked, stacked)),
+            Product(batch=b, m=f, n=f, k=d),
+            Stream(kernel="add", elements=written, accesses=(written, written)),
+        ),
+        backward=(
+            Stream(kernel="add", elements=pairs, accesses=(written, pairs)),
+            Product(batch=b, m=f, n=d, k=f),
+            Product(batch=b, m=f, n=d, k=f),
+            Stream(kernel="add", elements=stacked, accesses=(stacked,) * 3),
+        ),
+        saved=(stacked,),
+        settings={"count": count, "features": features},
+        layer=layer,
+    )
+
+
+def interaction_width(count: int, features: int) -> int:
+    """Entries of a row of the output for `count` vectors of `features` entries."""
+    return features + count * (count - 1) // 2

@@ -1,0 +1,51 @@
+"""The recurrence of one LSTM layer; the product of the inputs with their weights, and the biases, are operators before it."""
+
+from __future__ import annotations
+
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Pass, Product, Stream
+
+
+def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> NetworkOperator:
+    """gates[b,s,4,e] and W[4,e,k] -> h[b,s,e], a step for each s: gates + W h, then i, f, g, o, the cell and h, from a zero state.
+
+    The time steps, the four gates and k stay whole. Where e is cut, a step needs all of the h before it: an all-gather of h[b,e] a step in
+    forward, and in backward a reduce-scatter of its gradient, to which each share of the gates adds.
+
+    Backward has a product a step for the gradient of h, and one over all steps for that of W. Kept: the four gates, the cell and the
+    gathered h of each step.
+
+    Source: sharding algebra, section 4 (recurrent operator).
+    """
+    b: Extent = ((batch, "b"),)
+    s: Extent = ((seq_len, "s"),)
+    e: Extent = ((hidden, "e"),)
+    gathered: Extent = ((hidden, ""),)
+    four: Extent = ((4, ""),)
+    step: Extent = (*b, *e)
+    step_gates: Extent = (*four, *step)
+    return NetworkOperator(
+        name=name,
+        kind="lstm",
+        dims={"b": batch, "s": seq_len, "e": hidden},
+        inputs=(Operand(tensor=gates, dims=("b", "s", "", "e")), Operand(tensor=weight, dims=("", "e", ""))),
+        output=Operand(tensor=output, dims=("b", "s", "e")),
+        forward=(
+            Product(m=b, n=(*four, *e), k=gathered, repeats=seq_len),
+            # reads both parts of the gates and the cell, writes the gates, the cell and h
+            Stream(kernel="default", elements=step_gates, accesses=(step_gates,) * 3 + (step,) * 3, repeats=seq_len),
+        ),
+        backward=(
+            # reads the gates, two cells, two gradients; writes the gradients of the gates and of the cell
+            Stream(kernel="default", elements=step_gates, accesses=(step_gates,) * 2 + (step,) * 5, repeats=seq_len),
+            Product(m=b, n=gathered, k=(*four, *e), repeats=seq_len),
+            Product(m=(*four, *e), n=gathered, k=(*b, *s)),
+        ),
+        traffic=(
+            OwnTraffic(kind=CollectiveKind.ALL_GATHER, over=("e",), extent=(*b, *gathered), phase=Pass.FORWARD, repeats=seq_len),
+            OwnTraffic(kind=CollectiveKind.REDUCE_SCATTER, over=("e",), extent=(*b, *gathered), phase=Pass.BACKWARD, repeats=seq_len),
+        ),
+        whole=("s",),
+        saved=((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
+        layer=layer,
+    )
