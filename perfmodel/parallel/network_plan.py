@@ -10,7 +10,7 @@ gradients of its readers are added before they are reduced (R7): partial on the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from perfmodel.errors import InputError, bad_field
@@ -45,7 +45,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
-    """axes: outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers."""
+    """axes: outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers.
+
+    network, sizes   what the network was built from: its name, and the sizes given beyond its defaults
+    """
 
     network: str
     batch: int
@@ -53,6 +56,7 @@ class NetworkPlan:
     axes: tuple[MeshAxis, ...]
     shardings: Mapping[str, Sharding]
     held: Mapping[str, Held]
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_chips(self) -> int:

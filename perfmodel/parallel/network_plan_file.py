@@ -1,0 +1,125 @@
+"""Plans of networks as YAML: complete, readable, versioned, and read back exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import InputError, suggest
+from perfmodel.files import read_yaml
+from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan
+from perfmodel.resources import write_atomically
+
+KIND = "network"
+SCHEMA_VERSION = 1
+
+_KEYS = {"schema_version", "kind", "network", "sizes", "batch", "cluster", "axes", "shardings", "held"}
+
+
+def network_plan_to_dict(plan: NetworkPlan) -> dict[str, Any]:
+    """What the file holds; an operator that nothing cuts has an empty map."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "network": plan.network,
+        "sizes": dict(plan.sizes),
+        "batch": plan.batch,
+        "cluster": plan.cluster,
+        "axes": [{"name": axis.name, "size": axis.size, "tier": axis.tier} for axis in plan.axes],
+        "shardings": {name: {dim: list(axes) for dim, axes in sharding.items() if axes} for name, sharding in plan.shardings.items()},
+        "held": {name: {"cuts": [list(cut) for cut in held.cuts], "partial": sorted(held.partial)} for name, held in plan.held.items()},
+    }
+
+
+def network_plan_from_dict(data: Any, *, where: str = "plan") -> NetworkPlan:
+    """The plan of a file's contents. Raises InputError naming the field."""
+    if not isinstance(data, Mapping) or data.get("kind") != KIND:
+        raise InputError(f"{where}: kind: must be {KIND}; write it with `perfmodel shard ... --save`")
+    if data.get("schema_version") != SCHEMA_VERSION:
+        version = data.get("schema_version")
+        raise InputError(f"{where}: schema_version={version!r}: this perfmodel reads version {SCHEMA_VERSION}; search again and save")
+    for key in data:
+        if key not in _KEYS:
+            raise InputError(f"{where}: unknown field {key!r}{suggest(str(key), sorted(_KEYS))}; remove it or correct it")
+    axes = _list(data, "axes", where)
+    return NetworkPlan(
+        network=_of(data, "network", str, where),
+        sizes={str(name): size for name, size in _map(data, "sizes", where).items()},
+        batch=_of(data, "batch", int, where),
+        cluster=_of(data, "cluster", str, where),
+        axes=tuple(
+            MeshAxis(
+                name=_of(axis, "name", str, f"{where}: axes"),
+                size=_of(axis, "size", int, f"{where}: axes"),
+                tier=_of(axis, "tier", int, f"{where}: axes"),
+            )
+            for axis in axes
+        ),
+        shardings={
+            str(name): {str(dim): _names(cut, f"{where}: shardings.{name}.{dim}") for dim, cut in _map(cuts, "", where).items()}
+            for name, cuts in _map(data, "shardings", where).items()
+        },
+        held={
+            str(name): Held(
+                cuts=tuple(_names(cut, f"{where}: held.{name}.cuts") for cut in _list(held, "cuts", f"{where}: held.{name}")),
+                partial=frozenset(_names(held.get("partial", []), f"{where}: held.{name}.partial")),
+            )
+            for name, held in _map(data, "held", where).items()
+        },
+    )
+
+
+def _map(data: Any, key: str, where: str) -> Mapping[Any, Any]:
+    value = data.get(key) if key and isinstance(data, Mapping) else data
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where}: {key or 'entry'}={value!r}: must be a mapping; write it with `perfmodel shard ... --save`")
+    return value
+
+
+def _list(data: Any, key: str, where: str) -> list[Any]:
+    value = data.get(key) if isinstance(data, Mapping) else None
+    if not isinstance(value, list):
+        raise InputError(f"{where}: {key}={value!r}: must be a list; write it with `perfmodel shard ... --save`")
+    return value
+
+
+def _of(data: Any, key: str, kind: type, where: str) -> Any:
+    value = data.get(key) if isinstance(data, Mapping) else None
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InputError(f"{where}: {key}={value!r}: must be a {'whole number' if kind is int else 'text'}; correct it")
+    return value
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"{where}={value!r}: must be a list of axes; write it as [a, b]")
+    return tuple(value)
+
+
+def read_network_plan(path: str | Path) -> NetworkPlan:
+    """The plan in a file."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"plan={path}: no such file; write one with `perfmodel shard ... --save plan.yaml`")
+    return network_plan_from_dict(read_yaml(path), where=str(path))
+
+
+def is_network_plan(path: str | Path) -> bool:
+    """Whether a file says that it holds a plan of a network."""
+    path = Path(path)
+    try:
+        if not path.is_file():
+            return False
+        data = read_yaml(path)
+    except (InputError, OSError, ValueError):
+        return False
+    return isinstance(data, Mapping) and data.get("kind") == KIND
+
+
+def write_network_plan(plan: NetworkPlan, path: str | Path) -> None:
+    """Write a plan: to a temporary name, then renamed."""
+    import yaml
+
+    text = yaml.dump(network_plan_to_dict(plan), sort_keys=False, default_flow_style=None, width=120)
+    write_atomically(Path(path), text)
