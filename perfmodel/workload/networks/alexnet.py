@@ -1,0 +1,39 @@
+"""AlexNet in one tower, as PaSE trains it: 227 x 227 images, 96 to 384 filters, three fully connected layers, 1024 classes.
+
+Source: Krizhevsky, Sutskever & Hinton, ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012; sizes as in the graph of
+Elango, PaSE, IPDPS 2021 (no groups, no local response normalisation). Dropout is left out.
+"""
+
+from __future__ import annotations
+
+from perfmodel.workload.network import Network
+from perfmodel.workload.networks.builder import NetworkBuilder
+from perfmodel.workload.networks.images import images
+
+
+def alexnet(
+    *,
+    batch: int = 128,
+    image: int = 227,
+    filters: tuple[int, int, int, int, int] = (96, 256, 384, 384, 256),
+    hidden: int = 4096,
+    classes: int = 1024,
+) -> Network:
+    b = NetworkBuilder("alexnet", batch=batch, source="Elango, PaSE (IPDPS 2021), graph of AlexNet; Krizhevsky et al., NIPS 2012")
+    x = images(b, image)
+    windows = (11, 5, 3, 3, 3)
+    for i, (count, window) in enumerate(zip(filters, windows, strict=True), start=1):
+        stride, padding = (4, 0) if i == 1 else (1, window // 2)
+        b.layer = f"conv{i}"
+        x = b.relu(f"relu{i}", b.convolution(f"conv{i}", x, count, window, stride=stride, padding=padding, bias=True))
+        if i in (1, 2, 5):
+            x = b.pooling(f"pool{i}", x, 3, stride=2)
+    b.layer = "fc6"
+    # the fully connected layer reads the image as it is: its weight has a position for c, h and w each
+    x = b.relu("relu6", b.linear("fc6", x, "b c h w", "n c h w", "b n", new={"n": hidden}), "b n")
+    b.layer = "fc7"
+    x = b.relu("relu7", b.linear("fc7", x, "b c", "n c", "b n", new={"n": hidden}), "b n")
+    b.layer = "fc8"
+    logits = b.linear("fc8", x, "b c", "n c", "b n", new={"n": classes})
+    b.cross_entropy(logits, "b n", "n")
+    return b.build()

@@ -1,0 +1,52 @@
+"""Attention and positions, as several networks of transformer layers write them."""
+
+from __future__ import annotations
+
+from perfmodel.errors import bad_field
+from perfmodel.workload.kinds.attention import attention
+from perfmodel.workload.network import Operand, TensorRole
+from perfmodel.workload.networks.builder import NetworkBuilder
+
+#: Dims of queries and of keys and values where they are made: g key-value heads, r query heads of each, d entries of a head.
+QUERY, KEY = "b s g r d", "b s g d"
+
+
+def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, causal: bool, fused: bool = True, window: int = 0) -> str:
+    """q[b,s,g,r,d], k and v[b,s,g,d] -> [b,s,g,r,d]; one fused kernel, or two products and a softmax.
+
+    window   keys that a causal query sees; only the fused kernel saves work by it (and the softmax has no window)
+    """
+    depth = b.shape(q)[-1]
+    if not fused:
+        scores = b.einsum(f"{prefix}scores", (q, "b q g r d"), (k, "b z g d"), "b g r q z", whole="d")
+        queries = "q" if causal else ""
+        weights = b.softmax(f"{prefix}softmax", scores, "b g r q z", "z", scale=depth**-0.5, causal_queries=queries)
+        return b.einsum(f"{prefix}context", (weights, "b g r q z"), (v, "b z g d"), "b q g r d", whole="d")
+    batch, queries_len, groups, shared, _ = b.shape(q)
+    operator = attention(
+        f"{prefix}attention",
+        Operand(tensor=q, dims=("b", "q", "g", "r", "")),
+        Operand(tensor=k, dims=("b", "z", "g", "")),
+        Operand(tensor=v, dims=("b", "z", "g", "")),
+        Operand(tensor=f"{prefix}attention.out", dims=("b", "q", "g", "r", "")),
+        {"b": batch, "q": queries_len, "z": b.shape(k)[1], "g": groups, "r": shared},
+        head_dim=depth,
+        causal=causal,
+        window=window if window < b.shape(k)[1] else 0,
+        layer=b.layer,
+    )
+    return b.add(operator, *b.shape(q))
+
+
+def head_dim(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise bad_field("heads", heads, f"must divide hidden={hidden}", "use a divisor")
+    return hidden // heads
+
+
+def learned_positions(b: NetworkBuilder, name: str, x: str, rows: int) -> str:
+    """x[b,s,h] + rows of a learned table at `positions`, as operators `name` and `name`_add."""
+    _, seq_len, hidden = b.shape(x)
+    ids = b.input("positions", seq_len, role=TensorRole.INDEX)
+    place = b.embedding(name, ids, "s", rows, hidden, feature_dim="h", table_dim="p")
+    return b.pointwise(f"{name}_add", "add", (x, "b s h"), (place, "s h"))

@@ -1,0 +1,20 @@
+"""What networks for images have in common: their data and their end."""
+
+from __future__ import annotations
+
+from perfmodel.workload.network import Network
+from perfmodel.workload.networks.builder import NetworkBuilder
+
+
+def images(b: NetworkBuilder, side: int) -> str:
+    """The data: `side` x `side` pixels of three colours."""
+    return b.input("images", b.batch, 3, side, side)
+
+
+def classify(b: NetworkBuilder, x: str, classes: int) -> Network:
+    """Global average pooling, one fully connected layer, the loss."""
+    b.layer = "head"
+    x = b.mean("mean", x, "b c h w", "b c")
+    logits = b.linear("fc", x, "b c", "n c", "b n", new={"n": classes})
+    b.cross_entropy(logits, "b n", "n")
+    return b.build()

@@ -1,0 +1,97 @@
+"""ViT-L/16: patches of 16 x 16 pixels, a class token, 24 transformer layers with the norm before each branch.
+
+Source: Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, table 1 (Large: 24 layers, width 1024, 4096, 16 heads), 224 x 224
+images; parameters as torchvision's vit_l_16. Dropout is left out.
+"""
+
+from __future__ import annotations
+
+from perfmodel.workload.kinds.joining import flatten, prepend, select
+from perfmodel.workload.network import Network, Operand
+from perfmodel.workload.networks.blocks import QUERY, attend, head_dim
+from perfmodel.workload.networks.builder import NetworkBuilder
+from perfmodel.workload.networks.images import images
+
+_EPS = 1e-6
+
+
+def vit_large(
+    *,
+    batch: int = 128,
+    image: int = 224,
+    patch: int = 16,
+    layers: int = 24,
+    hidden: int = 1024,
+    heads: int = 16,
+    intermediate: int = 4096,
+    classes: int = 1000,
+    fused_attention: bool = True,
+) -> Network:
+    b = NetworkBuilder("vit-large", batch=batch, source="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, table 1 (ViT-L/16)")
+    b.layer = "embedding"
+    x = b.convolution("patches", images(b, image), hidden, patch, stride=patch, bias=True)
+    x = _sequence(b, x)
+    positions = b.parameter("position_embedding.weight", b.shape(x)[1], hidden)
+    x = b.pointwise("position_embedding", "add", (x, "b s h"), (positions, "s h"))
+    for i in range(layers):
+        b.layer = layer = f"layer{i}"
+        sizes = {"g": heads, "d": head_dim(hidden, heads)}
+        y = b.layer_norm(f"{layer}.attention_norm", x, "b s h", "h", eps=_EPS)
+        q = b.linear(f"{layer}.q_proj", y, "b s h", "g r d h", QUERY, whole="d", new=sizes | {"r": 1})
+        k = b.linear(f"{layer}.k_proj", y, "b s h", "g d h", "b s g d", whole="d", new=sizes)
+        v = b.linear(f"{layer}.v_proj", y, "b s h", "g d h", "b s g d", whole="d", new=sizes)
+        y = attend(b, f"{layer}.", q, k, v, causal=False, fused=fused_attention)
+        y = b.linear(f"{layer}.o_proj", y, QUERY, "h g r d", "b s h", whole="d", new={"h": hidden})
+        x = b.pointwise(f"{layer}.attention_add", "add", (x, "b s h"), (y, "b s h"))
+        y = b.layer_norm(f"{layer}.mlp_norm", x, "b s h", "h", eps=_EPS)
+        y = b.pointwise(
+            f"{layer}.gelu", "gelu", (b.linear(f"{layer}.up_proj", y, "b s h", "f h", "b s f", new={"f": intermediate}), "b s f")
+        )
+        y = b.linear(f"{layer}.down_proj", y, "b s f", "h f", "b s h", new={"h": hidden})
+        x = b.pointwise(f"{layer}.mlp_add", "add", (x, "b s h"), (y, "b s h"))
+    b.layer = "head"
+    x = b.layer_norm("final_norm", x, "b s h", "h", eps=_EPS)
+    logits = b.linear("head", _first(b, x), "b h", "n h", "b n", new={"n": classes})
+    b.cross_entropy(logits, "b n", "n")
+    return b.build()
+
+
+def _sequence(b: NetworkBuilder, x: str) -> str:
+    """The patches as a sequence, the class token before them."""
+    batch, hidden, rows, columns = b.shape(x)
+    length = rows * columns
+    operator = flatten(
+        "flatten",
+        Operand(tensor=x, dims=("b", "n", "h", "")),
+        Operand(tensor="flatten.out", dims=("b", "h", "n")),
+        {"b": batch, "h": rows, "n": hidden},
+        width=columns,
+        layer=b.layer,
+    )
+    x = b.add(operator, batch, length, hidden)
+    operator = prepend(
+        "class_token",
+        Operand(tensor=b.parameter("class_token.weight", hidden), dims=("h",)),
+        Operand(tensor=x, dims=("b", "", "h")),
+        Operand(tensor="class_token.out", dims=("b", "", "h")),
+        {"b": batch, "h": hidden},
+        length=length,
+        layer=b.layer,
+    )
+    return b.add(operator, batch, length + 1, hidden)
+
+
+def _first(b: NetworkBuilder, x: str) -> str:
+    """The class token of each image."""
+    batch, length, hidden = b.shape(x)
+    operator = select(
+        "class_output",
+        Operand(tensor=x, dims=("b", "", "h")),
+        Operand(tensor="class_output.out", dims=("b", "h")),
+        {"b": batch, "h": hidden},
+        axis=1,
+        index=0,
+        size=length,
+        layer=b.layer,
+    )
+    return b.add(operator, batch, hidden)
