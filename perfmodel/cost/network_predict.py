@@ -136,23 +136,29 @@ def _parameters(network: Network, plan: NetworkPlan, prices: MeshPrices) -> list
 
 
 def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> float:
-    """What one microbatch keeps for backward on one rank: each tensor once for each layout in which it is kept. [byte]"""
+    """What one microbatch keeps for backward on one rank. [byte]
+
+    A tensor that its producer keeps, or that is held and that a reader keeps, is kept there; a reader that needs it in another layout keeps
+    a copy of its own.
+    """
     kept: dict[tuple[str, Layout], float] = {}
-    extra = 0.0
+    copies = 0.0
     for operator in network.operators:
         sharding = plan.shardings[operator.name]
         parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
         left = list(operator.saved)
         for position in saved_inputs(network, operator):
             operand = operator.inputs[position]
-            left.remove(tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True)))
-            _keep(network, plan, kept, operand.tensor, needed_layout(sharding, operand))
+            shape = network.tensors[operand.tensor].shape
+            left.remove(tuple(zip(shape, operand.dims, strict=True)))
+            needed = needed_layout(sharding, operand)
+            at_hand = plan.held[operand.tensor].layout if operand.tensor in plan.held else needed
+            kept[operand.tensor, at_hand] = elements_of(shape, at_hand, plan)
+            if needed != at_hand:
+                copies += elements_of(shape, needed, plan)
         if saves_output(network, operator):
-            left.remove(tuple(zip(network.tensors[operator.output.tensor].shape, operator.output.dims, strict=True)))
-            _keep(network, plan, kept, operator.output.tensor, left_layout(operator, sharding))
-        extra += sum(float(local_extent(extent, parts, _ONE)[0]) for extent in left)
-    return (sum(kept.values()) + extra) * setting.activation_bytes
-
-
-def _keep(network: Network, plan: NetworkPlan, kept: dict[tuple[str, Layout], float], tensor: str, layout: Layout) -> None:
-    kept[tensor, layout] = elements_of(network.tensors[tensor].shape, layout, plan)
+            shape = network.tensors[operator.output.tensor].shape
+            left.remove(tuple(zip(shape, operator.output.dims, strict=True)))
+            kept[operator.output.tensor, left_layout(operator, sharding)] = elements_of(shape, left_layout(operator, sharding), plan)
+        copies += sum(float(local_extent(extent, parts, _ONE)[0]) for extent in left)
+    return (sum(kept.values()) + copies) * setting.activation_bytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +33,10 @@ from perfmodel.planner.network_space import Configurations, NetworkSpace
 from perfmodel.workload.network import Network, NetworkOperator, Operand, Pass, TensorRole
 
 Array = NDArray[np.float64]
-Masks = NDArray[np.int64]
+Masks = NDArray[np.int64] | NDArray[np.int32]
 
-#: Pairs of layouts that are priced at once.
-_CHUNK = 1 << 19
+#: Pairs of layouts that are priced at once: temporaries of 32-bit masks then stay in a core's cache.
+_CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,11 +122,11 @@ class _Tables:
             ends = [(self.held[tensor], -1)] if tensor in self.held else []
             for consumer, position in ends or reading:
                 edges.append((producer, consumer, self.edge(tensor, producer, consumer, position)))
-                saved += self.shared_bytes(tensor, producer, consumer, position)
+                saved += self.copied_bytes(tensor, producer, consumer, position)
             if tensor in self.held:
                 for consumer, position in reading:
                     edges.append((self.held[tensor], consumer, self.edge(tensor, self.held[tensor], consumer, position)))
-                    saved += self.shared_bytes(tensor, self.held[tensor], consumer, position)
+                    saved += self.copied_bytes(tensor, self.held[tensor], consumer, position)
         return NetworkTables(space=self.space, vertices=tuple(vertices), edges=tuple(edges), edge_bytes=tuple(saved))
 
     # --- vertices ---------------------------------------------------------------------------------------------------------------------
@@ -137,7 +138,7 @@ class _Tables:
             for position, operand in enumerate(operator.inputs)
             if self.network.tensors[operand.tensor].role is TensorRole.PARAMETER and self.readers[operand.tensor][0] == (index, position)
         ]
-        kept = tuple(p for p in self.kept[index] if operator.inputs[p].tensor not in self.held)
+        kept = tuple(p for p in self.kept[index] if not self.is_kept_before(operator.inputs[p].tensor))
         key = (
             id(rows),
             tuple(operator.dims.items()),
@@ -186,13 +187,19 @@ class _Tables:
             saved_bytes=saved,
         )
 
+    def is_kept_before(self, tensor: str) -> bool:
+        """Whether the tensor is kept where it is held or made: a reader then keeps another copy only if it needs another layout."""
+        if tensor in self.held:
+            return True
+        return tensor in self.producers and saves_output(self.network, self.network.operators[self.producers[tensor]])
+
     def saved_extents(self, index: int) -> list[tuple[tuple[int, str], ...]]:
-        """What the operator keeps, without tensors that are held: those are kept once, where they are held."""
+        """What the operator keeps beside its inputs that are kept before."""
         operator = self.network.operators[index]
         left = list(operator.saved)
         for position in self.kept[index]:
             operand = operator.inputs[position]
-            if operand.tensor in self.held:
+            if self.is_kept_before(operand.tensor):
                 left.remove(tuple(zip(self.network.tensors[operand.tensor].shape, operand.dims, strict=True)))
         return left
 
@@ -204,17 +211,22 @@ class _Tables:
         elements = np.ones(len(rows))
         for size, cut in zip(shape, view.cuts.T, strict=True):
             elements = elements * np.ceil(size / self.prices.size[cut])
-        return ParameterColumns(elements=elements, groups=view.partial)
+        return ParameterColumns(elements=elements, groups=view.partial.astype(np.int64))
+
+    def is_kept_by_readers(self, tensor: str) -> bool:
+        return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
 
     def held_vertex(self, tensor: str, layouts: Configurations) -> VertexColumns:
+        """A held tensor that a reader keeps is counted here, unless its producer keeps it already."""
         zero = np.zeros(len(layouts))
         saved = zero
-        if any(position in self.kept[consumer] for consumer, position in self.readers[tensor]):
-            shape = self.network.tensors[tensor].shape
+        shape = self.network.tensors[tensor].shape
+        producer = self.network.operators[self.producers[tensor]]
+        if self.is_kept_by_readers(tensor) and not saves_output(self.network, producer):
             saved = np.full(len(layouts), self.setting.activation_bytes)
             for position, size in enumerate(shape):
                 saved = saved * np.ceil(size / layouts.parts[:, position])
-        key = ("held", id(layouts), self.network.tensors[tensor].shape, bool(saved.any()))
+        key = ("held", id(layouts), shape, bool(saved.any()))
         if key not in self.known_vertices:
             self.known_vertices[key] = VertexColumns(
                 forward=zero, backward=zero, own=zero, reductions=zero, gathers=zero, optimizer=zero, state_bytes=zero, saved_bytes=saved
@@ -265,13 +277,13 @@ class _Tables:
             found.append((first, other, np.where(same, np.maximum(extra, 0.0), np.inf)))
         return found
 
-    def shared_bytes(self, tensor: str, source: int, consumer: int, position: int) -> list[tuple[int, int, Array]]:
-        """Where both ends keep the tensor in one layout, it is kept once; where a reader of a held tensor needs another layout, twice."""
+    def copied_bytes(self, tensor: str, source: int, consumer: int, position: int) -> list[tuple[int, int, Array]]:
+        """Where both ends keep the tensor: another copy, if the consumer needs it in another layout."""
         operators = len(self.space.operators)
-        reader_keeps = position >= 0 and position in self.kept[consumer]
-        held_is_kept = any(p in self.kept[c] for c, p in self.readers[tensor]) if tensor in self.held else False
-        source_keeps = held_is_kept if source >= operators else saves_output(self.network, self.network.operators[source])
-        end_keeps = held_is_kept if consumer >= operators else reader_keeps
+        by_readers = tensor in self.held and self.is_kept_by_readers(tensor)
+        producer_keeps = saves_output(self.network, self.network.operators[self.producers[tensor]])
+        source_keeps = by_readers if source >= operators else producer_keeps
+        end_keeps = by_readers if consumer >= operators else position in self.kept[consumer]
         if not (source_keeps and end_keeps):
             return []
         source_key, left = self.view(tensor, source, -1)
@@ -285,9 +297,7 @@ class _Tables:
             size = np.full(len(read.partial), self.setting.activation_bytes)
             for length, cut in zip(shape, read.cuts.T, strict=True):
                 size = size * np.ceil(length / self.prices.size[cut])
-            # of a held tensor the vertex counts it; of others both ends did
-            matrix = np.where(same, 0.0, size[None, :]) if source >= operators else np.where(same, -size[None, :], 0.0)
-            self.known_bytes[key] = matrix
+            self.known_bytes[key] = np.where(same, 0.0, size[None, :])
         return [(source, consumer, self.known_bytes[key])]
 
 
@@ -320,10 +330,11 @@ def edge_times(left: View, read: View, total_bytes: float, prices: MeshPrices, *
     """
     bits = len(prices.axes)
     (left, of_left), (read, of_read) = _distinct(left, bits), _distinct(read, bits)
+    left, read = _narrow(left), _narrow(read)
     matrix = np.empty((len(left.partial), len(read.partial)))
     step = max(1, _CHUNK // max(1, len(read.partial)))
     columns = View(cuts=read.cuts[None, :, :], partial=read.partial[None, :])
-    none = np.zeros((1, 1), dtype=np.int64)
+    none = np.zeros((1, 1), dtype=np.int32)
     for start in range(0, len(matrix), step):
         rows = View(cuts=left.cuts[start : start + step, None, :], partial=left.partial[start : start + step, None])
         away = rows.partial if not from_held else none
@@ -343,6 +354,11 @@ def _distinct(view: View, bits: int) -> tuple[View, NDArray[np.int64]]:
     return View(cuts=view.cuts[first], partial=view.partial[first]), index.ravel()
 
 
+def _narrow(view: View) -> View:
+    """The same masks in 32 bits."""
+    return View(cuts=view.cuts.astype(np.int32), partial=view.partial.astype(np.int32))
+
+
 def redistribution_times(source: View, target: View, total_bytes: float, prices: MeshPrices) -> Array:
     """`parallel.sharding.redistribute` on masks that broadcast, and the time of its steps. [s]
 
@@ -351,7 +367,7 @@ def redistribution_times(source: View, target: View, total_bytes: float, prices:
     have, want = source.cuts, target.cuts
     positions = range(have.shape[-1])
     shape = np.broadcast_shapes(have.shape[:-1], want.shape[:-1], source.partial.shape, target.partial.shape)
-    cut, goal, stay = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    cut, goal, stay = (np.zeros(shape, dtype=have.dtype) for _ in range(3))
     for i in positions:
         cut |= have[..., i]
         goal |= want[..., i]
@@ -377,7 +393,7 @@ def redistribution_times(source: View, target: View, total_bytes: float, prices:
     scatter = partial & goal
     bits = len(prices.axes)
 
-    def of(kind: CollectiveKind, groups: Masks, remaining: Masks) -> Array:
+    def of(kind: CollectiveKind, groups: NDArray[Any], remaining: NDArray[Any]) -> Array:
         if not groups.any():
             return np.zeros(shape)
         return np.asarray(prices.table(kind, total_bytes).ravel()[np.broadcast_to((groups << bits) | remaining, shape)])
