@@ -117,6 +117,7 @@ class NetworkOperator:
     whole     dims that no axis may cut
     padded    dims whose shards may be uneven (a vocabulary); the parts of other dims divide every size that they cut
     saved     elements kept for backward, each extent once, in the layout of the operator; parameters are not among them
+    kept      which of the inputs and the output are among `saved`, each as the extent of its shape and dims; the rest are extras
     settings  what the torch function needs (stride, padding, window ...)
     layer     a group that pipelines and reports know it by ("encoder.3"); "" for none
     """
@@ -133,6 +134,7 @@ class NetworkOperator:
     whole: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
     saved: tuple[Extent, ...] = ()
+    kept: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict)
     layer: str = ""
 
@@ -150,6 +152,9 @@ class NetworkOperator:
         for dim in (*self.sums, *self.whole, *self.padded):
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
+        for tensor in self.kept:
+            if tensor not in (self.output.tensor, *(operand.tensor for operand in self.inputs)):
+                raise InputError(f"operator {self.name}: keeps {tensor!r}: is neither an input nor the output; name one of them")
         for dim in self.sums:
             if dim in self.output.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r} is summed over and in the output; leave it out of one")

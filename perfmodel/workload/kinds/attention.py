@@ -57,6 +57,7 @@ def attention(
         backward=(work,),
         whole=("z", "q") if causal else ("z",),
         saved=(*((*extent(dims, operand.dims), *depth) for operand in (q, k, v, output)), extent(dims, "bqgr")),
+        kept=(q.tensor, k.tensor, v.tensor, output.tensor),
         settings={"head_dim": head_dim, "scale": scale or head_dim**-0.5, "causal": causal, "window": window},
         layer=layer,
     )

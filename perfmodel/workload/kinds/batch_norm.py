@@ -51,6 +51,7 @@ def batch_norm(
             if synchronised
         ),
         saved=(entries, statistics),
+        kept=(x.tensor,),
         settings={"synchronised": synchronised, "eps": eps},
         layer=layer,
     )

@@ -82,6 +82,7 @@ def convolution(
         sums=("c",) if groups == 1 else (),
         whole=tuple(whole),
         saved=((*owned, (height, "h"), (width, "w")),),
+        kept=(x,),
         settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
         layer=layer,
     )

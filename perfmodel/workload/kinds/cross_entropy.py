@@ -58,5 +58,6 @@ def binary_cross_entropy(
         forward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 3),),
         backward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 4),),
         saved=(entries,),
+        kept=(logits.tensor,),
         layer=layer,
     )

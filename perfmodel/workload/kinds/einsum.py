@@ -55,5 +55,6 @@ def einsum(
         whole=whole,
         padded=padded,
         saved=tuple(saved),
+        kept=(first.tensor,) if second_is_parameter else (first.tensor, second.tensor),
         layer=layer,
     )

@@ -49,6 +49,7 @@ def elementwise(
         whole=whole,
         padded=padded,
         saved=tuple(saved),
+        kept=(output.tensor,) if kept == "output" else tuple(operand.tensor for operand in inputs) if kept == "input" else (),
         settings={"function": function},
         layer=layer,
     )

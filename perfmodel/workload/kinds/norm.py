@@ -76,6 +76,7 @@ def _norm(
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=rows, phase=phase, itemsize=4.0) for phase in Pass),
         whole=whole,
         saved=(entries, rows),
+        kept=(x.tensor,),
         settings={"eps": eps},
         layer=layer,
     )

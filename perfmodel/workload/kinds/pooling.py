@@ -59,6 +59,7 @@ def pooling(
         traffic=tuple(traffic),
         whole=tuple(whole),
         saved=(read, *kept),
+        kept=(x,),
         settings={"mode": mode, "window": window, "stride": stride, "padding": padding},
         layer=layer,
     )

@@ -45,6 +45,7 @@ def softmax(
             for phase in (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)
         ),
         saved=(entries,),
+        kept=(output.tensor,),
         settings={"over": over, "scale": scale, "causal_queries": causal_queries},
         layer=layer,
     )
