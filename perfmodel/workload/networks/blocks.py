@@ -38,6 +38,28 @@ def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, causal: bo
     return b.add(operator, *b.shape(q))
 
 
+def self_attention(b: NetworkBuilder, prefix: str, x: str, *, heads: int, fused: bool) -> str:
+    """The attention branch with biases and without a mask; every head has keys and values of its own."""
+    hidden = b.shape(x)[-1]
+    sizes = {"g": heads, "d": head_dim(hidden, heads)}
+    q = b.linear(f"{prefix}q_proj", x, "b s h", "g r d h", QUERY, whole="d", new=sizes | {"r": 1})
+    k = b.linear(f"{prefix}k_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
+    v = b.linear(f"{prefix}v_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
+    y = attend(b, prefix, q, k, v, causal=False, fused=fused)
+    return b.linear(f"{prefix}o_proj", y, QUERY, "h g r d", "b s h", whole="d", new={"h": hidden})
+
+
+def gelu_mlp(b: NetworkBuilder, prefix: str, x: str, intermediate: int) -> str:
+    """The feed-forward branch with biases."""
+    y = b.linear(f"{prefix}up_proj", x, "b s h", "f h", "b s f", new={"f": intermediate})
+    y = b.pointwise(f"{prefix}gelu", "gelu", (y, "b s f"))
+    return b.linear(f"{prefix}down_proj", y, "b s f", "h f", "b s h", new={"h": b.shape(x)[-1]})
+
+
+def add(b: NetworkBuilder, name: str, x: str, y: str) -> str:
+    return b.pointwise(name, "add", (x, "b s h"), (y, "b s h"))
+
+
 def head_dim(hidden: int, heads: int) -> int:
     if hidden % heads:
         raise bad_field("heads", heads, f"must divide hidden={hidden}", "use a divisor")

@@ -13,7 +13,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.models import load_model
 from perfmodel.workload.network import Network, Operand, TensorRole
-from perfmodel.workload.networks.blocks import KEY, QUERY, attend, learned_positions
+from perfmodel.workload.networks.blocks import KEY, QUERY, add, attend, learned_positions
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 _DEFAULT_BATCH = 8
@@ -92,9 +92,6 @@ class _Decoder:
             return self.b.rms_norm(name, x, dims, over, whole=whole)
         return self.b.layer_norm(name, x, dims, over, bias=self.config.norm_bias, whole=whole)
 
-    def add(self, name: str, x: str, y: str) -> str:
-        return self.b.pointwise(name, "add", (x, "b s h"), (y, "b s h"))
-
     def layer(self, prefix: str, x: str, window: int) -> str:
         config = self.config
         normed = self.norm(f"{prefix}attention_norm", x)
@@ -102,13 +99,13 @@ class _Decoder:
         if config.parallel_block:
             # both branches are sums to be reduced: added first, their biases after
             z = self.mlp(prefix, normed if config.shared_norm else self.norm(f"{prefix}mlp_norm", x))
-            both = self.add(f"{prefix}parallel_add", y, z)
+            both = add(self.b, f"{prefix}parallel_add", y, z)
             for name, has_bias in (("o_proj", config.attention_output_bias), ("down_proj", config.mlp_bias)):
                 both = self.b.bias(f"{prefix}{name}", both, "b s h", "h") if has_bias else both
-            return self.add(f"{prefix}block_add", x, both)
-        x = self.add(f"{prefix}attention_add", x, self.close(f"{prefix}attention", f"{prefix}o_proj", y, config.attention_output_bias))
+            return add(self.b, f"{prefix}block_add", x, both)
+        x = add(self.b, f"{prefix}attention_add", x, self.close(f"{prefix}attention", f"{prefix}o_proj", y, config.attention_output_bias))
         y = self.mlp(prefix, self.norm(f"{prefix}mlp_norm", x))
-        return self.add(f"{prefix}mlp_add", x, self.close(f"{prefix}mlp", f"{prefix}down_proj", y, config.mlp_bias))
+        return add(self.b, f"{prefix}mlp_add", x, self.close(f"{prefix}mlp", f"{prefix}down_proj", y, config.mlp_bias))
 
     def close(self, branch: str, projection: str, x: str, has_bias: bool) -> str:
         """What follows the last projection of a branch: bias, norm."""

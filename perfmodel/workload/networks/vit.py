@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from perfmodel.workload.kinds.joining import flatten, prepend, select
 from perfmodel.workload.network import Network, Operand
-from perfmodel.workload.networks.blocks import QUERY, attend, head_dim
+from perfmodel.workload.networks.blocks import add, gelu_mlp, self_attention
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import images
 
@@ -35,20 +35,10 @@ def vit_large(
     x = b.pointwise("position_embedding", "add", (x, "b s h"), (positions, "s h"))
     for i in range(layers):
         b.layer = layer = f"layer{i}"
-        sizes = {"g": heads, "d": head_dim(hidden, heads)}
         y = b.layer_norm(f"{layer}.attention_norm", x, "b s h", "h", eps=_EPS)
-        q = b.linear(f"{layer}.q_proj", y, "b s h", "g r d h", QUERY, whole="d", new=sizes | {"r": 1})
-        k = b.linear(f"{layer}.k_proj", y, "b s h", "g d h", "b s g d", whole="d", new=sizes)
-        v = b.linear(f"{layer}.v_proj", y, "b s h", "g d h", "b s g d", whole="d", new=sizes)
-        y = attend(b, f"{layer}.", q, k, v, causal=False, fused=fused_attention)
-        y = b.linear(f"{layer}.o_proj", y, QUERY, "h g r d", "b s h", whole="d", new={"h": hidden})
-        x = b.pointwise(f"{layer}.attention_add", "add", (x, "b s h"), (y, "b s h"))
+        x = add(b, f"{layer}.attention_add", x, self_attention(b, f"{layer}.", y, heads=heads, fused=fused_attention))
         y = b.layer_norm(f"{layer}.mlp_norm", x, "b s h", "h", eps=_EPS)
-        y = b.pointwise(
-            f"{layer}.gelu", "gelu", (b.linear(f"{layer}.up_proj", y, "b s h", "f h", "b s f", new={"f": intermediate}), "b s f")
-        )
-        y = b.linear(f"{layer}.down_proj", y, "b s f", "h f", "b s h", new={"h": hidden})
-        x = b.pointwise(f"{layer}.mlp_add", "add", (x, "b s h"), (y, "b s h"))
+        x = add(b, f"{layer}.mlp_add", x, gelu_mlp(b, f"{layer}.", y, intermediate))
     b.layer = "head"
     x = b.layer_norm("final_norm", x, "b s h", "h", eps=_EPS)
     logits = b.linear("head", _first(b, x), "b h", "n h", "b n", new={"n": classes})
