@@ -1,7 +1,17 @@
 """Floor 4, the search kernel: sees arrays of costs only, and knows nothing of plans."""
 
+from perfmodel.search.constrained import ConstrainedMethod, ConstrainedSolution, eliminate_within
 from perfmodel.search.order import EliminationOrder, best_order
 from perfmodel.search.solution import SearchMethod, Solution
 from perfmodel.search.solve import eliminate
 
-__all__ = ["EliminationOrder", "SearchMethod", "Solution", "best_order", "eliminate"]
+__all__ = [
+    "ConstrainedMethod",
+    "ConstrainedSolution",
+    "EliminationOrder",
+    "SearchMethod",
+    "Solution",
+    "best_order",
+    "eliminate",
+    "eliminate_within",
+]

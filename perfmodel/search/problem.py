@@ -96,7 +96,7 @@ class Problem:
 
 def read_problem(vertex_costs: Sequence[ArrayLike], edges: Sequence[tuple[int, int, ArrayLike]]) -> Problem:
     """The problem of `eliminate`, checked: one sentence names the first array that breaks a rule."""
-    reader = _Reader()
+    reader = Reader()
     costs = [reader.vector(v, cost) for v, cost in enumerate(vertex_costs)]
     merged: dict[tuple[int, int], Array] = {}
     turned: dict[int, Array] = {}
@@ -110,16 +110,17 @@ def read_problem(vertex_costs: Sequence[ArrayLike], edges: Sequence[tuple[int, i
     return reader.finish(costs, merged, tuple(given))
 
 
-class _Reader:
-    """Checks arrays, each object once, and gathers the spread of the finite costs."""
+class Reader:
+    """Checks arrays, each object once, and gathers the spread of the finite costs. The names are those of the arguments, for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, vectors: str = "vertex_costs", matrices: str = "edges") -> None:
+        self.vectors, self.matrices = vectors, matrices
         self.known: dict[int, tuple[object, Array]] = {}  # holds what was given, so that an id stays taken
         self.spread_of: dict[int, float] = {}
         self.has_forbidden: set[int] = set()
 
     def vector(self, v: int, given: ArrayLike) -> Array:
-        cost = self.array(f"vertex_costs[{v}]", given, dims=1)
+        cost = self.array(f"{self.vectors}[{v}]", given, dims=1)
         if len(cost) == 0:
             raise bad_field(
                 f"vertex_costs[{v}]", "[]", "a vertex needs at least one configuration", "give one cost for each, or drop the vertex"
@@ -131,7 +132,7 @@ class _Reader:
         return cost
 
     def edge(self, index: int, edge: tuple[int, int, ArrayLike], costs: Sequence[Array]) -> tuple[int, int, Array]:
-        field = f"edges[{index}]"
+        field = f"{self.matrices}[{index}]"
         try:
             u, v, given = edge
         except (TypeError, ValueError):

@@ -29,20 +29,31 @@ Factor = tuple[Array, tuple[int, ...]]
 
 def solve_by_tables(problem: Problem, order: EliminationOrder) -> list[int]:
     """A choice of least cost."""
-    place = {v: i for i, (v, _) in enumerate(order.steps)}
-    memory = _Memory()
-    buckets: list[list[Factor]] = [[] for _ in problem.costs]
-    for array, axes in memory.without_single_configurations(problem):
-        buckets[min(axes, key=place.__getitem__)].append((array, axes))
-    for v, rest in order.steps:
-        if rest:
-            buckets[rest[0]].append((memory.join(buckets[v], (v, *rest), problem), rest))
+    buckets, _ = make_tables(problem, order)
     choice = [0] * len(problem.costs)
     for v, _ in reversed(order.steps):
         if len(problem.costs[v]) > 1:
             total = sum(array[tuple(slice(None) if u == v else choice[u] for u in axes)] for array, axes in buckets[v])
             choice[v] = int(np.argmin(total))
     return choice
+
+
+def make_tables(problem: Problem, order: EliminationOrder) -> tuple[list[list[Factor]], dict[int, Array]]:
+    """What mentions each vertex when its turn has come, and the table that its elimination leaves over its dependent set, if there is one.
+
+    Vertices with one configuration are in no dependent set; their matrices are part of the vectors of the others.
+    """
+    place = {v: i for i, (v, _) in enumerate(order.steps)}
+    memory = _Memory()
+    buckets: list[list[Factor]] = [[] for _ in problem.costs]
+    tables: dict[int, Array] = {}
+    for array, axes in memory.without_single_configurations(problem):
+        buckets[min(axes, key=place.__getitem__)].append((array, axes))
+    for v, rest in order.steps:
+        if rest:
+            tables[v] = memory.join(buckets[v], (v, *rest), problem)
+            buckets[rest[0]].append((tables[v], rest))
+    return buckets, tables
 
 
 class _Memory:
