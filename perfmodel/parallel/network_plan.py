@@ -48,6 +48,8 @@ class NetworkPlan:
     """axes: outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers.
 
     network, sizes   what the network was built from: its name, and the sizes given beyond its defaults
+    stages           of a pipeline: the first operator of each stage; the axes are then those of one stage's chips
+    batch            of one microbatch
     """
 
     network: str
@@ -57,6 +59,8 @@ class NetworkPlan:
     shardings: Mapping[str, Sharding]
     held: Mapping[str, Held]
     sizes: Mapping[str, int] = field(default_factory=dict)
+    stages: tuple[str, ...] = ()
+    num_microbatches: int = 1
 
     @property
     def num_chips(self) -> int:
@@ -66,25 +70,33 @@ class NetworkPlan:
         return prod(axis.size for axis in self.axes if axis.name in names)
 
 
-def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...]) -> tuple[MeshAxis, ...]:
+def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> tuple[MeshAxis, ...]:
     """One axis for each prime factor of each tier, outermost tier first, larger factors first within a tier.
 
     tier_sizes   chips in one domain of each tier, innermost first (`Cluster.tiers[i].size`)
+    most         axes at most (0: any number): the smallest of the tier that has most of them are joined
 
     A tier takes gcd(what is left, its own factor): 24 chips on nodes of 8 are 8 x 3, 12 on nodes of 8 are 4 x 3.
     """
     if isinstance(num_chips, bool) or not isinstance(num_chips, int) or num_chips < 1:
         raise bad_field("chips", num_chips, "must be a whole number of at least 1", "use 8, 16, 32 or 64")
-    axes: list[MeshAxis] = []
+    factors: list[list[int]] = []
     left, inner = num_chips, 1
     for tier, size in enumerate(tier_sizes):
         is_last = tier == len(tier_sizes) - 1
         degree = left if is_last else _greatest_divisor(left, max(1, size // inner))
         inner *= degree
         left //= degree
-        names = [MeshAxis(name=f"t{tier}{chr(ord('a') + i)}", size=f, tier=tier) for i, f in enumerate(reversed(_prime_factors(degree)))]
-        axes = names + axes
-    return tuple(axes)
+        factors.append(sorted(_prime_factors(degree), reverse=True))
+    while most and sum(map(len, factors)) > max(most, sum(map(bool, factors))):
+        longest = max(factors, key=len)
+        longest[-2:] = [longest[-1] * longest[-2]]
+        longest.sort(reverse=True)
+    return tuple(
+        MeshAxis(name=f"t{tier}{chr(ord('a') + i)}", size=size, tier=tier)
+        for tier, sizes in reversed(list(enumerate(factors)))
+        for i, size in enumerate(sizes)
+    )
 
 
 def _greatest_divisor(number: int, most: int) -> int:

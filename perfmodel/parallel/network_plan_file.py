@@ -14,7 +14,7 @@ from perfmodel.resources import write_atomically
 KIND = "network"
 SCHEMA_VERSION = 1
 
-_KEYS = {"schema_version", "kind", "network", "sizes", "batch", "cluster", "axes", "shardings", "held"}
+_KEYS = {"schema_version", "kind", "network", "sizes", "batch", "cluster", "axes", "shardings", "held", "stages", "num_microbatches"}
 
 
 def network_plan_to_dict(plan: NetworkPlan) -> dict[str, Any]:
@@ -25,6 +25,8 @@ def network_plan_to_dict(plan: NetworkPlan) -> dict[str, Any]:
         "network": plan.network,
         "sizes": dict(plan.sizes),
         "batch": plan.batch,
+        "num_microbatches": plan.num_microbatches,
+        "stages": list(plan.stages),
         "cluster": plan.cluster,
         "axes": [{"name": axis.name, "size": axis.size, "tier": axis.tier} for axis in plan.axes],
         "shardings": {name: {dim: list(axes) for dim, axes in sharding.items() if axes} for name, sharding in plan.shardings.items()},
@@ -45,6 +47,8 @@ def network_plan_from_dict(data: Any, *, where: str = "plan") -> NetworkPlan:
     axes = _list(data, "axes", where)
     return NetworkPlan(
         network=_of(data, "network", str, where),
+        stages=_names(data.get("stages", []), f"{where}: stages"),
+        num_microbatches=_of(data, "num_microbatches", int, where),
         sizes={str(name): size for name, size in _map(data, "sizes", where).items()},
         batch=_of(data, "batch", int, where),
         cluster=_of(data, "cluster", str, where),

@@ -61,6 +61,11 @@ def _sum(counted: dict[int, tuple[float, Array]]) -> Array:
     return result
 
 
+def unfolded(num_vertices: int) -> Fold:
+    """Every vertex by itself."""
+    return Fold(of=tuple(range(num_vertices)), first=tuple(range(num_vertices)))
+
+
 def fold_layers(space: NetworkSpace) -> Fold:
     """Operators of one name but for the number of their layer, and held tensors read first by such operators, choose alike.
 

@@ -7,8 +7,9 @@ operators is. So the search runs with several shares of them taken to show, each
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +20,11 @@ from perfmodel.cost.network_cost import MeshPrices, StepSetting
 from perfmodel.cost.network_predict import NetworkPrediction, predict_network
 from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.network_plan import MeshAxis, mesh_axes
+from perfmodel.planner.network_fold import Fold, fold_layers, unfolded
 from perfmodel.planner.network_space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.network_tables import NetworkTables, network_tables
-from perfmodel.search import eliminate
+from perfmodel.search import eliminate, eliminate_within
+from perfmodel.units import format_bytes
 from perfmodel.workload.network import Network, NetworkOperator
 
 Array = NDArray[np.float64]
@@ -30,19 +33,44 @@ Array = NDArray[np.float64]
 Filter = Callable[[NetworkOperator, Configurations], NDArray[np.bool_]]
 
 _SHARES = (0.5, 1.0)
+#: Networks of more operators than this have equal layers that choose alike, unless a caller says otherwise.
+FOLD_BEYOND = 400
+#: A plan under a memory limit may be off by this share of its time.
+_GAP = 1e-4
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSearch:
-    """lower_bound: of the step time of any plan of the space, by its additive part [s]; is_proved: each search ended with a proof."""
+    """What a search found.
+
+    lower_bound          of the step time of any plan of the space that fits, by its additive part; of a folded search, of any plan whose
+                         layers choose alike  [s]
+    is_proved            each search ended with a proof; gap: the largest share by which one may be off
+    price                seconds of a step that one more byte of memory would save, at the limit; 0 where memory does not bind  [s/byte]
+    has_equal_layers     equal layers were made to choose alike
+    """
 
     best: NetworkPrediction
     lower_bound: float
     is_proved: bool
     gap: float
+    price: float
+    has_equal_layers: bool
     num_configurations: tuple[int, ...]
     table_time: float
     search_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """One search: choices of all vertices."""
+
+    choice: tuple[int, ...]
+    cost: float
+    lower_bound: float
+    is_proved: bool
+    price: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,35 +85,87 @@ class NetworkPlanner:
     tables: NetworkTables
     table_time: float
 
-    def search(self, allowed: Filter | None = None, *, time_limit: float = 600.0) -> NetworkSearch:
-        """The best plan, or the best among the configurations that `allowed` lets each operator have."""
+    def search(
+        self,
+        allowed: Filter | None = None,
+        *,
+        memory_limit: float = math.inf,
+        has_equal_layers: bool | None = None,
+        time_limit: float = 600.0,
+    ) -> NetworkSearch:
+        """The best plan, or the best among the configurations that `allowed` lets each operator have.
+
+        memory_limit      of one chip, for everything (`NetworkPrediction.memory`)  [byte]
+        has_equal_layers  equal layers choose alike; left out: where the network has more operators than `FOLD_BEYOND`
+        time_limit        of each of the searches  [s]
+        """
         start = time.perf_counter()
         barred = self._barred(allowed)
-        found: list[NetworkPrediction] = []
-        bound, is_proved, gap = 0.0, True, 0.0
+        is_folded = len(self.network.operators) > FOLD_BEYOND if has_equal_layers is None else has_equal_layers
+        fold = fold_layers(self.space) if is_folded else unfolded(len(barred))
+        results: list[tuple[NetworkPrediction, _Found]] = []
         for share in self._shares():
             costs = [
                 cost if bar is None else np.where(bar, np.inf, cost)
                 for cost, bar in zip(self.tables.costs(reduction_share=share, gather_share=share), barred, strict=True)
             ]
-            solution = eliminate(costs, self.tables.edges, time_limit=time_limit)
-            if not np.isfinite(solution.cost):
-                raise InputError("allowed: no choice of configurations is left; allow more of them")
-            if not found:
-                bound = solution.lower_bound * self.setting.num_microbatches + self.setting.profile.step_time_constant
-            is_proved, gap = is_proved and solution.is_proved, max(gap, 1.0 - solution.lower_bound / solution.cost)
-            plan = self.space.plan(solution.choice, cluster=self.cluster)
-            found.append(predict_network(self.network, plan, self.setting, self.machine))
-        best = min(found, key=lambda prediction: prediction.step_time)
+            found = self._solve(fold, costs, memory_limit=memory_limit, time_limit=time_limit)
+            plan = self.space.plan(found.choice, cluster=self.cluster)
+            results.append((predict_network(self.network, plan, self.setting, self.machine), found))
+        times, profile = self.setting.num_microbatches, self.setting.profile
+        fitting = [result for result in results if result[0].memory["total"] <= memory_limit * (1.0 + _ROUNDING)]
+        best, _ = min(fitting or results, key=lambda result: result[0].step_time)
+        bound = results[0][1].lower_bound * times + profile.step_time_constant
         return NetworkSearch(
             best=best,
             lower_bound=min(bound, best.step_time),
-            is_proved=is_proved,
-            gap=gap,
+            is_proved=all(found.is_proved for _, found in results),
+            gap=max(0.0, *(1.0 - found.lower_bound / found.cost for _, found in results)),
+            price=max(found.price for _, found in results) * times,
+            has_equal_layers=is_folded,
             num_configurations=self.space.num_configurations,
             table_time=self.table_time,
             search_time=time.perf_counter() - start,
         )
+
+    def _solve(self, fold: Fold, costs: list[Array], *, memory_limit: float, time_limit: float) -> _Found:
+        """The best choice; under the limit where the best of all does not fit."""
+        vectors, own = fold.problem(costs, self.tables.edges)
+        solution = eliminate(vectors, own, time_limit=time_limit)
+        if not np.isfinite(solution.cost):
+            raise InputError("allowed: no choice of configurations is left; allow more of them")
+        choice = fold.unfold(solution.choice)
+        limit = memory_limit - self.machine.context_bytes
+        if math.isinf(limit) or self.bytes_of(choice) <= limit:
+            return _Found(choice=choice, cost=solution.cost, lower_bound=solution.lower_bound, is_proved=solution.is_proved, price=0.0)
+        weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
+        try:
+            within = eliminate_within(vectors, own, weights, limit, edge_weights=copies, gap=_GAP, time_limit=time_limit)
+        except InputError:
+            least = self._least_bytes(fold, vectors, own) + self.machine.context_bytes
+            raise InputError(
+                f"memory: {format_bytes(memory_limit)} of a chip: no plan of the space needs less than {format_bytes(least)}; "
+                "use more chips, a higher ZeRO stage, smaller microbatches or a pipeline"
+            ) from None
+        return _Found(
+            choice=fold.unfold(within.choice),
+            cost=within.cost,
+            lower_bound=within.lower_bound,
+            is_proved=within.is_proved,
+            price=within.price,
+        )
+
+    def bytes_of(self, choice: Sequence[int]) -> float:
+        """Memory of a choice, without the context. [byte]"""
+        own = sum(float(held[index]) for held, index in zip(self.tables.held_bytes(), choice, strict=True))
+        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes)
+
+    def _least_bytes(self, fold: Fold, vectors: list[Array], edges: list[tuple[int, int, Array]]) -> float:
+        """Memory of the leanest choice that `vectors` and `edges` do not forbid. [byte]"""
+        weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
+        lean = [np.where(np.isinf(cost), np.inf, weight) for cost, weight in zip(vectors, weights, strict=True)]
+        forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
+        return eliminate(lean, [*copies, *forbidden]).cost
 
     def _shares(self) -> tuple[float, ...]:
         """Least share of parameter collectives that can show, then more of it; all of them where nothing hides."""

@@ -1,0 +1,458 @@
+"""Pipelines around the per-operator search: stages of a network, each cut in its own way over the chips of its stage.
+
+The operators in their order are a chain of blocks: a block ends where one tensor alone goes on. Stages are runs of blocks. With S stages, m
+microbatches and t_i for one microbatch on stage i (forward and backward), 1F1B takes
+
+    T = sum over i of t_i + (m - 1) * max over i of t_i + sends + what a step does once
+
+On each mesh (chips / S for a stage) the whole network is searched once; blocks then have times, and a dynamic program over the chain
+finds the stages of least T. A stage whose weights, state and min(m, S - i) live microbatches do not fit is searched again under its limit.
+This is done for every number of stages and of microbatches: first on a coarse space (within a network tier an operator cuts one dim), then
+on the whole space for the most promising.
+
+Source: Zheng et al., Alpa, OSDI 2022, section 5.2 (stages by dynamic programming over the largest stage time); Narayanan et al., Efficient
+large-scale language model training on GPU clusters using Megatron-LM, SC 2021 (1F1B).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.network_cost import StepSetting, exposed_time
+from perfmodel.errors import InputError, bad_field
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.parallel.network_plan import NetworkPlan, mesh_axes
+from perfmodel.planner.network_fold import Fold, fold_layers
+from perfmodel.planner.network_search import NetworkPlanner, network_planner
+from perfmodel.search import eliminate, eliminate_within
+from perfmodel.units import format_bytes
+from perfmodel.workload.network import Network, TensorRole
+
+Array = NDArray[np.float64]
+
+#: Axes of a mesh beyond which the outermost are joined, so that spaces stay small.
+MOST_AXES = 6
+#: Candidates (stages, microbatches) that are searched on the whole space after all were on the coarse one.
+_FINE = 3
+_COARSE_DIMS = 1
+#: A stage under its memory limit may be off by this share of its time.
+_GAP = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run of operators on the chips of one stage.
+
+    microbatch_time   forward, backward and communication of one microbatch; step_time: once a step (gradients, optimizer)  [s]
+    memory            weights, gradients and state; saved activations of `in_flight` microbatches; context  [byte]
+    price             seconds of a microbatch that one more byte would save  [s/byte]
+    """
+
+    first: str
+    last: str
+    num_operators: int
+    in_flight: int
+    microbatch_time: float
+    step_time: float
+    memory: Mapping[str, float]
+    price: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePrediction:
+    """The best plan found: its stages, the sharding of every operator on the mesh of a stage, and the step time by parts. [s]
+
+    lower_bound   no split into as many stages and microbatches takes less: (1 + (m - 1) / S) times the least time of all operators
+    """
+
+    plan: NetworkPlan
+    stages: tuple[Stage, ...]
+    num_microbatches: int
+    step_time: float
+    parts: Mapping[str, float]
+    memory_capacity: float
+    lower_bound: float
+    price: float
+    num_candidates: int
+    search_time: float
+
+    @property
+    def num_chips(self) -> int:
+        return self.plan.num_chips * len(self.stages)
+
+    @property
+    def gap(self) -> float:
+        """How far the time may be from the least of as many stages and microbatches, as a share of it."""
+        return 1.0 - self.lower_bound / self.step_time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Candidate:
+    num_stages: int
+    num_microbatches: int
+
+
+def search_pipeline(
+    network_at: Callable[[int], Network],
+    *,
+    global_batch: int,
+    cluster: str,
+    num_chips: int,
+    machine: Machine,
+    setting: StepSetting,
+    memory_limit: float,
+    stages: Sequence[int] = (),
+    microbatches: Sequence[int] = (),
+    progress: Callable[[float, str], None] | None = None,
+) -> PipelinePrediction:
+    """The fastest plan found over all numbers of stages and microbatches (or those given).
+
+    network_at     the network at a batch: that of one microbatch, on all chips of a stage together
+    memory_limit   of one chip, for everything  [byte]
+    """
+    start = time.perf_counter()
+    candidates = _candidates(global_batch, num_chips, stages, microbatches)
+    found: list[tuple[float, _Candidate]] = []
+    reasons: list[str] = []
+    for index, candidate in enumerate(candidates):
+        if progress is not None:
+            progress(0.6 * index / len(candidates), f"{candidate.num_stages} stages, {candidate.num_microbatches} microbatches")
+        try:
+            coarse = _plan(candidate, network_at, global_batch, cluster, num_chips, machine, setting, memory_limit, most_dims=_COARSE_DIMS)
+        except InputError as error:
+            reasons.append(str(error))
+            continue
+        found.append((coarse.step_time, candidate))
+    if not found:
+        raise InputError(reasons[-1] if reasons else "stages: nothing to search; allow more stages or microbatches")
+    found.sort(key=lambda item: item[0])
+    plans = []
+    for index, (_, candidate) in enumerate(found[:_FINE]):
+        if progress is not None:
+            progress(0.6 + 0.4 * index / _FINE, f"{candidate.num_stages} stages, {candidate.num_microbatches} microbatches, whole space")
+        plans.append(_plan(candidate, network_at, global_batch, cluster, num_chips, machine, setting, memory_limit, most_dims=0))
+    best = min(plans, key=lambda plan: plan.step_time)
+    return replace(best, num_candidates=len(candidates), search_time=time.perf_counter() - start)
+
+
+def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microbatches: Sequence[int]) -> list[_Candidate]:
+    """Stages that divide the chips, microbatches that divide the batch and leave a stage's chips an eighth of a sample each or more."""
+    found = []
+    for count in stages or [s for s in (1, 2, 4, 8, 16, 32) if num_chips % s == 0]:
+        if isinstance(count, bool) or count < 1 or num_chips % count:
+            raise bad_field("stages", count, f"must divide the {num_chips} chips", "use a divisor")
+        chips = num_chips // count
+        options = microbatches or [
+            global_batch // batch
+            for batch in dict.fromkeys(max(1, chips // part) for part in (8, 4, 2, 1))
+            if global_batch % batch == 0 and global_batch // batch >= count
+        ]
+        for times in options:
+            if isinstance(times, bool) or times < 1 or global_batch % times:
+                raise bad_field("microbatches", times, f"must divide the batch of {global_batch}", "use a divisor")
+            found.append(_Candidate(num_stages=count, num_microbatches=times))
+    if not found:
+        raise bad_field("global_batch", global_batch, "leaves no microbatch for any number of stages", "use a larger batch")
+    return found
+
+
+def _plan(
+    candidate: _Candidate,
+    network_at: Callable[[int], Network],
+    global_batch: int,
+    cluster: str,
+    num_chips: int,
+    machine: Machine,
+    setting: StepSetting,
+    memory_limit: float,
+    *,
+    most_dims: int,
+) -> PipelinePrediction:
+    network = network_at(global_batch // candidate.num_microbatches)
+    chips = num_chips // candidate.num_stages
+    planner = network_planner(
+        network,
+        cluster=cluster,
+        num_chips=chips,
+        machine=machine,
+        setting=replace(setting, num_microbatches=candidate.num_microbatches),
+        axes=mesh_axes(chips, machine.tier_sizes, most=MOST_AXES),
+        most_dims=most_dims,
+    )
+    return _Pipeline(planner, candidate, machine, memory_limit, num_chips).run()
+
+
+class _Pipeline:
+    """One number of stages and microbatches, on tables made once."""
+
+    def __init__(self, planner: NetworkPlanner, candidate: _Candidate, machine: Machine, memory_limit: float, num_chips: int) -> None:
+        self.planner, self.candidate, self.machine = planner, candidate, machine
+        self.limit = memory_limit - machine.context_bytes
+        self.chips = num_chips // candidate.num_stages
+        self.tables, self.space, self.network = planner.tables, planner.space, planner.network
+        self.fold: Fold = fold_layers(self.space)
+        self.costs = self.tables.costs(reduction_share=self._share(), gather_share=self._share())
+        self.blocks = blocks_of(self.network)
+        self.block_of = self._blocks_of_vertices()
+
+    def _share(self) -> float:
+        """The share of parameter collectives that can show at the least: the search hides what it can."""
+        profile = self.planner.setting.profile
+        return profile.exposed_gradient_fraction if profile.overlaps_gradients else 1.0
+
+    def _blocks_of_vertices(self) -> list[int]:
+        """Block of each vertex; a held tensor belongs where it is read first."""
+        of = [0] * len(self.network.operators)
+        for index, (start, end) in enumerate(self.blocks):
+            for operator in range(start, end):
+                of[operator] = index
+        readers = self.network.readers()
+        return of + [of[readers[tensor][0][0]] for tensor in self.space.held]
+
+    def run(self) -> PipelinePrediction:
+        stages, times = self.candidate.num_stages, self.candidate.num_microbatches
+        if len(self.blocks) < stages:
+            raise bad_field("stages", stages, f"the network has {len(self.blocks)} places to cut", "use fewer stages")
+        vectors, edges = self.fold.problem(self.costs, self.tables.edges)
+        solution = eliminate(vectors, edges)
+        choice = list(self.fold.unfold(solution.choice))
+        prices = [0.0] * stages
+        bounds = self._cut(choice)
+        lean: tuple[int, ...] = ()
+        for stage in range(stages):
+            inside = self._inside(bounds, stage)
+            if self._bytes(choice, inside, stage) <= self.limit:
+                continue
+            mixed = [lean[v] if lean and v in inside else label for v, label in enumerate(choice)]
+            if lean and self._bytes(mixed, inside, stage) <= self.limit:
+                choice = mixed
+                continue
+            own, prices[stage] = self._fit(choice, inside, stage)
+            choice = [own.get(v, label) for v, label in enumerate(choice)]
+            # what fits here is tried in the other stages before they are searched
+            lean = self._spread(own, choice)
+        return self._prediction(choice, bounds, prices, solution.lower_bound * (1.0 + (times - 1.0) / stages))
+
+    def _spread(self, own: Mapping[int, int], choice: Sequence[int]) -> tuple[int, ...]:
+        """A stage's choice for every vertex that folds with one of its vertices."""
+        by_fold = {self.fold.of[v]: label for v, label in own.items()}
+        return tuple(by_fold.get(self.fold.of[v], label) for v, label in enumerate(choice))
+
+    # --- stages -----------------------------------------------------------------------------------------------------------------------
+
+    def _cut(self, choice: Sequence[int]) -> list[int]:
+        """Blocks at which the stages begin, and the number of blocks: least sum + (m - 1) * max by dynamic programming."""
+        block_times = np.zeros(len(self.blocks))
+        for v, label in enumerate(choice):
+            block_times[self.block_of[v]] += self.costs[v][label]
+        for u, v, matrix in self.tables.edges:
+            block_times[self.block_of[v]] += matrix[choice[u], choice[v]]
+        return least_largest(block_times, self.candidate.num_stages)
+
+    def _inside(self, bounds: Sequence[int], stage: int) -> set[int]:
+        return {v for v, block in enumerate(self.block_of) if bounds[stage] <= block < bounds[stage + 1]}
+
+    def _in_flight(self, stage: int) -> int:
+        return min(self.candidate.num_microbatches, self.candidate.num_stages - stage)
+
+    def _bytes(self, choice: Sequence[int], inside: set[int], stage: int) -> float:
+        live = float(self._in_flight(stage))
+        own = sum(
+            float(self.tables.vertices[v].state_bytes[choice[v]] + live * self.tables.vertices[v].saved_bytes[choice[v]]) for v in inside
+        )
+        return own + live * sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes if v in inside)
+
+    def _fit(self, choice: Sequence[int], inside: set[int], stage: int) -> tuple[dict[int, int], float]:
+        """The stage searched under its limit; what its neighbours chose stays. Equal layers of the stage choose alike."""
+        members = sorted(inside)
+        number = {v: i for i, v in enumerate(members)}
+        costs = [self.costs[v] for v in members]
+        held = self.tables.held_bytes(in_flight=float(self._in_flight(stage)))
+        edges, copies = [], []
+        for u, v, matrix in self.tables.edges:
+            if u in number and v in number:
+                edges.append((number[u], number[v], matrix))
+            elif v in number:
+                costs[number[v]] = costs[number[v]] + matrix[choice[u], :]
+            elif u in number:
+                costs[number[u]] = costs[number[u]] + matrix[:, choice[v]]
+        scaled: dict[int, Array] = {}
+        for u, v, matrix in self.tables.edge_bytes:
+            if u in number and v in number:
+                copies.append((number[u], number[v], scaled.setdefault(id(matrix), matrix * self._in_flight(stage))))
+        labels: dict[int, int] = {}
+        of = tuple(labels.setdefault(self.fold.of[v], len(labels)) for v in members)
+        fold = Fold(of=of, first=tuple(of.index(f) for f in range(len(labels))))
+        vectors, joined = fold.problem(costs, edges)
+        weights, joined_copies = fold.problem([held[v] for v in members], copies)
+        try:
+            found = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=_GAP, time_limit=60.0)
+        except InputError:
+            raise InputError(
+                f"memory: {format_bytes(self.limit)} of a chip for stage {stage + 1} of {self.candidate.num_stages}: no plan fits; "
+                "use more chips or stages, a higher ZeRO stage or smaller microbatches"
+            ) from None
+        own = fold.unfold(found.choice)
+        return {v: own[i] for i, v in enumerate(members)}, found.price
+
+    # --- prediction -------------------------------------------------------------------------------------------------------------------
+
+    def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelinePrediction:
+        stages, times = self.candidate.num_stages, self.candidate.num_microbatches
+        rows = [self._stage(choice, self._inside(bounds, i), bounds, i, prices[i]) for i in range(stages)]
+        slowest = max(row.microbatch_time for row in rows)
+        send = sum(self._send(choice, bounds[i]) for i in range(1, stages))
+        constant = self.planner.setting.profile.step_time_constant
+        mean = sum(row.microbatch_time for row in rows) / stages
+        parts = {
+            "microbatches": times * mean,
+            "uneven_stages": times * (slowest - mean),
+            "pipeline_bubble": sum(row.microbatch_time for row in rows) - slowest,
+            "sends": 2.0 * send,
+            "once_a_step": max(row.step_time for row in rows),
+            "step_constant": constant,
+        }
+        total = sum(parts.values())
+        plan = replace(
+            self.space.plan(choice, cluster=self.planner.cluster),
+            stages=tuple(row.first for row in rows) if stages > 1 else (),
+            num_microbatches=times,
+        )
+        return PipelinePrediction(
+            plan=plan,
+            stages=tuple(rows),
+            num_microbatches=times,
+            step_time=total,
+            parts=parts,
+            memory_capacity=self.machine.memory_capacity,
+            lower_bound=min(lower_bound, total),
+            price=max(prices),
+            num_candidates=1,
+            search_time=0.0,
+        )
+
+    def _stage(self, choice: Sequence[int], inside: set[int], bounds: Sequence[int], stage: int, price: float) -> Stage:
+        columns = [(self.tables.vertices[v], choice[v]) for v in sorted(inside)]
+        forward = sum(float(c.forward[i]) for c, i in columns)
+        backward = sum(float(c.backward[i]) for c, i in columns)
+        own = sum(float(c.own[i]) for c, i in columns)
+        moved = sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges if v in inside)
+        setting = self.planner.setting
+        times = setting.num_microbatches
+        reductions = sum(float(c.reductions[i]) for c, i in columns)
+        gathers = sum(float(c.gathers[i]) for c, i in columns)
+        each = 0.0 if setting.zero < 3 else reductions
+        shown = float(
+            exposed_time(
+                reductions=np.array(each),
+                gathers=np.array(gathers),
+                forward=np.array(forward),
+                backward=np.array(backward),
+                setting=setting,
+            )
+        )
+        # gradients of a step leave under the backward pass of the last microbatch
+        once = 0.0 if setting.zero == 3 else times * reductions
+        late = float(
+            exposed_time(
+                reductions=np.array(once), gathers=np.array(0.0), forward=np.array(0.0), backward=np.array(backward), setting=setting
+            )
+        )
+        optimizer = times * sum(float(c.optimizer[i]) for c, i in columns)
+        state = sum(float(c.state_bytes[i]) for c, i in columns)
+        saved = self._bytes(choice, inside, stage) - state
+        operators = [v for v in sorted(inside) if v < len(self.network.operators)]
+        memory = {"parameters_and_state": state, "saved_activations": saved, "context": self.machine.context_bytes}
+        memory["total"] = sum(memory.values())
+        return Stage(
+            first=self.network.operators[operators[0]].name,
+            last=self.network.operators[operators[-1]].name,
+            num_operators=len(operators),
+            in_flight=self._in_flight(stage),
+            microbatch_time=forward + backward + own + moved + shown,
+            step_time=late + optimizer,
+            memory=memory,
+            price=price,
+        )
+
+    def _send(self, choice: Sequence[int], block: int) -> float:
+        """A rank's share of the tensor that enters a block, to its neighbour. [s]"""
+        start = self.blocks[block][0]
+        tensor = crossing(self.network, start)[0]
+        producer = self.network.producers()[tensor]
+        operator, rows = self.network.operators[producer], self.space.operators[producer]
+        parts = 1.0
+        for dim in operator.output.dims:
+            if dim:
+                parts *= float(rows.parts[choice[producer], rows.dims.index(dim)])
+        num_bytes = self.network.tensors[tensor].num_elements / parts * self.planner.setting.activation_bytes
+        inside = [np.array([2.0 if 2 * self.chips <= size else 1.0]) for size in self.machine.tier_sizes]
+        inside[-1] = np.array([2.0])
+        sent = collective_time(
+            CollectiveKind.SEND_RECV, np.array([num_bytes]), group_size=np.array([2.0]), inside=inside, machine=self.machine
+        )
+        return float(np.asarray(sent).reshape(-1)[0])
+
+
+def crossing(network: Network, position: int) -> list[str]:
+    """Activations made before operator `position` and read by it or a later one."""
+    made = {operator.output.tensor for operator in network.operators[:position]}
+    found = []
+    for operator in network.operators[position:]:
+        for operand in operator.inputs:
+            if operand.tensor in made and operand.tensor not in found:
+                found.append(operand.tensor)
+    return found
+
+
+def blocks_of(network: Network) -> list[tuple[int, int]]:
+    """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side."""
+    count = len(network.operators)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    producers = network.producers()
+    for index, operator in enumerate(network.operators):
+        for operand in operator.inputs:
+            role = network.tensors[operand.tensor].role
+            if operand.tensor in producers or role is TensorRole.PARAMETER:
+                first.setdefault(operand.tensor, producers.get(operand.tensor, index))
+                last[operand.tensor] = index
+    live = np.zeros(count + 1, dtype=np.int64)
+    for tensor, start in first.items():
+        # alive at the cuts start + 1 .. last; a parameter read on both sides bars the cut
+        weight = 1 if tensor in producers else 2
+        live[start + 1] += weight
+        live[min(last[tensor] + 1, count)] -= weight
+    alive = np.cumsum(live)
+    cuts = [0, *(position for position in range(1, count) if alive[position] == 1), count]
+    return list(itertools.pairwise(cuts))
+
+
+def least_largest(times: Array, parts: int) -> list[int]:
+    """Bounds of `parts` runs of a chain whose largest sum is least: [0, ..., len(times)].
+
+    By dynamic programming: best[s][j] = min over i of max(best[s - 1][i], sum of i..j). The sum over all runs is the same for every cut.
+    """
+    count = len(times)
+    total = np.concatenate([[0.0], np.cumsum(times)])
+    best = np.full((parts + 1, count + 1), math.inf)
+    come = np.zeros((parts + 1, count + 1), dtype=np.int64)
+    best[0, 0] = 0.0
+    for part in range(1, parts + 1):
+        for end in range(part, count + 1):
+            worst = np.maximum(best[part - 1, :end], total[end] - total[:end])
+            come[part, end] = int(np.argmin(worst))
+            best[part, end] = worst[come[part, end]]
+    bounds = [count]
+    for part in range(parts, 0, -1):
+        bounds.append(int(come[part, bounds[-1]]))
+    return bounds[::-1]
