@@ -1,0 +1,306 @@
+"""A network plan checked against one process, and plans of one network timed beside each other. Imports torch in the workers only.
+
+A run counts only if its loss and every gradient equal those of one process and if it issues, operator by operator, what `network_traffic`
+says; torch's dispatcher is asked apart, so that what is noted is what was issued.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import InputError, RunError
+from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.network_padding import padded_network
+from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
+from perfmodel.execute.tolerance import TOLERANCE
+from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.parallel.network_measurement import NetworkCheck, NetworkMeasurement
+from perfmodel.parallel.network_plan import NetworkPlan, check_plan
+from perfmodel.parallel.network_traffic import NetworkTraffic, network_traffic
+from perfmodel.workload.network import Network
+
+if TYPE_CHECKING:
+    from perfmodel.execute.launch import Worker
+    from perfmodel.execute.network_functions import NetworkFunction
+    from perfmodel.execute.network_worker import RankCheck, RankTimes
+
+#: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower.
+TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """dtype: a torch dtype's name; functions: torch functions of kinds besides the known ones."""
+
+    seed: int = 0
+    steps: int = 1
+    dtype: str = "float64"
+    learning_rate: float = 0.0
+    compares_outputs: bool = False
+    functions: Mapping[str, NetworkFunction] = field(default_factory=dict)
+
+
+def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+    from perfmodel.execute import network_worker
+
+    return network_worker.check_on_rank(worker, network, plan, options)
+
+
+def measure_on_rank(
+    worker: Worker, network: Network, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+) -> tuple[list[RankTimes], str, dict[str, str]]:
+    from perfmodel.execute import network_worker
+
+    return network_worker.measure_on_rank(worker, network, plans, options, warmup, rounds)
+
+
+def check_network_plan(
+    network: Network,
+    plan: NetworkPlan,
+    *,
+    seed: int = 0,
+    steps: int = 1,
+    learning_rate: float = 0.1,
+    dtype: str = "float64",
+    compares_outputs: bool = False,
+    functions: Mapping[str, NetworkFunction] | None = None,
+    device: str = "auto",
+    hang_timeout: float = 60.0,
+    group: WorkerGroup | None = None,
+) -> NetworkCheck:
+    """Run the plan and compare loss, gradients and traffic with what they must be; RunError where they differ.
+
+    steps             updates by plain gradient descent between them; the gradients compared are those of the last step
+    dtype             float64 or float32
+    compares_outputs  every operator's output too
+    functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
+    group             a running WorkerGroup of the right size to use
+    """
+    if dtype not in TOLERANCES:
+        raise InputError(f"dtype={dtype}: is not one that a run is compared in; use {' or '.join(TOLERANCES)}")
+    if steps < 1:
+        raise InputError(f"steps={steps}: must be at least 1; use 1")
+    options = NetworkOptions(
+        seed=seed, steps=steps, dtype=dtype, learning_rate=learning_rate, compares_outputs=compares_outputs, functions=functions or {}
+    )
+    results = _call(network, [plan], device, hang_timeout, group, None, check_on_rank, network, plan, options)
+    return assemble_check(network, plan, results, dtype)
+
+
+def assemble_check(network: Network, plan: NetworkPlan, results: Sequence[RankCheck], dtype: str) -> NetworkCheck:
+    losses = _worst([result.loss_errors for result in results], "the loss of", dtype)
+    gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
+    outputs = _worst([result.output_errors for result in results], "the output", dtype)
+    itemsize = 8.0 if dtype == "float64" else 4.0
+    traffic = compare_traffic(network, plan, [result.record for result in results], [result.tally for result in results], itemsize)
+    return NetworkCheck(
+        plan=plan,
+        loss=results[0].losses[0],
+        loss_error=losses,
+        gradient_error=gradients,
+        output_error=outputs,
+        traffic=traffic,
+    )
+
+
+def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> float:
+    """The largest on any rank; nan where there is none. Too large a one ends the check."""
+    together: dict[str, float] = {}
+    for found in errors:
+        for name, error in found.items():
+            together[name] = max(together.get(name, 0.0), float("inf") if error != error else error)
+    if not together:
+        return float("nan")
+    wrong = {name: error for name, error in together.items() if error > TOLERANCES[dtype]}
+    if wrong:
+        name = max(wrong, key=lambda key: wrong[key])
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        allowed = f"{TOLERANCES[dtype]:.0e}"
+        raise RunError(f"network check: {what} {name} differs from one process by {wrong[name]:.1e} of its size (allowed {allowed}){more}")
+    return max(together.values())
+
+
+def expected_traffic(network: Network, plan: NetworkPlan) -> Counter[NetworkTraffic]:
+    """What a run must issue: `network_traffic` of the network with equal shares, repeats counted, without axes of size one."""
+    sizes = {axis.name: axis.size for axis in plan.axes}
+    found: Counter[NetworkTraffic] = Counter()
+    for row in network_traffic(padded_network(network, plan), plan):
+        axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
+        if axes and row.num_elements and row.repeats:
+            found[replace(row, axes=axes, repeats=1, itemsize=0.0)] += row.repeats
+    return found
+
+
+def compare_traffic(
+    network: Network, plan: NetworkPlan, records: Sequence[Counter[NetworkTraffic]], tallies: Sequence[Any], itemsize: float
+) -> tuple[NetworkTraffic, ...]:
+    """The rows that every rank issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
+    expected = expected_traffic(network, plan)
+    for rank, record in enumerate(records):
+        missing, extra = expected - record, record - expected
+        if missing or extra:
+            raise RunError(
+                f"network check: rank {rank} issued other collectives than the plan's traffic: "
+                f"missing {_describe(missing)}; too many {_describe(extra)}"
+            )
+    noted: dict[tuple[str, str], tuple[int, float]] = {}
+    order = [axis.name for axis in plan.axes]
+    sent = 0.0
+    for row, count in expected.items():
+        axes = sorted(row.axes, key=order.index)
+        if row.kind is CollectiveKind.SEND_RECV:
+            # the first and the last rank of a line of n send in one direction only: n - 1 of n times what an inner one sends
+            ways = plan.size(row.axes)
+            sent += count * row.num_elements * len(records) * (ways - 1) / ways
+            continue
+        key = (str(row.kind), "+".join(axes))
+        old = noted.get(key, (0, 0.0))
+        noted[key] = (old[0] + count, old[1] + count * row.num_elements)
+    seen = 0.0
+    for tally in tallies:
+        seen += sum(value for (kind, _), value in tally.num_bytes.items() if kind == "send") / itemsize
+        counts = {key: value for key, value in tally.counts.items() if key[0] not in ("send", "recv")}
+        for key in dict.fromkeys([*noted, *counts]):
+            count, elements = noted.get(key, (0, 0.0))
+            issued = sum(each.num_bytes.get(key, 0.0) for each in tallies) / itemsize / len(tallies)
+            if counts.get(key, 0) != count or abs(issued - elements) > 0.5:
+                raise RunError(
+                    f"network check: {key[0]} over {key[1]}: torch issued {counts.get(key, 0)} of {issued:.0f} elements, "
+                    f"noted were {count} of {elements:.0f}"
+                )
+    if abs(seen - sent) > 0.5 and not _has_corners(network, plan):
+        raise RunError(f"network check: halos: torch sent {seen:.0f} elements, noted were {sent:.0f}")
+    return tuple(replace(row, repeats=count) for row, count in expected.items())
+
+
+def _has_corners(network: Network, plan: NetworkPlan) -> bool:
+    """Two windowed dims cut at once: the second exchange carries corners that the operator does not declare."""
+    for operator in network.operators:
+        over = {dim for own in operator.traffic if own.kind is CollectiveKind.SEND_RECV for dim in own.over}
+        if sum(plan.size(tuple(plan.shardings[operator.name].get(dim, ()))) > 1 for dim in over) > 1:
+            return True
+    return False
+
+
+def _describe(rows: Counter[NetworkTraffic]) -> str:
+    if not rows:
+        return "none"
+    row, count = next(iter(rows.items()))
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return (
+        f"{count} {row.kind} over {'*'.join(sorted(row.axes))} of {row.num_elements:.0f} elements "
+        f"({row.what} {row.tensor} at {row.operator}, {row.phase}){more}"
+    )
+
+
+def measure_network_plans(
+    network: Network,
+    plans: Sequence[NetworkPlan],
+    *,
+    steps: int = 10,
+    rounds: int = 2,
+    warmup: int = 1,
+    seed: int = 0,
+    learning_rate: float = 1e-3,
+    check_gradients: bool = True,
+    functions: Mapping[str, NetworkFunction] | None = None,
+    device: str = "auto",
+    hang_timeout: float = 120.0,
+    group: WorkerGroup | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> tuple[NetworkMeasurement, ...]:
+    """Time plans of one network in turn, A B C A B C, in float32: what else the machine does then disturbs all of them alike.
+
+    steps, rounds    timed steps of each plan, spread over the rounds; `warmup` steps before each of these
+    check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does
+    """
+    if not plans:
+        raise InputError("plans=(): must be at least one; give a plan")
+    if rounds < 1 or steps < rounds or warmup < 0:
+        raise InputError(f"rounds={rounds}: must lie from 1 to steps={steps}, and warmup={warmup} not be negative; use 2")
+    sizes = {plan.num_chips for plan in plans}
+    if len(sizes) > 1:
+        raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
+    table = functions or {}
+    checking = NetworkOptions(seed=seed, dtype="float32", functions=table)
+    timing = NetworkOptions(seed=seed, steps=steps, dtype="float32", learning_rate=learning_rate, functions=table)
+    errors = [float("nan")] * len(plans)
+    device = group.device if group is not None else pick_device(device, plans[0].num_chips)
+    _check_room(plans[0].num_chips, device)
+    scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
+    with scope as workers:
+        for index, plan in enumerate(plans):
+            _check(network, plan, workers)
+            if check_gradients:
+                results = workers.call(check_on_rank, network, plan, checking)
+                errors[index] = assemble_check(network, plan, results, "float32").gradient_error
+        ranks = workers.call(measure_on_rank, network, tuple(plans), timing, warmup, rounds)
+    found = []
+    for index, plan in enumerate(plans):
+        times_of_ranks = [rank[0][index] for rank in ranks]
+        times = tuple(max(column) for column in zip(*(rank.times for rank in times_of_ranks), strict=True))
+        names = dict.fromkeys(name for rank in times_of_ranks for name in rank.tally.times)
+        found.append(
+            NetworkMeasurement(
+                plan=plan,
+                step_time=statistics.median(times),
+                step_time_spread=interquartile_range(times),
+                step_times=times,
+                warmup=warmup,
+                loss=sum(rank.share for rank in times_of_ranks),
+                gradient_error=errors[index],
+                traffic=compare_traffic(network, plan, [r.record for r in times_of_ranks], [r.tally for r in times_of_ranks], 4.0),
+                device=device,
+                chip=ranks[0][1],
+                parts={f"communication.{name}": statistics.fmean(r.tally.times.get(name, 0.0) for r in times_of_ranks) for name in names},
+                memory_by_rank=tuple(rank.peak_memory for rank in times_of_ranks),
+                software=ranks[0][2],
+            )
+        )
+    return tuple(found)
+
+
+def measure_network_plan(network: Network, plan: NetworkPlan, **options: Any) -> NetworkMeasurement:
+    """One plan; the options are those of `measure_network_plans`."""
+    return measure_network_plans(network, [plan], **options)[0]
+
+
+def _start(num_ranks: int, device: str, hang_timeout: float, on_progress: Callable[[str], None] | None) -> WorkerGroup:
+    return WorkerGroup(num_ranks, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
+
+
+def _check_room(num_ranks: int, device: str) -> None:
+    most = num_devices(device)
+    if num_ranks > most:
+        raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")
+
+
+def _check(network: Network, plan: NetworkPlan, group: WorkerGroup) -> None:
+    check_plan(plan, network)
+    if group.num_ranks != plan.num_chips:
+        raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")
+
+
+def _call(
+    network: Network,
+    plans: Sequence[NetworkPlan],
+    device: str,
+    hang_timeout: float,
+    group: WorkerGroup | None,
+    on_progress: Callable[[str], None] | None,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> list[Any]:
+    num_ranks = plans[0].num_chips
+    device = group.device if group is not None else pick_device(device, num_ranks)
+    _check_room(num_ranks, device)
+    scope = nullcontext(group) if group is not None else _start(num_ranks, device, hang_timeout, on_progress)
+    with scope as workers:
+        for plan in plans:
+            _check(network, plan, workers)
+        return workers.call(function, *arguments)

@@ -1,0 +1,70 @@
+"""What a run of a network plan found: whether it computes what one process does and issues what the plan says, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.parallel.network_traffic import NetworkTraffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCheck:
+    """A plan whose run equals one process. Errors are relative to the largest entry of what is compared.
+
+    loss             mean loss of the first step
+    loss_error       largest of all steps
+    gradient_error   largest of a parameter's gradient, in the last step
+    output_error     largest of an operator's output; nan where outputs were not compared
+    traffic          collectives that were issued in one step, as many as `repeats` says
+    """
+
+    plan: NetworkPlan
+    loss: float
+    loss_error: float
+    gradient_error: float
+    output_error: float
+    traffic: tuple[NetworkTraffic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkMeasurement:
+    """One plan, run and timed. Times in seconds, memory in bytes.
+
+    step_times        each timed step, the slowest rank
+    step_time         their median
+    step_time_spread  their interquartile range
+    loss              mean loss of the first step, before any update
+    gradient_error    largest relative error of a gradient against one process; nan where the check was switched off
+    traffic           collectives of one step
+    parts             from a step of its own: the time that collectives over each group of axes block a rank, `communication.<axes>`
+    memory_by_rank    peak of live tensors on every rank
+    chip, software    what it ran on, and versions by name
+    """
+
+    plan: NetworkPlan
+    step_time: float
+    step_time_spread: float
+    step_times: tuple[float, ...]
+    warmup: int
+    loss: float
+    gradient_error: float
+    traffic: tuple[NetworkTraffic, ...]
+    device: str
+    chip: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    memory_by_rank: tuple[float, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.plan.num_chips
+
+    @property
+    def step_time_min(self) -> float:
+        return min(self.step_times)
+
+    @property
+    def peak_memory(self) -> float:
+        return max(self.memory_by_rank, default=float("nan"))
