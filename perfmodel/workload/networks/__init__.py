@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
-from perfmodel.errors import InputError, bad_field, suggest
-from perfmodel.workload.config import printable
+from perfmodel.errors import InputError, bad_field, one_line, suggest
+from perfmodel.workload.config import MAX_SIZE, printable
 from perfmodel.workload.models import list_models
 from perfmodel.workload.network import Network
 
@@ -42,31 +43,33 @@ def load_network(name: str, *, batch: int = 0, **sizes: Size) -> Network:
     if name in _BUILT_IN:
         module, _, function = _BUILT_IN[name].partition(":")
         build: Callable[..., Network] = getattr(import_module(f"{__name__}.{module}"), function)
-        known = [key for key in inspect.signature(build).parameters if key != "batch"]
     elif name in list_models():
         from perfmodel.workload.networks.language_model import language_model
 
-        def build(**given: Size) -> Network:
-            return language_model(name, **given)  # type: ignore[arg-type]
-
-        known = [key for key in inspect.signature(language_model).parameters if key not in ("name", "batch")]
+        build = partial(language_model, name)
     else:
-        raise InputError(f"network={printable(str(name)[:80])}: no network has this name{suggest(name, list_networks())}")
-    for key, value in sizes.items():
+        raise InputError(f"network={one_line(name)}: no network has this name{suggest(name, list_networks())}")
+    parameters = inspect.signature(build).parameters
+    known = {key: each.default for key, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    given = {"batch": batch, **sizes} if batch or isinstance(batch, bool) else dict(sizes)
+    for key, value in given.items():
         if key not in known:
-            raise bad_field(key, value, f"is no size of {name}{suggest(key, known)}")
-        _check_size(key, value)
-    if batch:
-        _check_size("batch", batch)
-        return build(batch=batch, **sizes)
-    return build(**sizes)
+            raise bad_field(key, printable(value), f"is no size of {name}{suggest(key, set(known) - {'batch'})}")
+        _check_size(key, value, known[key])
+    return build(**given)
 
 
-def _check_size(field: str, value: Size) -> None:
-    parts = value if isinstance(value, tuple) else (value,)
-    for part in parts:
-        if not isinstance(part, int) or part < (0 if isinstance(part, bool) else 1):
-            raise bad_field(field, printable(value), "must be a whole number of at least 1", "leave it out for the default")
+def _check_size(field: str, value: Size, default: Size) -> None:
+    """Of the kind that the default is of: a flag, a size, or one size a layer."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise bad_field(field, printable(value), "must be true or false", "write one of them")
+        return
+    if isinstance(default, tuple) and (not isinstance(value, tuple) or not value):
+        raise bad_field(field, printable(value), "must be several sizes", f"use as many as in {default}")
+    for part in value if isinstance(value, tuple) and isinstance(default, tuple) else (value,):
+        if isinstance(part, bool) or not isinstance(part, int) or not 1 <= part <= MAX_SIZE:
+            raise bad_field(field, printable(part), f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
 
 
 __all__ = ["list_networks", "load_network"]

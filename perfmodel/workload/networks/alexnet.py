@@ -6,6 +6,7 @@ Elango, PaSE, IPDPS 2021 (no groups, no local response normalisation). Dropout i
 
 from __future__ import annotations
 
+from perfmodel.errors import bad_field
 from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import images
@@ -15,13 +16,15 @@ def alexnet(
     *,
     batch: int = 128,
     image: int = 227,
-    filters: tuple[int, int, int, int, int] = (96, 256, 384, 384, 256),
+    filters: tuple[int, ...] = (96, 256, 384, 384, 256),
     hidden: int = 4096,
     classes: int = 1024,
 ) -> Network:
     b = NetworkBuilder("alexnet", batch=batch, source="Elango, PaSE (IPDPS 2021), graph of AlexNet; Krizhevsky et al., NIPS 2012")
     x = images(b, image)
     windows = (11, 5, 3, 3, 3)
+    if len(filters) != len(windows):
+        raise bad_field("filters", len(filters), f"must be one for each of the {len(windows)} convolutions", "give as many")
     for i, (count, window) in enumerate(zip(filters, windows, strict=True), start=1):
         stride, padding = (4, 0) if i == 1 else (1, window // 2)
         b.layer = f"conv{i}"

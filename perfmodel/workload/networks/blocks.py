@@ -69,6 +69,8 @@ def head_dim(hidden: int, heads: int) -> int:
 def learned_positions(b: NetworkBuilder, name: str, x: str, rows: int) -> str:
     """x[b,s,h] + rows of a learned table at `positions`, as operators `name` and `name`_add."""
     _, seq_len, hidden = b.shape(x)
+    if seq_len > rows:
+        raise bad_field("seq_len", seq_len, f"{b.name} has learned positions for {rows}", "use a shorter one")
     ids = b.input("positions", seq_len, role=TensorRole.INDEX)
     place = b.embedding(name, ids, "s", rows, hidden, feature_dim="h", table_dim="p")
     return b.pointwise(f"{name}_add", "add", (x, "b s h"), (place, "s h"))
