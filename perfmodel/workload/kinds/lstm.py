@@ -10,7 +10,7 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
     """gates[b,s,4,e] and W[4,e,k] -> h[b,s,e], a step for each s: gates + W h, then i, f, g, o, the cell and h, from a zero state.
 
     The time steps, the four gates and k stay whole. Where e is cut, a step needs all of the h before it: an all-gather of h[b,e] a step in
-    forward, and in backward a reduce-scatter of its gradient, to which each share of the gates adds.
+    forward, and in backward a reduce-scatter of its gradient, to which each share of the gates adds. The first step has none before it.
 
     Backward has a product a step for the gradient of h, and one over all steps for that of W. Kept: the four gates, the cell and the
     gathered h of each step.
@@ -41,9 +41,10 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
             Product(m=b, n=gathered, k=(*four, *e), repeats=seq_len),
             Product(m=(*four, *e), n=gathered, k=(*b, *s)),
         ),
-        traffic=(
-            OwnTraffic(kind=CollectiveKind.ALL_GATHER, over=("e",), extent=(*b, *gathered), phase=Pass.FORWARD, repeats=seq_len),
-            OwnTraffic(kind=CollectiveKind.REDUCE_SCATTER, over=("e",), extent=(*b, *gathered), phase=Pass.BACKWARD, repeats=seq_len),
+        traffic=tuple(
+            OwnTraffic(kind=kind, over=("e",), extent=(*b, *gathered), phase=phase, repeats=seq_len - 1)
+            for kind, phase in ((CollectiveKind.ALL_GATHER, Pass.FORWARD), (CollectiveKind.REDUCE_SCATTER, Pass.BACKWARD))
+            if seq_len > 1
         ),
         whole=("s",),
         saved=((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
