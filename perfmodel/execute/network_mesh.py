@@ -37,7 +37,9 @@ class Purpose:
 class NetworkMesh:
     """One rank's place, and the groups that it talks in. A mesh without axes is one process: every collective is then void.
 
-    record   what was issued, where somebody wants to know; else None
+    record    what was issued, where somebody wants to know; else None
+    padding   elements that were issued beyond what is in the record, by kind and axes: an uneven cut on the way to a layout makes the
+              shares of a gather or a scatter larger, those of an all-to-all different from rank to rank
     """
 
     def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...]) -> None:
@@ -47,6 +49,7 @@ class NetworkMesh:
         self.num_ranks = prod(self.sizes.values())
         self.rank = worker.rank if self.axes else 0
         self.record: Record | None = None
+        self.padding: Counter[tuple[str, frozenset[str]]] = Counter()
 
     @property
     def device(self) -> str:
@@ -114,12 +117,13 @@ class NetworkMesh:
         group = self.group(axes)
         return None if group is None else group.get_group()
 
-    def note(self, kind: CollectiveKind, axes: Iterable[str], num_elements: float, purpose: Purpose) -> None:
+    def note(self, kind: CollectiveKind, axes: Iterable[str], num_elements: float, purpose: Purpose, *, issued: float = -1.0) -> None:
+        """Put a collective on record; `issued` elements where these are others than an even cut has."""
         if self.record is None:
             return
         row = NetworkTraffic(
             kind=kind,
-            axes=frozenset(axis for axis in axes if self.sizes[axis] > 1),
+            axes=(chosen := frozenset(axis for axis in axes if self.sizes[axis] > 1)),
             num_elements=float(num_elements),
             phase=purpose.phase,
             tensor=purpose.tensor,
@@ -127,6 +131,8 @@ class NetworkMesh:
             what=purpose.what,
         )
         self.record[row] += 1
+        if issued >= 0 and issued != num_elements:
+            self.padding[str(kind), chosen] += issued - num_elements  # type: ignore[assignment]
 
 
 def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, largest: bool = False) -> torch.Tensor:
@@ -141,26 +147,32 @@ def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], pur
     return tensor
 
 
-def all_gather(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose) -> torch.Tensor:
-    """[ways, ...]: what each member of the group has, in the order of `NetworkMesh.members`."""
+def all_gather(
+    mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
+) -> torch.Tensor:
+    """[ways, ...]: what each member of the group has, in the order of `NetworkMesh.members`. `num_elements`: what to put on record."""
     axes = tuple(axes)
     group = mesh.process_group(axes)
     if group is None:
         return tensor.unsqueeze(0)
     ways = dist.get_world_size(group)
     pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    mesh.note(CollectiveKind.ALL_GATHER, axes, pieces.numel(), purpose)
+    issued = pieces.numel()
+    mesh.note(CollectiveKind.ALL_GATHER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
     dist.all_gather_into_tensor(pieces.view(-1), tensor.contiguous().view(-1), group=group)
     return pieces
 
 
-def reduce_scatter(mesh: NetworkMesh, pieces: torch.Tensor, axes: Iterable[str], purpose: Purpose) -> torch.Tensor:
-    """The sum over the group of pieces[own place], of [ways, ...]."""
+def reduce_scatter(
+    mesh: NetworkMesh, pieces: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
+) -> torch.Tensor:
+    """The sum over the group of pieces[own place], of [ways, ...]. `num_elements`: what to put on record."""
     axes = tuple(axes)
     group = mesh.process_group(axes)
     if group is None:
         return pieces.squeeze(0)
     result = torch.empty(pieces.shape[1:], dtype=pieces.dtype, device=pieces.device)
-    mesh.note(CollectiveKind.REDUCE_SCATTER, axes, pieces.numel(), purpose)
+    issued = pieces.numel()
+    mesh.note(CollectiveKind.REDUCE_SCATTER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
     dist.reduce_scatter_tensor(result.view(-1), pieces.contiguous().view(-1), group=group)
     return result

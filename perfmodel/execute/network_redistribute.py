@@ -193,9 +193,8 @@ class Redistribution:
             if move.kind is None:
                 tensor = _take(tensor, move.out[0])
                 continue
-            if move.placements is not None or move.kind is CollectiveKind.ALL_TO_ALL:
-                self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose)
             if move.placements is not None:
+                self.mesh.note(move.kind, move.axes, move.num_elements, self.purpose)
                 tensor = self._placed(tensor, move)
             elif move.kind is CollectiveKind.ALL_TO_ALL:
                 tensor = self._exchanged(tensor, move)
@@ -215,6 +214,7 @@ class Redistribution:
         pieces = [_take(tensor, where).reshape(-1) for where in move.out]
         sizes = [prod(shape) for shape in move.shapes]
         group = self.mesh.process_group(move.axes)
+        self.mesh.note(CollectiveKind.ALL_TO_ALL, move.axes, move.num_elements, self.purpose, issued=tensor.numel())
         flat = functional.all_to_all_single(torch.cat(pieces), sizes, [piece.numel() for piece in pieces], group)
         return self._assembled(functional.wait_tensor(flat).split(sizes), move)
 
@@ -222,12 +222,14 @@ class Redistribution:
         pieces = [_take(tensor, where).reshape(-1) for where in move.out]
         size = max(piece.numel() for piece in pieces)
         buffer = torch.stack([torch.nn.functional.pad(piece, (0, size - piece.numel())) for piece in pieces])
-        return reduce_scatter(self.mesh, buffer, move.axes, self.purpose)[: prod(move.shape)].view(move.shape)
+        return reduce_scatter(self.mesh, buffer, move.axes, self.purpose, num_elements=move.num_elements)[: prod(move.shape)].view(
+            move.shape
+        )
 
     def _gathered(self, tensor: torch.Tensor, move: _Move) -> torch.Tensor:
         size = max(prod(shape) for shape in move.shapes)
         flat = torch.nn.functional.pad(tensor.reshape(-1), (0, size - tensor.numel()))
-        pieces = all_gather(self.mesh, flat, move.axes, self.purpose)
+        pieces = all_gather(self.mesh, flat, move.axes, self.purpose, num_elements=move.num_elements)
         return self._assembled([piece[: prod(shape)] for piece, shape in zip(pieces, move.shapes, strict=True)], move)
 
     @staticmethod

@@ -97,7 +97,7 @@ def assemble_check(network: Network, plan: NetworkPlan, results: Sequence[RankCh
     gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
     itemsize = 8.0 if dtype == "float64" else 4.0
-    traffic = compare_traffic(network, plan, [result.record for result in results], [result.tally for result in results], itemsize)
+    traffic = compare_traffic(network, plan, results, itemsize)
     return NetworkCheck(
         plan=plan,
         loss=results[0].losses[0],
@@ -137,15 +137,15 @@ def expected_traffic(network: Network, plan: NetworkPlan) -> Counter[NetworkTraf
 
 
 def compare_traffic(
-    network: Network, plan: NetworkPlan, records: Sequence[Counter[NetworkTraffic]], tallies: Sequence[Any], itemsize: float
+    network: Network, plan: NetworkPlan, ranks: Sequence[RankCheck | RankTimes], itemsize: float
 ) -> tuple[NetworkTraffic, ...]:
     """The rows that every rank issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
     expected = expected_traffic(network, plan)
-    for rank, record in enumerate(records):
-        missing, extra = expected - record, record - expected
+    for number, rank in enumerate(ranks):
+        missing, extra = expected - rank.record, rank.record - expected
         if missing or extra:
             raise RunError(
-                f"network check: rank {rank} issued other collectives than the plan's traffic: "
+                f"network check: rank {number} issued other collectives than the plan's traffic: "
                 f"missing {_describe(missing)}; too many {_describe(extra)}"
             )
     noted: dict[tuple[str, str], tuple[int, float]] = {}
@@ -156,21 +156,24 @@ def compare_traffic(
         if row.kind is CollectiveKind.SEND_RECV:
             # the first and the last rank of a line of n send in one direction only: n - 1 of n times what an inner one sends
             ways = plan.size(row.axes)
-            sent += count * row.num_elements * len(records) * (ways - 1) / ways
+            sent += count * row.num_elements * len(ranks) * (ways - 1) / ways
             continue
         key = (str(row.kind), "+".join(axes))
         old = noted.get(key, (0, 0.0))
         noted[key] = (old[0] + count, old[1] + count * row.num_elements)
     seen = 0.0
-    for tally in tallies:
+    for number, rank in enumerate(ranks):
+        tally = rank.tally
+        padding = {(kind, "+".join(sorted(axes, key=order.index))): extra for (kind, axes), extra in rank.padding.items()}
         seen += sum(value for (kind, _), value in tally.num_bytes.items() if kind == "send") / itemsize
         counts = {key: value for key, value in tally.counts.items() if key[0] not in ("send", "recv")}
         for key in dict.fromkeys([*noted, *counts]):
             count, elements = noted.get(key, (0, 0.0))
-            issued = sum(each.num_bytes.get(key, 0.0) for each in tallies) / itemsize / len(tallies)
+            elements += padding.get(key, 0.0)
+            issued = tally.num_bytes.get(key, 0.0) / itemsize
             if counts.get(key, 0) != count or abs(issued - elements) > 0.5:
                 raise RunError(
-                    f"network check: {key[0]} over {key[1]}: torch issued {counts.get(key, 0)} of {issued:.0f} elements, "
+                    f"network check: {key[0]} over {key[1]}: on rank {number} torch issued {counts.get(key, 0)} of {issued:.0f} elements, "
                     f"noted were {count} of {elements:.0f}"
                 )
     if abs(seen - sent) > 0.5 and not _has_corners(network, plan):
@@ -254,7 +257,7 @@ def measure_network_plans(
                 warmup=warmup,
                 loss=sum(rank.share for rank in times_of_ranks),
                 gradient_error=errors[index],
-                traffic=compare_traffic(network, plan, [r.record for r in times_of_ranks], [r.tally for r in times_of_ranks], 4.0),
+                traffic=compare_traffic(network, plan, times_of_ranks, 4.0),
                 device=device,
                 chip=ranks[0][1],
                 parts={f"communication.{name}": statistics.fmean(r.tally.times.get(name, 0.0) for r in times_of_ranks) for name in names},

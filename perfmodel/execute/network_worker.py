@@ -28,13 +28,14 @@ from perfmodel.workload.network import Network, Pass
 
 @dataclass(slots=True)
 class RankCheck:
-    """errors: of each loss ("step 0", ...), gradient and output by name; record: what was noted; tally: what torch's dispatcher saw."""
+    """errors: of each loss ("step 0", ...), gradient and output by name; record, padding: what was noted; tally: what torch saw."""
 
     losses: list[float]
     loss_errors: dict[str, float]
     gradient_errors: dict[str, float]
     output_errors: dict[str, float]
     record: Record
+    padding: Counter[tuple[str, frozenset[str]]]
     tally: CollectiveTally
 
 
@@ -137,7 +138,7 @@ def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: 
     for step in range(options.steps):
         worker.beat(f"step {step}")
         if step == 0:
-            program.mesh.record = Counter()
+            program.mesh.record, program.mesh.padding = Counter(), Counter()
             with counter:
                 share = program.step()
             record, program.mesh.record = program.mesh.record, None
@@ -181,7 +182,7 @@ def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: 
             if given == program.network.tensors[name].shape:  # what pads an activation means nothing
                 expected = _part_of(program, expected_outputs[name], name, left.resolved())
                 output_errors[name] = _relative(whole, expected, 0.0)
-    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, counter.tally)
+    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally)
 
 
 @dataclass(slots=True)
@@ -191,6 +192,7 @@ class RankTimes:
     times: list[float]
     share: float
     record: Record
+    padding: Counter[tuple[str, frozenset[str]]]
     tally: CollectiveTally
     peak_memory: float
 
@@ -211,7 +213,7 @@ def measure_on_rank(
 ) -> tuple[list[RankTimes], str, dict[str, str]]:
     """Steps of all plans in turn, A B C A B C; then, apart from what is timed, one step of each counted and one tracked."""
     programs = [_build(worker, network, plan, options, None) for plan in plans]
-    found = [RankTimes([], float("nan"), Counter(), CollectiveTally(), 0.0) for _ in plans]
+    found = [RankTimes([], float("nan"), Counter(), Counter(), CollectiveTally(), 0.0) for _ in plans]
     for index in range(rounds):
         share = options.steps // rounds + (index < options.steps % rounds)
         for number, (program, result) in enumerate(zip(programs, found, strict=True)):
@@ -230,7 +232,7 @@ def measure_on_rank(
     for program, result in zip(programs, found, strict=True):
         worker.beat("counted step")
         dist.barrier()
-        program.mesh.record = Counter()
+        program.mesh.record, program.mesh.padding = Counter(), Counter()
         counter = CollectiveCounter(
             lambda ranks, mesh=program.mesh: _label(mesh, ranks),  # type: ignore[misc]
             times_them=True,
@@ -238,7 +240,7 @@ def measure_on_rank(
         )
         with counter:
             program.step()
-        result.record, result.tally = program.mesh.record, counter.tally
+        result.record, result.padding, result.tally = program.mesh.record, program.mesh.padding, counter.tally
         program.mesh.record = None
         worker.beat("tracked step")
         dist.barrier()
