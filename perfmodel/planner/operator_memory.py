@@ -1,11 +1,4 @@
-"""The fastest sharding of every operator whose weights, gradients and optimizer state fit: Lagrange, with its bound.
-
-    L(x) = min over choices of (time + x * bytes) - x * limit
-
-is a lower bound of the time of any choice that fits, for every price x >= 0 in seconds a byte. The price is raised from chord to chord of
-the convex front of (bytes, time) until no choice lies below the chord: that x gives the best bound. What is found is on the front; a
-better choice that fits may lie above it, by no more than `gap`.
-"""
+"""The fastest sharding of every operator whose weights, gradients and optimizer state fit, with proof (`search/constrained.py`)."""
 
 from __future__ import annotations
 
@@ -27,18 +20,18 @@ from perfmodel.planner.operator_parameters import parameter_layout
 from perfmodel.planner.operator_space import parameters_of
 from perfmodel.planner.operator_tables import OperatorTables
 from perfmodel.planner.operators import OperatorPlan, plan_of, program_of, tables_of
-from perfmodel.search import eliminate
+from perfmodel.search import eliminate, eliminate_within
 from perfmodel.units import format_bytes
 
 Array = NDArray[np.float64]
 
-#: Two choices on one chord, but for rounding.
-_ROUNDING = 1e-12
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingPlan:
-    """state_bytes: weights, gradients and optimizer state of one chip; price: seconds of a microbatch for a byte more, at the limit."""
+    """The fastest within a limit: no other that fits takes less time than `lower_bound`, up to rounding.
+
+    state_bytes: weights, gradients and optimizer state of one chip; price: seconds of a microbatch for a byte more, at the limit.
+    """
 
     plan: OperatorPlan
     state_bytes: float
@@ -48,7 +41,7 @@ class FittingPlan:
 
     @property
     def gap(self) -> float:
-        """How far the time may be from the least that fits, as a share of it."""
+        """How far the time may be from the least that fits, as a share of it: 0 unless the search ran out of time."""
         return max(0.0, 1.0 - self.lower_bound / self.plan.time)
 
 
@@ -62,7 +55,7 @@ def fit_operators(
     attention: AttentionKernel = AttentionKernel.FLASH,
     least_exposed: float = 0.0,
 ) -> FittingPlan:
-    """The fastest found whose weights, gradients and optimizer state take at most `state_limit` bytes of a chip."""
+    """The fastest whose weights, gradients and optimizer state take at most `state_limit` bytes of a chip."""
     tables = tables_of(estimator, mesh, micro_batch=micro_batch, zero=zero, attention=attention, least_exposed=least_exposed)
     held = state_bytes(estimator, tables, zero=zero, attention=attention)
     return fit_tables(tables, held, state_limit=state_limit)
@@ -70,39 +63,20 @@ def fit_operators(
 
 def fit_tables(tables: OperatorTables, held: Sequence[Array], *, state_limit: float) -> FittingPlan:
     """The same on given tables. held: bytes of each configuration of each vertex."""
-
-    def point(choice: Sequence[int]) -> tuple[float, float]:
-        memory = sum(float(own[index]) for own, index in zip(held, choice, strict=True))
-        return tables.microbatch_time(choice) + tables.parameter_time(choice), memory
-
-    def cheapest(price: float) -> tuple[int, ...]:
-        costs = [cost + price * own for cost, own in zip(tables.vertex_costs, held, strict=True)]
-        return eliminate(costs, tables.edges).choice
-
-    best = cheapest(0.0)
-    (fast, large), searches = point(best), 1
-    if large <= state_limit:
-        return FittingPlan(plan=plan_of("per-operator", tables, best), state_bytes=large, price=0.0, lower_bound=fast, num_searches=1)
     allowed = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in tables.edges]
-    best = eliminate(held, allowed).choice
-    (slow, small), searches = point(best), 2
-    if small > state_limit:
-        least = format_bytes(small)
-        raise bad_field("state_limit", format_bytes(state_limit), f"no choice holds less than {least}", "use a larger mesh or ZeRO stage")
-    while True:
-        price = (slow - fast) / (large - small)
-        choice = cheapest(price)
-        time, memory = point(choice)
-        searches += 1
-        if time + price * memory >= (fast + price * large) * (1.0 - _ROUNDING):
-            break
-        if memory <= state_limit:
-            best, slow, small = choice, time, memory
-        else:
-            fast, large = time, memory
-    bound = fast + price * (large - state_limit)
-    plan = plan_of("per-operator", tables, best)
-    return FittingPlan(plan=plan, state_bytes=small, price=price, lower_bound=min(bound, slow), num_searches=searches)
+    least = eliminate(held, allowed).cost
+    if not least <= state_limit:
+        rule = f"no choice holds less than {format_bytes(least)}"
+        raise bad_field("state_limit", format_bytes(state_limit), rule, "use a larger mesh or ZeRO stage")
+    found = eliminate_within(tables.vertex_costs, tables.edges, held, state_limit)
+    plan = plan_of("per-operator", tables, found.choice)
+    return FittingPlan(
+        plan=plan,
+        state_bytes=found.weight,
+        price=found.price,
+        lower_bound=plan.time if found.is_proved else min(found.lower_bound, plan.time),
+        num_searches=1 + found.num_searches,
+    )
 
 
 def state_bytes(estimator: Estimator, tables: OperatorTables, *, zero: int, attention: AttentionKernel) -> list[Array]:

@@ -57,7 +57,7 @@ def test_a_tighter_limit_costs_time_and_the_bound_holds(fitted, tables):
         limit = least + share * (free.state_bytes - least)
         found = fit_tables(tables, held, state_limit=limit)
         assert found.state_bytes <= limit
-        assert found.lower_bound <= found.plan.time
+        assert (found.lower_bound, found.gap) == (found.plan.time, 0.0)
         assert free.plan.time <= found.plan.time
         times.append(found.plan.time)
         rng = random.Random(1)
