@@ -256,6 +256,7 @@ class Network:
 
 
 __all__ = [
+    "CollectiveKind",
     "Extent",
     "FusedAttention",
     "Network",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Pass, Stream
+from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Pass, Stream
 
 
 def batch_norm(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.workload.kinds.extents import extent, reduced_rows
-from perfmodel.workload.network import NetworkOperator, Operand, OwnTraffic, Pass, Stream
+from perfmodel.workload.network import CollectiveKind, NetworkOperator, Operand, OwnTraffic, Pass, Stream
 
 
 def cross_entropy(

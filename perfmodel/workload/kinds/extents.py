@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
-from perfmodel.workload.network import Extent, OwnTraffic, Pass
+from perfmodel.workload.network import CollectiveKind, Extent, OwnTraffic, Pass
 
 
 def extent(dims: Mapping[str, int], names: Iterable[str]) -> Extent:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.hardware.calibration import CollectiveKind
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Pass, Product, Stream
+from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Pass, Product, Stream
 
 
 def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> NetworkOperator:
