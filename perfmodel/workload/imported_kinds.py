@@ -49,6 +49,7 @@ class Seen:
     dims    sizes by name
     pieces  from the vertex's dims to those names, outermost first
     whole   names that stay whole: windows, joined dims, head sizes
+    padded  names whose shares may be uneven: vocabularies
     """
 
     vertex: ImportedVertex
@@ -57,6 +58,7 @@ class Seen:
     dims: Mapping[str, int]
     pieces: Mapping[str, tuple[str, ...]]
     whole: tuple[str, ...]
+    padded: tuple[str, ...]
     inputs: tuple[Read, ...]
     output: Read
 
@@ -82,7 +84,6 @@ class Seen:
         traffic: tuple[OwnTraffic, ...] = (),
         sums: Sequence[str] = (),
         whole: Sequence[str] = (),
-        padded: Sequence[str] = (),
         saved: tuple[Extent, ...] = (),
         inputs: tuple[Read, ...] | None = None,
     ) -> NetworkOperator:
@@ -104,7 +105,7 @@ class Seen:
             backward=backward if is_trained else (),
             traffic=tuple(own for own in traffic if is_trained or own.phase is Pass.FORWARD),
             sums=tuple(name for name in sums if name not in self.output.operand.dims),
-            padded=tuple(padded),
+            padded=self.padded,
             saved=saved if is_trained else (),
             settings={"function": self.vertex.operator},
             layer=self.layer,
@@ -344,7 +345,6 @@ def _embedding(seen: Seen) -> NetworkOperator:
         forward=_stream("embedding", rows, rows, rows),
         backward=_stream("embedding", rows, rows, rows, table.extent),
         sums=vocabulary,
-        padded=vocabulary if len(vocabulary) == 1 else (),
     )
 
 
@@ -401,7 +401,6 @@ def _cross_entropy(seen: Seen) -> NetworkOperator:
         backward=_stream("cross_entropy", logits, logits, logits, logits, logits),
         traffic=_sums(vocabulary, seen.extent(others), Pass.FORWARD, Pass.FORWARD, Pass.FORWARD),
         sums=[dim for dim in others if dim not in seen.output.operand.dims],
-        padded=vocabulary if len(vocabulary) == 1 else (),
         saved=(logits,),
     )
 

@@ -115,6 +115,7 @@ class _Builder:
     pieces: Pieces
     names: list[dict[Piece, str]] = field(default_factory=list)  # of each vertex
     never_cut: set[Piece] = field(default_factory=set)
+    padded: set[Piece] = field(default_factory=set)
     tensors: dict[str, NetworkTensor] = field(default_factory=dict)
     gradient: dict[str, bool] = field(default_factory=dict)
     operators: list[NetworkOperator] = field(default_factory=list)
@@ -123,7 +124,10 @@ class _Builder:
     def build(self) -> ImportedNetwork:
         self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
         self._name_pieces()
-        self.never_cut = self._never_cut()
+        class_of = self.pieces.classes()
+        never_cut, padded = self._never_cut(class_of), self._padded(class_of)
+        self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
+        self.padded = {piece for piece, first in class_of.items() if first in padded}
         for name, shape in self.shapes.items():
             positions = self.pieces.of_parameter(name, len(shape))
             self.tensors[name] = NetworkTensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER)
@@ -197,13 +201,18 @@ class _Builder:
                             found.add((read.place, read.inner))
         return found
 
-    def _never_cut(self) -> set[Piece]:
-        """Pieces that are whole in every operator, as cutting them never pays: what reads the tensor needs them whole.
+    def _padded(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
+        """Classes of vocabularies: those of embeddings and of losses, and so of the layer that makes the scores."""
+        kinds = (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY)
+        found = [self.pieces.of(("vertex", index, "v")) for index, vertex in enumerate(self.graph.vertices) if vertex.kind in kinds]
+        return {class_of[pieces[0]] for pieces in found if len(pieces) == 1}
+
+    def _never_cut(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
+        """Classes of pieces that are whole in every operator, as cutting them never pays: what reads the tensor needs them whole.
 
         The size of the heads of a fused attention (heads are cut for less), and the parts of a tensor of which every part is taken (q, k
         and v in one, gate and up in one).
         """
-        class_of = self.pieces.classes()
         found: set[Piece] = set()
         taken: dict[Piece, int] = defaultdict(int)
         for index, vertex in enumerate(self.graph.vertices):
@@ -216,8 +225,7 @@ class _Builder:
                 elif len(vertex.outputs[0].shape) < len(vertex.dims):  # one entry of the axis each
                     for piece in self.pieces.of(("vertex", index, axis)):
                         taken[class_of[piece]] += len(vertex.outputs)
-        found |= {piece for piece, count in taken.items() if count >= piece.size}
-        return {piece for piece, first in class_of.items() if first in found}
+        return found | {piece for piece, count in taken.items() if count >= piece.size}
 
     def _tensor_name(self, index: int, number: int) -> str:
         vertex = self.graph.vertices[index]
@@ -256,6 +264,7 @@ class _Builder:
             dims={name: piece.size for piece, name in names.items()},
             pieces=pieces,
             whole=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
+            padded=tuple(name for piece, name in names.items() if piece in self.padded),
             inputs=tuple(self._read(index, each, pieces) for each in range(len(vertex.inputs))),
             output=self._written(index, number),
         )

@@ -277,6 +277,13 @@ def test_hidden_entries_of_a_recurrence(converted):
     assert list(both_ways.dims.values()) == [4]  # the samples alone: a matrix has the rows of one direction
 
 
+def test_shares_of_a_vocabulary_may_be_uneven(converted):
+    """100 words on 8 chips: so may those of the layer before the loss, and of what is added to it."""
+    network = converted("lstm")[1].network
+    padded = {operator.name: operator.padded for operator in network.operators if operator.padded}
+    assert padded == {"embedding": ("v",), "linear": ("n",), "linear.bias": ("n",), "cross_entropy_loss": ("v",)}
+
+
 def test_what_is_not_recognised_is_whole_and_said(converted):
     imported = converted("fourier")[1]
     (unknown,) = operators_of(imported.network, "unrecognised")
