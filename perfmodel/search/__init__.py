@@ -4,6 +4,7 @@ from perfmodel.search.constrained import ConstrainedMethod, ConstrainedSolution,
 from perfmodel.search.order import EliminationOrder, best_order
 from perfmodel.search.solution import SearchMethod, Solution
 from perfmodel.search.solve import eliminate
+from perfmodel.search.stages import StagePartition, partition_chain
 
 __all__ = [
     "ConstrainedMethod",
@@ -11,7 +12,9 @@ __all__ = [
     "EliminationOrder",
     "SearchMethod",
     "Solution",
+    "StagePartition",
     "best_order",
     "eliminate",
     "eliminate_within",
+    "partition_chain",
 ]
