@@ -187,18 +187,35 @@ Y3 = operand("y", "b s d")
 
 
 def kept_by_torch(function, *tensors, parameters=()):
-    """Float32 elements (an int64 counts as two) that autograd keeps, parameters and integer inputs aside, each storage once."""
+    """Float32 elements (an int64 counts as two) that autograd keeps, each storage once and without parameters and integer inputs; which
+    of the tensors are among them, by position, the output after the inputs."""
     seen = {}
 
+    def place(tensor):
+        return tensor.untyped_storage().data_ptr()
+
     def pack(tensor):
-        is_given = any(tensor.untyped_storage().data_ptr() == p.untyped_storage().data_ptr() for p in parameters)
-        if not is_given and tensor.dim():
-            seen[tensor.untyped_storage().data_ptr()] = tensor
+        if tensor.dim() and place(tensor) not in {place(parameter) for parameter in parameters}:
+            seen[place(tensor)] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        function(*tensors)
-    return sum(tensor.numel() * tensor.element_size() // 4 for tensor in seen.values())
+        output = function(*tensors)
+    kept = [position for position, tensor in enumerate((*tensors, output)) if place(tensor) in seen]
+    return sum(tensor.numel() * tensor.element_size() // 4 for tensor in seen.values()), kept
+
+
+def heads(*, groups=2, shared=3, depth=4, queries=6, keys=6, **settings):
+    return attention(
+        "o",
+        operand("q", "b q g r ."),
+        operand("k", "b z g ."),
+        operand("v", "b z g ."),
+        operand("y", "b q g r ."),
+        {"b": 2, "q": queries, "z": keys, "g": groups, "r": shared},
+        head_dim=depth,
+        **settings,
+    )
 
 
 CLICKS = torch.ones(4, 1)
@@ -258,6 +275,12 @@ KEPT = {
         (W8, B8),
     ),
     "softmax": (softmax("o", X3, Y3, S3, over="d"), lambda x: F.softmax(x, -1), (values(2, 6, 8),), ()),
+    "attention": (
+        heads(shared=1),
+        lambda *qkv: F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in qkv)),
+        (values(2, 6, 2, 4), values(2, 6, 2, 4), values(2, 6, 2, 4)),
+        (),
+    ),
     "cross-entropy": (
         cross_entropy("o", operand("x", "b s v"), operand("l", "b s"), operand("y", "b s"), {"b": 2, "s": 6, "v": 8}),
         lambda x: F.cross_entropy(x.reshape(12, 8), LABELS.reshape(12), reduction="none"),
@@ -282,24 +305,13 @@ KEPT = {
 @pytest.mark.parametrize("kind", KEPT)
 def test_what_is_kept_for_backward_is_what_autograd_keeps(kind):
     op, function, tensors, parameters = KEPT[kind]
-    kept = kept_by_torch(function, *tensors, parameters=parameters)
-    assert sum(elements(extent) for extent in op.saved) == kept
+    count, positions = kept_by_torch(function, *tensors, parameters=parameters)
+    assert sum(elements(extent) for extent in op.saved) == count
+    names = [operand.tensor for operand in op.inputs[: len(tensors)]] + [op.output.tensor]
+    assert set(op.kept) == {names[position] for position in positions}
 
 
 # --- work --------------------------------------------------------------------------------------------------------
-
-
-def heads(*, groups=2, shared=3, depth=4, queries=6, keys=6, **settings):
-    return attention(
-        "o",
-        operand("q", "b q g r ."),
-        operand("k", "b z g ."),
-        operand("v", "b z g ."),
-        operand("y", "b q g r ."),
-        {"b": 2, "q": queries, "z": keys, "g": groups, "r": shared},
-        head_dim=depth,
-        **settings,
-    )
 
 
 def test_attention_has_torchs_flops_and_its_causal_share():
@@ -347,6 +359,13 @@ def test_an_lstm_has_the_flops_of_its_steps():
         return h
 
     assert (product_flops(op.forward), product_flops(op.backward)) == torch_flops(run, gates, weight)
+
+
+def test_a_mean_divides_by_the_entries_of_the_whole_tensor():
+    op = reduction("o", X4, operand("y", "b c"), S4)
+    assert op.settings == {"function": "mean", "count": 30}
+    assert op.sums == ("h", "w")
+    assert own_traffic(op, {"x": (2, 4, 6, 5), "y": (2, 4)}, h=2) == []
 
 
 @pytest.mark.parametrize("kind", ["rotary", "concat", "prepend", "select", "flatten", "embedding_bag", "embedding"])

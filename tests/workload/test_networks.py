@@ -361,6 +361,13 @@ def test_operators_are_consistent_with_their_tensors(name):
             left.remove(tuple(zip(network.tensors[tensor].shape, operand.dims, strict=True)))
         assert "b" not in op.dims or next(iter(op.dims)) == "b"
         assert len(op.backward) > 0 or op.kind in ("concat", "elementwise")
+        # a dim that the output lacks is summed, unless it is never cut or the operator reduces it by itself
+        lacking = set(op.dims) - set(op.output.dims) - set(op.whole)
+        assert lacking - set(op.sums) == ({op.settings["over"]} if op.kind == "cross_entropy" else set())
+        # a product has a gradient for each operand, but for data
+        if op.kind in ("einsum", "convolution"):
+            is_data = network.tensors[op.inputs[0].tensor].role is TensorRole.ACTIVATION and op.inputs[0].tensor not in network.producers()
+            assert len(op.backward) == (1 if is_data else 2)
     read = set(network.readers())
     assert {tensor for tensor in network.tensors if tensor not in read} == {network.operators[-1].output.tensor}
     assert {tensor.name for tensor in network.tensors.values() if tensor.role is TensorRole.PARAMETER} <= read
@@ -385,6 +392,36 @@ def test_equal_layers_are_equal_but_for_names(name):
     first, second = ([_shape_of(op) for op in network.operators if op.layer == f"{prefix}{i}"] for i in (0, 1))
     assert first == second
     assert len(first) > 8
+
+
+def test_a_bias_is_cut_as_the_product_before_it():
+    for name in ("bert-large", "rnnlm", "phi-2", "gpt2"):
+        sizes = TINY.get(name, {"seq_len": 8, "layers": 1, "vocabulary": 20})
+        by_name = {op.name: op for op in load_network(name, batch=4, **sizes).operators}
+        biases = [op for op in by_name.values() if op.settings.get("function") == "bias"]
+        assert biases
+        for bias in biases:
+            product = by_name[bias.name.removesuffix("_bias")]
+            assert bias.padded == product.padded
+            assert set(bias.whole) == set(product.whole) & set(product.output.dims)
+    network = load_network("rnnlm", batch=4, **TINY["rnnlm"])
+    assert {op.name: op.whole for op in network.operators if op.name.startswith("lstm0")} == {
+        "lstm0.input": ("i",),
+        "lstm0.input_bias": ("i",),
+        "lstm0": ("s",),
+    }
+
+
+def test_only_the_decoder_looks_at_itself_causally():
+    network = load_network("transformer", batch=4, **TINY["transformer"])
+    softmaxes = {op.name: op.settings for op in network.operators if op.kind == "softmax"}
+    assert len(softmaxes) == 2 + 2 * 2
+    for name, settings in softmaxes.items():
+        assert settings["causal_queries"] == ("s" if name.startswith("decoder") and "cross" not in name else "")
+        assert settings["scale"] == 4**-0.5
+    unfused = load_network("gpt2", batch=4, fused_attention=False, **TINY["gpt2"])
+    found = [op.settings for op in unfused.operators if op.kind == "softmax"]
+    assert found == [{"over": "z", "scale": 8**-0.5, "causal_queries": "q"}] * 2
 
 
 def test_layers_with_a_window_compute_fewer_scores():
