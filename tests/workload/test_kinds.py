@@ -322,6 +322,7 @@ def test_attention_has_torchs_flops_and_its_causal_share():
     assert heads(causal=True).flops == heads().flops / 2
     assert heads(causal=True).whole == ("z", "q")
     assert heads().whole == ("z",)
+    assert elements(heads().saved[-1]) == 2 * 6 * 2 * 3  # one log-sum-exp a query and head
 
 
 def test_a_window_leaves_the_share_of_scores_that_it_shows():
