@@ -15,14 +15,14 @@ from types import MappingProxyType
 
 import torch
 
-from perfmodel.errors import InputError, suggest
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.network_context import OperatorContext
 from perfmodel.execute.network_functions import FUNCTIONS, NetworkFunction
 from perfmodel.execute.network_mesh import NetworkMesh, Purpose, all_reduce
 from perfmodel.execute.network_padding import padded_network
 from perfmodel.execute.network_redistribute import Redistribution, Transition, local_part
-from perfmodel.parallel.network_plan import Held, NetworkPlan, check_plan, gradient_of_input, left_layout, needed_layout
+from perfmodel.execute.network_refuse import check_runnable, parameter_layouts
+from perfmodel.parallel.network_plan import Held, NetworkPlan, gradient_of_input, left_layout, needed_layout
 from perfmodel.parallel.sharding import Layout
 from perfmodel.workload.network import Network, NetworkOperator, Pass, TensorRole
 
@@ -79,7 +79,7 @@ class NetworkProgram:
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
         imitate: NetworkPlan | None = None,
     ) -> None:
-        check_plan(plan, network)
+        check_runnable(network, plan, functions)
         self.worker, self.plan, self.given = worker, plan, network
         self.network = padded_network(network, plan)
         self.mesh = NetworkMesh(worker, plan.axes)
@@ -89,40 +89,19 @@ class NetworkProgram:
         self.calls: list[NetworkFunction] = []
         self.contexts: list[OperatorContext] = []
         for operator, original in zip(self.network.operators, network.operators, strict=True):
-            if operator.kind not in known:
-                raise InputError(
-                    f"operator {operator.name}: kind {operator.kind!r} has no torch function{suggest(operator.kind, known)}; "
-                    "add one to the table or pass it as functions"
-                )
             copied = {} if imitate is None else {dim: imitate.size(tuple(axes)) for dim, axes in imitate.shardings[operator.name].items()}
             self.calls.append(known[operator.kind])
             self.contexts.append(OperatorContext(self.mesh, operator, plan.shardings[operator.name], dict(original.dims), copied))
         self.producers, self.readers = self.network.producers(), self.network.readers()
         self.outputs = [op.output.tensor for op in self.network.operators if op.output.tensor not in self.readers]
-        self.partial: dict[str, frozenset[str]] = {}
-        self.layouts: dict[str, Layout] = {}
+        layouts = parameter_layouts(self.network, plan)
+        self.layouts = {name: layout.resolved() for name, layout in layouts.items()}
+        self.partial = {name: layout.partial for name, layout in layouts.items()}
         self.parameters: dict[str, torch.Tensor] = {}
-        self._find_layouts()
         self._fill(seed)
         self._compile()
 
     # ------------------------------------------------------------------------------------------------ parameters and data
-
-    def _find_layouts(self) -> None:
-        """Of each parameter: the layout that its readers need, and the axes on which the sum of their gradients is partial."""
-        for operator in self.network.operators:
-            sharding = self.plan.shardings[operator.name]
-            for operand in operator.inputs:
-                if self.network.tensors[operand.tensor].role is not TensorRole.PARAMETER:
-                    continue
-                layout = needed_layout(sharding, operand)
-                if self.layouts.setdefault(operand.tensor, layout) != layout:
-                    raise InputError(
-                        f"operator {operator.name}: reads parameter {operand.tensor} as {layout}, another one reads it as "
-                        f"{self.layouts[operand.tensor]}: readers of one parameter need it in one layout; cut them alike"
-                    )
-                partial = gradient_of_input(sharding, operand).partial
-                self.partial[operand.tensor] = self.partial.get(operand.tensor, frozenset()) | partial
 
     def _whole(self, name: str, seed: int) -> torch.Tensor:
         """At full size, padded with zeros."""
@@ -262,6 +241,10 @@ class NetworkProgram:
         share = self.forward_backward()
         self.update()
         return share
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of the last step, each in the layout of its parameter."""
+        return {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
 
     def release(self) -> None:
         """Free what lives between steps besides parameters and data."""

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.launch import WorkerGroup
 from perfmodel.execute.network_padding import padded_network
+from perfmodel.execute.network_refuse import check_runnable
 from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
 from perfmodel.execute.tolerance import TOLERANCE
 from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_measurement import NetworkCheck, NetworkMeasurement
-from perfmodel.parallel.network_plan import NetworkPlan, check_plan
+from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.parallel.network_traffic import NetworkTraffic, network_traffic
 from perfmodel.workload.network import Network
 
@@ -75,7 +76,7 @@ def check_network_plan(
 ) -> NetworkCheck:
     """Run the plan and compare loss, gradients and traffic with what they must be; RunError where they differ.
 
-    steps             updates by plain gradient descent between them; the gradients compared are those of the last step
+    steps             updates by plain gradient descent between them; losses are compared of all, gradients and traffic of the first
     dtype             float64 or float32
     compares_outputs  every operator's output too
     functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
@@ -88,7 +89,11 @@ def check_network_plan(
     options = NetworkOptions(
         seed=seed, steps=steps, dtype=dtype, learning_rate=learning_rate, compares_outputs=compares_outputs, functions=functions or {}
     )
-    results = _call(network, [plan], device, hang_timeout, group, None, check_on_rank, network, plan, options)
+    _check(network, plan, group, options.functions)
+    device = group.device if group is not None else pick_device(device, plan.num_chips)
+    _check_room(plan.num_chips, device)
+    with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
+        results = workers.call(check_on_rank, network, plan, options)
     return assemble_check(network, plan, results, dtype)
 
 
@@ -235,10 +240,11 @@ def measure_network_plans(
     errors = [float("nan")] * len(plans)
     device = group.device if group is not None else pick_device(device, plans[0].num_chips)
     _check_room(plans[0].num_chips, device)
+    for plan in plans:
+        _check(network, plan, group, table)
     scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
     with scope as workers:
         for index, plan in enumerate(plans):
-            _check(network, plan, workers)
             if check_gradients:
                 results = workers.call(check_on_rank, network, plan, checking)
                 errors[index] = assemble_check(network, plan, results, "float32").gradient_error
@@ -283,27 +289,7 @@ def _check_room(num_ranks: int, device: str) -> None:
         raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")
 
 
-def _check(network: Network, plan: NetworkPlan, group: WorkerGroup) -> None:
-    check_plan(plan, network)
-    if group.num_ranks != plan.num_chips:
+def _check(network: Network, plan: NetworkPlan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
+    check_runnable(network, plan, functions)
+    if group is not None and group.num_ranks != plan.num_chips:
         raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")
-
-
-def _call(
-    network: Network,
-    plans: Sequence[NetworkPlan],
-    device: str,
-    hang_timeout: float,
-    group: WorkerGroup | None,
-    on_progress: Callable[[str], None] | None,
-    function: Callable[..., Any],
-    *arguments: Any,
-) -> list[Any]:
-    num_ranks = plans[0].num_chips
-    device = group.device if group is not None else pick_device(device, num_ranks)
-    _check_room(num_ranks, device)
-    scope = nullcontext(group) if group is not None else _start(num_ranks, device, hang_timeout, on_progress)
-    with scope as workers:
-        for plan in plans:
-            _check(network, plan, workers)
-        return workers.call(function, *arguments)

@@ -15,7 +15,7 @@ class NetworkCheck:
 
     loss             mean loss of the first step
     loss_error       largest of all steps
-    gradient_error   largest of a parameter's gradient, in the last step
+    gradient_error   largest of a parameter's gradient, in the first step
     output_error     largest of an operator's output; nan where outputs were not compared
     traffic          collectives that were issued in one step, as many as `repeats` says
     """

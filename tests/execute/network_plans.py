@@ -14,21 +14,30 @@ from perfmodel.workload.networks import load_network
 TWO = (MeshAxis(name="p", size=2, tier=0),)
 FOUR = (MeshAxis(name="a", size=2, tier=1), MeshAxis(name="b", size=2, tier=0))
 
+#: Name -> sizes; a name may have a version after a colon.
 TINY = {
     "alexnet": dict(batch=4, image=67, filters=(4, 8, 8, 8, 4), hidden=8, classes=8),
     "resnet50": dict(batch=4, image=32, blocks=(1, 1, 1, 1), width=4, classes=8, synchronised=True),
+    "resnet50:shares": dict(batch=8, image=32, blocks=(1, 1), width=4, classes=8),
+    "densenet121": dict(batch=4, image=32, blocks=(2, 2), growth=4, classes=8, synchronised=True),
+    "inception3": dict(batch=4, image=75, width_divisor=16, classes=8, synchronised=True),
     "rnnlm": dict(batch=4, seq_len=3, embedding=8, hidden=8, layers=2, vocabulary=10),
     "transformer": dict(batch=4, seq_len=4, layers=1, hidden=8, heads=4, head_dim=4, intermediate=16, vocabulary=10),
     "bert-large": dict(batch=4, seq_len=4, layers=1, hidden=8, heads=4, intermediate=16, vocabulary=10, positions=4),
     "vit-large": dict(batch=4, image=8, patch=2, layers=1, hidden=8, heads=4, intermediate=16, classes=8),
     "dlrm": dict(batch=8, dense=4, rows=(10, 7), bags=(3, 1), features=8, bottom=(16,), top=(16, 8)),
     "gpt2": dict(batch=4, seq_len=4, layers=1, hidden=16, heads=4, kv_heads=4, head_dim=4, intermediate=16, vocabulary=10),
+    "gpt2:unfused": dict(
+        batch=4, seq_len=4, layers=1, hidden=16, heads=4, kv_heads=4, head_dim=4, intermediate=16, vocabulary=10, fused_attention=False
+    ),
     "llama-3-8b": dict(batch=4, seq_len=4, layers=1, hidden=16, heads=8, kv_heads=4, head_dim=4, intermediate=16, vocabulary=10),
+    "gemma-2-9b": dict(batch=4, seq_len=4, layers=2, hidden=16, heads=4, kv_heads=2, head_dim=4, intermediate=16, vocabulary=10),
+    "falcon-7b": dict(batch=4, seq_len=4, layers=1, hidden=16, heads=4, kv_heads=1, head_dim=4, intermediate=16, vocabulary=10),
 }
 
 
 def tiny_network(name: str, **changes: object) -> Network:
-    return load_network(name, **{**TINY[name], **changes})  # type: ignore[arg-type]
+    return load_network(name.partition(":")[0], **{**TINY[name], **changes})  # type: ignore[arg-type]
 
 
 def reaches_too_far(operator: NetworkOperator, network: Network, dim: str, parts: int) -> bool:
