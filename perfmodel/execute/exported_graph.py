@@ -43,6 +43,7 @@ _RESHAPES = frozenset(
         "contiguous",
         "clone",
         "detach",
+        "detach_",
         "alias",
         "ravel",
         "_unsafe_view",
@@ -205,6 +206,10 @@ class _Reader:
         first = next(iter(arguments.values()), None)
         if not isinstance(first, torch.fx.Node) or first not in self.values:
             return False
+        if name == "broadcast_tensors" and all(isinstance(each, torch.fx.Node) and each in self.values for each in arguments.values()):
+            pairs = zip((self.values[each][0] for each in arguments.values()), results, strict=True)
+            self.values[node] = [replace(value, view=expanded(value.view, _shape(result)), is_whole=False) for value, result in pairs]
+            return True
         before, after = first.meta["val"], results[0]
         shape, value = _shape(after), self.values[first][0]
         if name in _PERMUTATIONS:

@@ -242,6 +242,8 @@ def _add(pieces: Pieces, index: int, number: int, link: DimLink, first: Place, s
             second = ("vertex", index, link.consumer)
         elif vertex.kind is ImportedKind.ATTENTION and of_dim % entries == 0:
             second, inner = ("vertex", index, link.consumer), inner * (of_dim // entries)  # a head for each run of query heads
+        elif vertex.kind is ImportedKind.EMBEDDING and entries % of_dim == 0 and inner % (entries // of_dim) == 0:
+            second, inner = ("vertex", index, link.consumer), inner // (entries // of_dim)  # bags of several entries each
     if not first:
         if second:  # a broadcast: what it runs along is told apart from the rest of the dim
             pieces.cut(second, inner)

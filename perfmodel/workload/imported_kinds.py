@@ -84,17 +84,24 @@ class Seen:
         traffic: tuple[OwnTraffic, ...] = (),
         sums: Sequence[str] = (),
         whole: Sequence[str] = (),
-        saved: tuple[Extent, ...] = (),
+        keeps: Sequence[Read] = (),
+        extras: tuple[Extent, ...] = (),
         inputs: tuple[Read, ...] | None = None,
     ) -> NetworkOperator:
         """The record. A dim that the output lacks, and that is neither summed nor has traffic of its own, is whole too.
 
-        Whole dims are no dims of the record: "" stands in their places, as it does for windows.
+        Whole dims are no dims of the record: "" stands in their places, as it does for windows. Of what it `keeps` for backward, parameters
+        and buffers are there anyway; `extras` are kept besides.
         """
         handled = {*self.output.operand.dims, *sums, *(dim for own in traffic for dim in own.over)}
         gone = {name for name in self.dims if name not in handled} | {*whole, *self.whole}
         is_trained = self.output.has_gradient
         read = [each for each in (self.inputs if inputs is None else inputs) if each.operand.tensor]
+        kept = [each for each in keeps if is_trained and each.operand.tensor and not each.is_parameter]
+        whose = [each.operand.tensor for each in kept]
+        touched = [each.operand.tensor for each in (*read, self.output)]
+        # a tensor that is read twice and kept once cannot be told by its name
+        named = tuple(name for name in dict.fromkeys(whose) if whose.count(name) == touched.count(name))
         made = NetworkOperator(
             name=self.name,
             kind=kind,
@@ -106,7 +113,8 @@ class Seen:
             traffic=tuple(own for own in traffic if is_trained or own.phase is Pass.FORWARD),
             sums=tuple(name for name in sums if name not in self.output.operand.dims),
             padded=self.padded,
-            saved=saved if is_trained else (),
+            saved=(*(each.extent for each in kept), *extras) if is_trained else (),
+            kept=named,
             settings={"function": self.vertex.operator},
             layer=self.layer,
         )
@@ -172,10 +180,9 @@ def _products(first: Read, second: Read, *, batch: Extent, m: Extent, n: Extent,
     return (Product(batch=batch, m=m, n=n, k=k),), tuple(backward)
 
 
-def _kept_factors(first: Read, second: Read) -> tuple[Extent, ...]:
-    """Each factor is kept for the gradient of the other; a parameter is there anyway."""
-    pairs = ((first, second), (second, first))
-    return tuple(one.extent for one, other in pairs if other.has_gradient and not one.is_parameter)
+def _kept_factors(first: Read, second: Read) -> tuple[Read, ...]:
+    """Each factor is kept for the gradient of the other."""
+    return tuple(one for one, other in ((first, second), (second, first)) if other.has_gradient)
 
 
 def added_input(vertex: ImportedVertex) -> int:
@@ -195,7 +202,7 @@ def _matmul(seen: Seen) -> NetworkOperator:
     summed = [dim for dim in seen.dims if dim not in out]
     forward, backward = _products(first, second, batch=batch, m=m, n=n, k=seen.extent(summed))
     return seen.operator(
-        "einsum", forward=forward, backward=backward, sums=summed, saved=_kept_factors(first, second), inputs=(first, second)
+        "einsum", forward=forward, backward=backward, sums=summed, keeps=_kept_factors(first, second), inputs=(first, second)
     )
 
 
@@ -249,7 +256,7 @@ def _convolution(seen: Seen) -> NetworkOperator:
         traffic=tuple(traffic),
         sums=summed,
         whole=whole,
-        saved=_kept_factors(x, weight),
+        keeps=_kept_factors(x, weight),
         inputs=(x, weight),
     )
 
@@ -267,8 +274,10 @@ def _attention(seen: Seen) -> NetworkOperator:
         keys=seen.extent(keys),
         head_dim=(depth + out_depth) // 2,
     )
-    saved = (q.extent, k.extent, v.extent, seen.output.extent, seen.extent((*seen.of("b", "t"), *heads, *queries)))
-    return seen.operator("attention", forward=(work,), backward=(work,), whole=(*keys, *seen.of("e")), saved=saved)
+    statistics = seen.extent((*seen.of("b", "t"), *heads, *queries))
+    return seen.operator(
+        "attention", forward=(work,), backward=(work,), whole=(*keys, *seen.of("e")), keeps=(q, k, v, seen.output), extras=(statistics,)
+    )
 
 
 def _recurrent(seen: Seen) -> NetworkOperator:
@@ -309,7 +318,8 @@ def _recurrent(seen: Seen) -> NetworkOperator:
         backward=tuple(backward),
         traffic=traffic,
         whole=(*(() if is_cut else names), *seen.of("l", "d", "s")),
-        saved=(seen.inputs[0].extent, entries, seen.output.extent),
+        keeps=(seen.inputs[0], seen.output),
+        extras=(entries,),
         inputs=inputs,
     )
 
@@ -361,7 +371,8 @@ def _norm(seen: Seen) -> NetworkOperator:
         forward=_stream(kernel, out, x.extent, out),
         backward=_stream(kernel, out, x.extent, out, x.extent),
         traffic=_sums(reduced, statistics, Pass.FORWARD, Pass.BACKWARD),
-        saved=(x.extent, statistics),
+        keeps=(x,),
+        extras=(statistics,),
     )
 
 
@@ -373,7 +384,8 @@ def _batch_norm(seen: Seen) -> NetworkOperator:
         "batch_norm",
         forward=_stream("layernorm", out, x, x, out),
         backward=_stream("layernorm", out, x, x, out, out, x),
-        saved=(x, channels),
+        keeps=seen.inputs[:1],
+        extras=(channels,),
     )
 
 
@@ -386,7 +398,7 @@ def _softmax(seen: Seen) -> NetworkOperator:
         forward=_stream("softmax", out, seen.inputs[0].extent, out),
         backward=_stream("softmax", out, out, out, out),
         traffic=_sums(reduced, rows, Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD),
-        saved=(out,),
+        keeps=(seen.output,),
     )
 
 
@@ -401,7 +413,7 @@ def _cross_entropy(seen: Seen) -> NetworkOperator:
         backward=_stream("cross_entropy", logits, logits, logits, logits, logits),
         traffic=_sums(vocabulary, seen.extent(others), Pass.FORWARD, Pass.FORWARD, Pass.FORWARD),
         sums=[dim for dim in others if dim not in seen.output.operand.dims],
-        saved=(logits,),
+        extras=(logits,),
     )
 
 
@@ -415,7 +427,8 @@ def _pooling(seen: Seen) -> NetworkOperator:
         forward=_stream("default", out, x, out, *kept),
         backward=_stream("default", x, out, *kept, x),
         whole=seen.of(*names[2:]),
-        saved=(x, *kept),
+        keeps=seen.inputs[:1],
+        extras=kept,
     )
 
 
@@ -435,28 +448,37 @@ def _reduction(seen: Seen) -> NetworkOperator:
         backward=_stream("default", read[0], out, *read),
         traffic=() if is_linear or is_search else _sums(gone, out, Pass.FORWARD),
         sums=gone if is_linear else (),
-        saved=() if seen.function in _LINEAR_REDUCTIONS else read,
+        keeps=() if seen.function in _LINEAR_REDUCTIONS else seen.inputs,
     )
 
 
 _KEEPS_NOTHING = frozenset({"add", "sub", "subtract", "rsub", "neg", "to", "_to_copy", "type_as", "clone", "copy", "zero", "fill", "where"})
 _KEEPS_OUTPUT = frozenset({"relu", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "dropout", "hardtanh", "relu6", "threshold"})
+_KEEPS_THE_OTHER = frozenset({"mul", "multiply"})
 _KERNELS = {"gelu": "gelu", "silu": "silu", "dropout": "dropout", "native_dropout": "dropout"}
 
 
 def _elementwise(seen: Seen) -> NetworkOperator:
     """A chain of n operators is n passes, each of which writes a tensor of the output's shape; all but the last are kept."""
     out = seen.output.extent
-    read = tuple(each.extent for each in seen.inputs)
     between = (out,) * (2 * (seen.vertex.chain - 1))
-    kept = () if seen.function in _KEEPS_NOTHING else (out,) if seen.function in _KEEPS_OUTPUT or seen.vertex.chain > 1 else read
     into = tuple(each.extent for each in seen.inputs if each.has_gradient)
     kernel = _KERNELS.get(seen.function, "add")
+    keeps: tuple[Read, ...]
+    if seen.function in _KEEPS_NOTHING:
+        keeps = ()
+    elif seen.function in _KEEPS_OUTPUT:
+        keeps = (seen.output,)
+    elif seen.function in _KEEPS_THE_OTHER and seen.vertex.chain == 1 and len(seen.inputs) == 2:
+        keeps = _kept_factors(*seen.inputs)
+    else:
+        keeps = seen.inputs
     return seen.operator(
         "elementwise",
-        forward=_stream(kernel, out, *read, *between, out),
-        backward=_stream(kernel, out, out, *kept, *between, *into),
-        saved=(*kept, *(out,) * (seen.vertex.chain - 1)),
+        forward=_stream(kernel, out, *(each.extent for each in seen.inputs), *between, out),
+        backward=_stream(kernel, out, out, *(each.extent for each in keeps), *between, *into),
+        keeps=keeps,
+        extras=(out,) * (seen.vertex.chain - 1),
     )
 
 
@@ -501,7 +523,7 @@ def _unrecognised(seen: Seen) -> NetworkOperator:
     if seen.vertex.flops:
         product = Product(m=((round(seen.vertex.flops / 2), ""),))
         forward, backward = (*forward, product), (*backward, product, product)
-    return seen.operator("unrecognised", forward=forward, backward=backward, saved=into)
+    return seen.operator("unrecognised", forward=forward, backward=backward, keeps=seen.inputs)
 
 
 #: Of each kind but inputs and constants, which are no operators.

@@ -9,7 +9,8 @@ split is an operator.
   whole numbers and truth values they are tensors of role INDEX.
 - Buffers of the module are on every chip: they are read, but are no tensors of the network. What is made of nothing (zeros, ranges) is a
   tensor that no operator writes.
-- The first dim of the first input counts samples; the dim that it is in an operator is that operator's `b`.
+- The first dim of the first input counts samples, or the second where the first turns out to be the time of a recurrence or of a fused
+  attention; the dim that it is in an operator is that operator's `b`.
 - Attention is priced on its full square: whether it is causal is not imported.
 """
 
@@ -123,7 +124,8 @@ class _Builder:
 
     def build(self) -> ImportedNetwork:
         self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
-        self._name_pieces()
+        batch, samples = self._find_samples()
+        self._name_pieces(samples)
         class_of = self.pieces.classes()
         never_cut, padded = self._never_cut(class_of), self._padded(class_of)
         self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
@@ -153,14 +155,13 @@ class _Builder:
             name=self.graph.name,
             operators=tuple(self.operators),
             tensors=self.tensors,
-            batch=_batch(self.graph),
+            batch=batch,
             source=self.graph.source,
         )
         return ImportedNetwork(network=network, treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)))
 
-    def _name_pieces(self) -> None:
+    def _name_pieces(self, samples: set[tuple[Place, int]]) -> None:
         """Each piece by the dim that it is of; pieces that count samples come first, the outermost of them as `b`."""
-        samples = self._samples()
         for index, vertex in enumerate(self.graph.vertices):
             found: list[tuple[Piece, str]] = []
             for dim, size in vertex.dims.items():
@@ -182,17 +183,28 @@ class _Builder:
                 names[piece] = name
             self.names.append(names)
 
-    def _samples(self) -> set[tuple[Place, int]]:
-        """Pieces that count samples: followed from the first position of each input that has as many entries as the batch."""
-        batch = _batch(self.graph)
+    def _find_samples(self) -> tuple[int, set[tuple[Place, int]]]:
+        """How many samples there are, and the pieces that count them."""
+        shape = next((vertex.outputs[0].shape for vertex in self.graph.vertices if vertex.kind is ImportedKind.INPUT and vertex.dims), ())
+        times = {ImportedKind.RECURRENT: ("s",), ImportedKind.ATTENTION: ("s", "z")}
+        never = {("vertex", index, dim) for index, vertex in enumerate(self.graph.vertices) for dim in times.get(vertex.kind, ())}
+        tried = []
+        for position, size in enumerate(shape[:2]):
+            found = self._samples(position, size)
+            if not any(place in never for place, _ in found):
+                return size, found
+            tried.append((size, found))
+        return tried[0] if tried else (1, set())
+
+    def _samples(self, of: int, batch: int) -> set[tuple[Place, int]]:
+        """Pieces followed from this position of each input that has as many entries there."""
         found: set[tuple[Place, int]] = set()
         for index, vertex in enumerate(self.graph.vertices):
-            if vertex.kind is ImportedKind.INPUT and vertex.dims and batch > 1:
-                dim, size = next(iter(vertex.dims.items()))
+            if vertex.kind is ImportedKind.INPUT and len(vertex.dims) > of and batch > 1:
+                dim, size = tuple(vertex.dims.items())[of]
                 if size == batch:
                     found |= {(piece.place, piece.inner) for piece in self.pieces.of(("vertex", index, dim))}
-        by_consumer = sorted(self.graph.edges, key=lambda edge: edge.consumer)
-        for edge in by_consumer:
+        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
             for position in self.pieces.of_output(edge.producer, edge.output):
                 for piece in position:
                     if piece is not None and (piece.place, piece.inner) in found:
@@ -407,11 +419,6 @@ def _entries(vertex: ImportedVertex, number: int, dim: str) -> int:
 
 def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
     return tuple(piece.size if piece is not None else 1 for position in positions for piece in position)
-
-
-def _batch(graph: ImportedGraph) -> int:
-    """The first dim of the first input that has any."""
-    return next((next(iter(vertex.dims.values())) for vertex in graph.vertices if vertex.kind is ImportedKind.INPUT and vertex.dims), 1)
 
 
 def _depend_on_inputs(graph: ImportedGraph) -> list[bool]:

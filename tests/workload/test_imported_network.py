@@ -115,7 +115,8 @@ def test_work_and_parameters_are_the_graphs(name, converted):
     graph, imported = converted(name)
     assert imported.network.flops == graph.flops
     assert imported.network.num_parameters == graph.num_parameters
-    assert imported.network.batch == graph.vertices[0].outputs[0].shape[0]
+    is_time_first = name in ("gru both ways", "decoder layer")
+    assert imported.network.batch == graph.vertices[0].outputs[0].shape[is_time_first]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -148,6 +149,29 @@ def test_every_dim_that_is_cut_leaves_something_right(name, converted):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+def test_what_is_kept_is_among_what_is_saved(name, converted):
+    network = converted(name)[1].network
+    for operator in network.operators:
+        left = list(operator.saved)
+        for operand in (*operator.inputs, operator.output):
+            if operand.tensor in operator.kept:
+                assert network.tensors[operand.tensor].role is not TensorRole.PARAMETER
+                left.remove(tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True)))
+
+
+def test_what_backward_needs_is_kept(converted):
+    network = converted("resnet")[1].network
+    assert {operator.kept for operator in network.operators if operator.name in ("relu", "relu_")} == {("relu",), ("relu_",)}
+    assert operator_of(network, "conv2d_1").kept == ("max_pool2d",)
+    assert operator_of(network, "mean").kept == ()
+    llama = converted("llama")[1].network
+    rotated = operator_of(llama, "mul")  # the cosines have no gradient: only they are needed
+    assert rotated.kept == ("cos",)
+    gate = next(operator for operator in llama.operators if operator.inputs[0].tensor == "silu")
+    assert gate.kept == tuple(operand.tensor for operand in gate.inputs)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
 def test_any_network_has_a_data_parallel_plan(name, converted):
     """Whose only traffic is that of gradients, where every operator knows its samples."""
     network = converted(name)[1].network
@@ -166,8 +190,8 @@ def test_any_network_has_a_data_parallel_plan(name, converted):
         held[tensor] = Held(cuts=left_layout(producer, shardings[producer.name]).cuts, partial=partial)
     plan = replace(plan, held=held)
     check_plan(plan, network)
-    if name in ("gru both ways", "decoder layer", "fourier"):
-        return  # the first dim of their inputs is time, or an operator has no samples
+    if name == "fourier":
+        return  # an operator that has no samples
     assert {row.what for row in network_traffic(network, plan)} == {"gradient"}
     read = {operand.tensor for operator in network.operators for operand in operator.inputs}
     trained = [tensor for tensor in network.parameters if tensor.name in read]
@@ -284,6 +308,27 @@ def test_shares_of_a_vocabulary_may_be_uneven(converted):
     assert padded == {"embedding": ("v",), "linear": ("n",), "linear.bias": ("n",), "cross_entropy_loss": ("v",)}
 
 
+def test_bags_know_their_samples():
+    network = network_of(perfmodel.import_graph("torch.nn:EmbeddingBag(100, 8)", "int64[4,5]")).network
+    (bag,) = network.operators
+    assert [operand.dims for operand in bag.inputs if operand.tensor == "input"] == [("b", "")]
+    assert bag.output.dims == ("b", "d")
+
+
+def test_a_loss_on_two_tensors_is_a_sum_over_the_samples():
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, x, y):
+            return nn.functional.mse_loss(self.linear(x), y)
+
+    loss = network_of(perfmodel.import_graph(Loss, "float32[16,8] float32[16,4]")).network.operators[-1]
+    assert [operand.dims for operand in loss.inputs] == [("b", "d"), ("b", "d")]
+    assert loss.sums == ("b", "d")
+
+
 def test_what_is_not_recognised_is_whole_and_said(converted):
     imported = converted("fourier")[1]
     (unknown,) = operators_of(imported.network, "unrecognised")
@@ -314,8 +359,9 @@ def test_equal_layers_are_equal_apart_from_names(converted):
     for operator in network.operators:
         if operator.layer.startswith("layers."):
             operands = tuple((operand.dims, network.tensors[operand.tensor].shape) for operand in (*operator.inputs, operator.output))
-            anonymous = replace(operator, name="", layer="", inputs=(), output=replace(operator.output, tensor=""))
-            layers.setdefault(operator.layer, []).append((anonymous, operands))
+            anonymous = replace(operator, name="", layer="", inputs=(), output=replace(operator.output, tensor=""), kept=())
+            kept = tuple(operand.tensor in operator.kept for operand in (*operator.inputs, operator.output))
+            layers.setdefault(operator.layer, []).append((anonymous, operands, kept))
     assert len(layers) == 32
     assert layers["layers.1"] == layers["layers.2"] == layers["layers.31"]
 
