@@ -244,6 +244,8 @@ def _add(pieces: Pieces, index: int, number: int, link: DimLink, first: Place, s
             second, inner = ("vertex", index, link.consumer), inner * (of_dim // entries)  # a head for each run of query heads
         elif vertex.kind is ImportedKind.EMBEDDING and entries % of_dim == 0 and inner % (entries // of_dim) == 0:
             second, inner = ("vertex", index, link.consumer), inner // (entries // of_dim)  # bags of several entries each
+    elif not number and (axis := repeated_axis(vertex)):
+        second, inner = ("vertex", index, axis), inner * (vertex.dims[axis] // operand.shape[vertex.outputs[0].dims.index(axis)])
     if not first:
         if second:  # a broadcast: what it runs along is told apart from the rest of the dim
             pieces.cut(second, inner)
@@ -252,6 +254,17 @@ def _add(pieces: Pieces, index: int, number: int, link: DimLink, first: Place, s
     if link.producer_inner * link.size > size:
         return
     pieces.add_link(index, number, _Link(first=first, first_inner=link.producer_inner, second=second, second_inner=inner, size=link.size))
+
+
+def repeated_axis(vertex: ImportedVertex) -> str:
+    """The dim along which each entry is repeated so many times in a row (heads for their groups of queries); "" of anything else."""
+    if vertex.kind is not ImportedKind.REARRANGE or ".repeat_interleave.self_int" not in vertex.operator or len(vertex.unsplit) != 1:
+        return ""
+    read, written = vertex.inputs[0], vertex.outputs[0]
+    (axis,) = vertex.unsplit
+    moved = [position for position, dim in enumerate(read.dims) if not dim and read.shape[position] > 1]
+    is_one = len(read.shape) == len(written.shape) and moved == [written.dims.index(axis)]
+    return axis if is_one and vertex.dims[axis] % read.shape[moved[0]] == 0 else ""
 
 
 def is_stepped(vertex: ImportedVertex, number: int, dim: str) -> bool:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.workload.imported_graph import ImportedKind, ImportedVertex
 from perfmodel.workload.network import (
+    CollectiveKind,
     Extent,
     FusedAttention,
     NetworkOperator,

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from perfmodel.workload.imported_dims import Piece, Pieces, Place, is_stepped, refine
+from perfmodel.workload.imported_dims import Piece, Pieces, Place, is_stepped, refine, repeated_axis
 from perfmodel.workload.imported_graph import (
     ImportedEdge,
     ImportedGraph,
@@ -284,7 +284,10 @@ class _Builder:
     def _is_unsplit(self, index: int, piece: Piece) -> bool:
         dim = piece.place[-1]
         axis, part = self.pieces.even_part(index)
-        return piece.inner >= part if dim == axis else dim in self.graph.vertices[index].unsplit
+        if dim == axis:
+            return piece.inner >= part
+        vertex = self.graph.vertices[index]
+        return dim in vertex.unsplit and dim != repeated_axis(vertex)
 
     def _written(self, index: int, number: int) -> Read:
         operand, name = self.graph.vertices[index].outputs[number], self._tensor_name(index, number)

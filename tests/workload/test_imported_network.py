@@ -227,6 +227,22 @@ def test_cutting_heads_alike_moves_no_data(converted):
     assert [(row.kind, row.tensor, row.num_elements) for row in rows] == [(CollectiveKind.ALL_REDUCE, "linear_2.product", 4 * 6 * 64)]
 
 
+def test_heads_repeated_for_their_queries_stay_dims():
+    class Repeats(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.k = nn.Linear(16, 2 * 8, bias=False)
+
+        def forward(self, x):
+            return self.k(x).unflatten(-1, (2, 8)).repeat_interleave(4, dim=2).relu()
+
+    projection, repeat, after = network_of(perfmodel.import_graph(Repeats, "float32[4,6,16]")).network.operators
+    assert projection.output.dims == ("b", "s", "n0", "n1")
+    assert dict(repeat.dims) == {"b": 4, "c": 6, "h0": 2, "h1": 4, "w": 8}
+    assert (repeat.inputs[0].dims, repeat.output.dims) == (("b", "c", "h0", "w"), ("b", "c", "h0", "h1", "w"))
+    assert after.inputs[0].dims == ("b", "c", "h0", "h1", "w")
+
+
 def test_fused_projections_keep_their_heads(converted):
     network = converted("fused heads")[1].network
     assert operator_of(network, "linear").output.dims == ("b", "s", "", "n1", "")
