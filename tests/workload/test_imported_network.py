@@ -369,6 +369,21 @@ def test_indices_have_no_gradient(converted):
     assert operator_of(llama, "cos").backward == ()
 
 
+def test_nothing_flows_back_through_whole_numbers():
+    class Picks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.linear(x).argmax(-1)
+
+    network = network_of(perfmodel.import_graph(Picks, "float32[4,8]")).network
+    search = network.operators[-1]
+    assert (search.backward, search.saved, network.tensors[search.output.tensor].role) == ((), (), TensorRole.INDEX)
+    assert dict(search.dims) == {"b": 4}  # the largest of all entries: no share knows it
+
+
 def test_equal_layers_are_equal_apart_from_names(converted):
     network = converted("llama")[1].network
     layers = {}
