@@ -35,7 +35,15 @@ def aligned(tensor: torch.Tensor, operand: Operand, output: tuple[str, ...]) -> 
 
 
 def _einsum(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """x[rows..., k...] W[n..., k...] -> [rows..., n...] is a linear layer, whose weight's gradient comes out as the weight lies in memory;
+    of another product it may come out transposed, and is copied, which takes as long as the product."""
     operator = context.operator
+    x, weight, result = (operand.dims for operand in (*operator.inputs, operator.output))
+    summed = [dim for dim in x if dim in weight and dim not in result]
+    rows, columns = x[: len(x) - len(summed)], weight[: len(weight) - len(summed)]
+    if summed and x == (*rows, *summed) and weight == (*columns, *summed) and result == (*rows, *columns):
+        flat = F.linear(inputs[0].flatten(len(rows)), inputs[1].reshape(prod(inputs[1].shape[: len(columns)]), -1))
+        return flat.unflatten(-1, inputs[1].shape[: len(columns)]) if len(columns) != 1 else flat
     letters = {dim: chr(ord("a") + place) for place, dim in enumerate(operator.dims)}
     first, second, output = ("".join(letters[dim] for dim in operand.dims) for operand in (*operator.inputs, operator.output))
     return torch.einsum(f"{first},{second}->{output}", *inputs)
