@@ -194,10 +194,14 @@ def own_traffic_time(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterColumns:
-    """A parameter on one rank, by configuration: elements that its operator holds, and the group its gradient is partial on."""
+    """A parameter on one rank, by configuration: elements that its operator holds, and the group its gradient is partial on.
+
+    unit   elements of what is gathered and reduced in one collective (its layer, a bucket) over those of the parameter
+    """
 
     elements: Array
     groups: Masks
+    unit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -216,21 +220,47 @@ def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: M
     3: all-gather for forward and again for backward, reduce-scatter, each microbatch.
     """
     w, groups, times = parameter.elements, parameter.groups, 1.0 / setting.num_microbatches
+
+    def collective(kind: CollectiveKind, num_bytes: Array) -> Array:
+        return np.asarray(prices.time(kind, groups, num_bytes * parameter.unit) / parameter.unit)
+
     gradient, weight = w * setting.gradient_bytes, w * setting.parameter_bytes
     shard = w / prices.size[groups] if setting.zero else w
     step_bytes = shard * setting.policy.step_bytes_per_parameter(setting.optimizer) * setting.profile.optimizer_bytes_factor
-    optimizer = times * np.asarray(
-        streaming_time(num_bytes=step_bytes, num_elements=shard, kernel_class=KernelClass.OPTIMIZER, machine=prices.machine)
-    )
+    # with several microbatches, each adds its gradients to those before: read and written again
+    added = (shard if setting.zero >= 2 else w) if setting.num_microbatches > 1 else np.zeros(len(w))
+    optimizer = (times * step_bytes + 2.0 * added * setting.gradient_bytes) / _optimizer_bandwidth(prices.machine)
     if setting.zero == 0:
-        return ParameterTimes(
-            reductions=times * prices.time(CollectiveKind.ALL_REDUCE, groups, gradient), gathers=np.zeros(len(w)), optimizer=optimizer
-        )
-    scatter = prices.time(CollectiveKind.REDUCE_SCATTER, groups, gradient)
-    gather = prices.time(CollectiveKind.ALL_GATHER, groups, weight)
+        reductions = times * collective(CollectiveKind.ALL_REDUCE, gradient)
+        return ParameterTimes(reductions=reductions, gathers=np.zeros(len(w)), optimizer=optimizer)
+    scatter = collective(CollectiveKind.REDUCE_SCATTER, gradient)
+    gather = collective(CollectiveKind.ALL_GATHER, weight)
     if setting.zero < 3:
         return ParameterTimes(reductions=times * (scatter + gather), gathers=np.zeros(len(w)), optimizer=optimizer)
     return ParameterTimes(reductions=scatter, gathers=2.0 * gather, optimizer=optimizer)
+
+
+def _optimizer_bandwidth(machine: Machine) -> float:
+    """Bytes a second of a step over many parameters at once (fused, or in groups): without a kernel's floor. [byte/s]"""
+    many = 1e10
+    time = streaming_time(num_bytes=many, num_elements=0.0, kernel_class=KernelClass.OPTIMIZER, machine=machine)
+    return many / float(np.asarray(time))
+
+
+def parameter_unit(
+    network: Network, operator: NetworkOperator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]
+) -> float:
+    """`ParameterColumns.unit`: the parameters of one layer go together, or as many as fill a bucket, as the profile says. [-]
+
+    layer_parameters   `Network.layer_parameters`: elements of each layer
+    """
+    own = float(network.tensors[tensor].num_elements)
+    if setting.profile.parameter_unit == "tensor":
+        return 1.0
+    if operator.layer:
+        return max(1.0, layer_parameters.get(operator.layer, own) / own)
+    bucket = setting.profile.bucket_bytes / setting.gradient_bytes
+    return max(1.0, min(bucket, float(network.num_parameters)) / own)
 
 
 def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> Array:
@@ -258,22 +288,10 @@ def exposed_time(*, reductions: Array, gathers: Array, forward: Array, backward:
 
 
 def saved_inputs(network: Network, operator: NetworkOperator) -> tuple[int, ...]:
-    """Which inputs an operator keeps for backward: those whose extent is among what it saves."""
-    left = list(operator.saved)
-    found = []
-    for position, operand in enumerate(operator.inputs):
-        extent = tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True))
-        if extent in left:
-            left.remove(extent)
-            found.append(position)
-    return tuple(found)
+    """Which inputs an operator keeps for backward."""
+    return tuple(position for position, operand in enumerate(operator.inputs) if operand.tensor in operator.kept)
 
 
 def saves_output(network: Network, operator: NetworkOperator) -> bool:
-    """Whether it keeps its output (and not, at that place, an input of the same shape)."""
-    left = list(operator.saved)
-    for position in saved_inputs(network, operator):
-        operand = operator.inputs[position]
-        left.remove(tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True)))
-    extent = tuple(zip(network.tensors[operator.output.tensor].shape, operator.output.dims, strict=True))
-    return extent in left
+    """Whether it keeps its output for backward."""
+    return operator.output.tensor in operator.kept

@@ -20,6 +20,7 @@ from perfmodel.cost.network_cost import (
     own_traffic_time,
     parameter_bytes,
     parameter_times,
+    parameter_unit,
     saved_inputs,
     saves_output,
     work_time,
@@ -74,7 +75,7 @@ def predict_network(network: Network, plan: NetworkPlan, setting: StepSetting, m
             group = np.array([prices.mask(row.axes)])
             moved += row.repeats * float(prices.time(row.kind, group, np.array([row.num_elements * item]))[0])
     reductions = gathers = optimizer = state = 0.0
-    for column in _parameters(network, plan, prices):
+    for column in _parameters(network, plan, setting, prices):
         own_times = parameter_times(column, setting, prices)
         reductions += float(own_times.reductions[0])
         gathers += float(own_times.gathers[0])
@@ -115,9 +116,10 @@ def predict_network(network: Network, plan: NetworkPlan, setting: StepSetting, m
     )
 
 
-def _parameters(network: Network, plan: NetworkPlan, prices: MeshPrices) -> list[ParameterColumns]:
+def _parameters(network: Network, plan: NetworkPlan, setting: StepSetting, prices: MeshPrices) -> list[ParameterColumns]:
     """Every parameter as its first reader holds it, its gradient partial where any reader leaves it so."""
     found = []
+    layers = network.layer_parameters
     for tensor, reading in network.readers().items():
         if network.tensors[tensor].role is not TensorRole.PARAMETER:
             continue
@@ -129,7 +131,9 @@ def _parameters(network: Network, plan: NetworkPlan, prices: MeshPrices) -> list
             partial |= gradient_of_input(sharding, operator.inputs[position]).partial
         found.append(
             ParameterColumns(
-                elements=np.array([elements_of(network.tensors[tensor].shape, layouts[0], plan)]), groups=np.array([prices.mask(partial)])
+                elements=np.array([elements_of(network.tensors[tensor].shape, layouts[0], plan)]),
+                groups=np.array([prices.mask(partial)]),
+                unit=parameter_unit(network, network.operators[reading[0][0]], tensor, setting, layers),
             )
         )
     return found

@@ -7,7 +7,7 @@ microbatches and t_i for one microbatch on stage i (forward and backward), 1F1B 
 
 On each mesh (chips / S for a stage) the whole network is searched once; blocks then have times, and a dynamic program over the chain
 finds the stages of least T. A stage whose weights, state and min(m, S - i) live microbatches do not fit is searched again under its limit.
-This is done for every number of stages and of microbatches: first on a coarse space (within a network tier an operator cuts one dim), then
+This is done for every number of stages and of microbatches: first on a coarse space (within a network tier an operator cuts two dims), then
 on the whole space for the most promising.
 
 Source: Zheng et al., Alpa, OSDI 2022, section 5.2 (stages by dynamic programming over the largest stage time); Narayanan et al., Efficient
@@ -33,7 +33,7 @@ from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import NetworkPlan, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers
 from perfmodel.planner.network_search import NetworkPlanner, network_planner
-from perfmodel.search import eliminate, eliminate_within
+from perfmodel.search import Solution, eliminate, eliminate_within
 from perfmodel.units import format_bytes
 from perfmodel.workload.network import Network, TensorRole
 
@@ -41,11 +41,14 @@ Array = NDArray[np.float64]
 
 #: Axes of a mesh beyond which the outermost are joined, so that spaces stay small.
 MOST_AXES = 6
-#: Candidates (stages, microbatches) that are searched on the whole space after all were on the coarse one.
-_FINE = 3
-_COARSE_DIMS = 1
-#: A stage under its memory limit may be off by this share of its time.
-_GAP = 1e-3
+#: Of the candidates (stages, microbatches), so many are searched on the whole space after all were on the coarse one, and only those that
+#: took there at most this many times the best one's time.
+_FINE, _CLOSE = 2, 1.03
+_COARSE_DIMS = 2
+#: Exposed parameter collectives below this share of a step are left as they are.
+_HARDLY = 0.01
+#: A stage under its memory limit may be off by this share of its time, and take so long [s]: on the coarse space, on the whole one.
+_COARSE_EFFORT, _FINE_EFFORT = (0.03, 2.0), (0.005, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ class Stage:
     """A run of operators on the chips of one stage.
 
     microbatch_time   forward, backward and communication of one microbatch; step_time: once a step (gradients, optimizer)  [s]
+    exposed_time      of these, what shows of parameter collectives in a whole step  [s]
     memory            weights, gradients and state; saved activations of `in_flight` microbatches; context  [byte]
     price             seconds of a microbatch that one more byte would save  [s/byte]
     """
@@ -63,6 +67,7 @@ class Stage:
     in_flight: int
     microbatch_time: float
     step_time: float
+    exposed_time: float
     memory: Mapping[str, float]
     price: float
 
@@ -121,25 +126,50 @@ def search_pipeline(
     """
     start = time.perf_counter()
     candidates = _candidates(global_batch, num_chips, stages, microbatches)
-    found: list[tuple[float, _Candidate]] = []
+
+    def report(done: float, candidate: _Candidate, what: str) -> None:
+        if progress is not None:
+            progress(done, f"{candidate.num_stages} stages, {candidate.num_microbatches} microbatches: {what}")
+
+    def pipeline(candidate: _Candidate, most_dims: int) -> _Pipeline:
+        chips = num_chips // candidate.num_stages
+        planner = network_planner(
+            network_at(global_batch // candidate.num_microbatches),
+            cluster=cluster,
+            num_chips=chips,
+            machine=machine,
+            setting=replace(setting, num_microbatches=candidate.num_microbatches),
+            axes=mesh_axes(chips, machine.tier_sizes, most=MOST_AXES),
+            most_dims=most_dims,
+        )
+        return _Pipeline(planner, candidate, machine, memory_limit, chips, is_coarse=most_dims > 0)
+
+    bounds: list[tuple[float, int]] = []
     reasons: list[str] = []
     for index, candidate in enumerate(candidates):
-        if progress is not None:
-            progress(0.6 * index / len(candidates), f"{candidate.num_stages} stages, {candidate.num_microbatches} microbatches")
+        report(0.3 * index / len(candidates), candidate, "bound")
         try:
-            coarse = _plan(candidate, network_at, global_batch, cluster, num_chips, machine, setting, memory_limit, most_dims=_COARSE_DIMS)
+            bounds.append((pipeline(candidate, _COARSE_DIMS).bound(), index))
         except InputError as error:
             reasons.append(str(error))
-            continue
-        found.append((coarse.step_time, candidate))
+    # the most promising first: once a plan beats the bounds of all that are left, they need no search
+    found: list[tuple[float, int]] = []
+    for done, (bound, index) in enumerate(sorted(bounds)):
+        if found and bound >= min(found)[0]:
+            break
+        report(0.3 + 0.5 * done / len(bounds), candidates[index], "coarse space")
+        try:
+            found.append((pipeline(candidates[index], _COARSE_DIMS).run().step_time, index))
+        except InputError as error:
+            reasons.append(str(error))
     if not found:
         raise InputError(reasons[-1] if reasons else "stages: nothing to search; allow more stages or microbatches")
-    found.sort(key=lambda item: item[0])
-    plans = []
-    for index, (_, candidate) in enumerate(found[:_FINE]):
-        if progress is not None:
-            progress(0.6 + 0.4 * index / _FINE, f"{candidate.num_stages} stages, {candidate.num_microbatches} microbatches, whole space")
-        plans.append(_plan(candidate, network_at, global_batch, cluster, num_chips, machine, setting, memory_limit, most_dims=0))
+    found.sort()
+    close = [index for seconds, index in found[:_FINE] if seconds <= _CLOSE * found[0][0]]
+    plans: list[PipelinePrediction] = []
+    for done, index in enumerate(close):
+        report(0.8 + 0.2 * done / len(close), candidates[index], "whole space")
+        plans.append(pipeline(candidates[index], 0).run())
     best = min(plans, key=lambda plan: plan.step_time)
     return replace(best, num_candidates=len(candidates), search_time=time.perf_counter() - start)
 
@@ -147,7 +177,8 @@ def search_pipeline(
 def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microbatches: Sequence[int]) -> list[_Candidate]:
     """Stages that divide the chips, microbatches that divide the batch and leave a stage's chips an eighth of a sample each or more."""
     found = []
-    for count in stages or [s for s in (1, 2, 4, 8, 16, 32) if num_chips % s == 0]:
+    # many stages first: small meshes are searched in no time, and their plans bound the others
+    for count in stages or [s for s in (32, 16, 8, 4, 2, 1) if num_chips % s == 0]:
         if isinstance(count, bool) or count < 1 or num_chips % count:
             raise bad_field("stages", count, f"must divide the {num_chips} chips", "use a divisor")
         chips = num_chips // count
@@ -165,49 +196,27 @@ def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microb
     return found
 
 
-def _plan(
-    candidate: _Candidate,
-    network_at: Callable[[int], Network],
-    global_batch: int,
-    cluster: str,
-    num_chips: int,
-    machine: Machine,
-    setting: StepSetting,
-    memory_limit: float,
-    *,
-    most_dims: int,
-) -> PipelinePrediction:
-    network = network_at(global_batch // candidate.num_microbatches)
-    chips = num_chips // candidate.num_stages
-    planner = network_planner(
-        network,
-        cluster=cluster,
-        num_chips=chips,
-        machine=machine,
-        setting=replace(setting, num_microbatches=candidate.num_microbatches),
-        axes=mesh_axes(chips, machine.tier_sizes, most=MOST_AXES),
-        most_dims=most_dims,
-    )
-    return _Pipeline(planner, candidate, machine, memory_limit, num_chips).run()
-
-
 class _Pipeline:
     """One number of stages and microbatches, on tables made once."""
 
-    def __init__(self, planner: NetworkPlanner, candidate: _Candidate, machine: Machine, memory_limit: float, num_chips: int) -> None:
-        self.planner, self.candidate, self.machine = planner, candidate, machine
+    def __init__(
+        self,
+        planner: NetworkPlanner,
+        candidate: _Candidate,
+        machine: Machine,
+        memory_limit: float,
+        chips: int,
+        *,
+        is_coarse: bool,
+    ) -> None:
+        self.planner, self.candidate, self.machine, self.is_coarse = planner, candidate, machine, is_coarse
         self.limit = memory_limit - machine.context_bytes
-        self.chips = num_chips // candidate.num_stages
+        self.chips = chips
         self.tables, self.space, self.network = planner.tables, planner.space, planner.network
         self.fold: Fold = fold_layers(self.space)
-        self.costs = self.tables.costs(reduction_share=self._share(), gather_share=self._share())
+        self.solutions: dict[float, Solution] = {}
         self.blocks = blocks_of(self.network)
         self.block_of = self._blocks_of_vertices()
-
-    def _share(self) -> float:
-        """The share of parameter collectives that can show at the least: the search hides what it can."""
-        profile = self.planner.setting.profile
-        return profile.exposed_gradient_fraction if profile.overlaps_gradients else 1.0
 
     def _blocks_of_vertices(self) -> list[int]:
         """Block of each vertex; a held tensor belongs where it is read first."""
@@ -218,12 +227,40 @@ class _Pipeline:
         readers = self.network.readers()
         return of + [of[readers[tensor][0][0]] for tensor in self.space.held]
 
+    def bound(self) -> float:
+        """No plan of as many stages and microbatches takes less, memory or not. [s]
+
+        All operators add up to sum of t_i at least, and the largest t_i is at least their mean: T >= (1 + (m - 1) / S) sum of t_i.
+        """
+        if len(self.blocks) < self.candidate.num_stages:
+            rule = f"the network has {len(self.blocks)} places to cut"
+            raise bad_field("stages", self.candidate.num_stages, rule, "use fewer stages")
+        least = self._solved(self.planner.shares()[0])
+        return least.lower_bound * (1.0 + (self.candidate.num_microbatches - 1.0) / self.candidate.num_stages)
+
+    def _solved(self, share: float) -> Solution:
+        """All operators searched with this share of parameter collectives taken to show, memory aside."""
+        if share not in self.solutions:
+            costs = self.tables.costs(reduction_share=share, gather_share=share)
+            self.solutions[share] = eliminate(*self.fold.problem(costs, self.tables.edges))
+        return self.solutions[share]
+
     def run(self) -> PipelinePrediction:
-        stages, times = self.candidate.num_stages, self.candidate.num_microbatches
-        if len(self.blocks) < stages:
-            raise bad_field("stages", stages, f"the network has {len(self.blocks)} places to cut", "use fewer stages")
-        vectors, edges = self.fold.problem(self.costs, self.tables.edges)
-        solution = eliminate(vectors, edges)
+        """The best of what the search finds with several shares of parameter collectives taken to show."""
+        bound = self.bound()
+        least, *more = self.planner.shares()
+        best = self._run(least, bound)
+        for share in more:
+            # where next to nothing shows, more of it cannot be hidden by another plan
+            if best.parts["parameter_collectives"] < _HARDLY * best.step_time:
+                break
+            best = min(best, self._run(share, bound), key=lambda plan: plan.step_time)
+        return best
+
+    def _run(self, share: float, bound: float) -> PipelinePrediction:
+        self.costs = self.tables.costs(reduction_share=share, gather_share=share)
+        stages = self.candidate.num_stages
+        solution = self._solved(share)
         choice = list(self.fold.unfold(solution.choice))
         prices = [0.0] * stages
         bounds = self._cut(choice)
@@ -240,7 +277,7 @@ class _Pipeline:
             choice = [own.get(v, label) for v, label in enumerate(choice)]
             # what fits here is tried in the other stages before they are searched
             lean = self._spread(own, choice)
-        return self._prediction(choice, bounds, prices, solution.lower_bound * (1.0 + (times - 1.0) / stages))
+        return self._prediction(choice, bounds, prices, bound)
 
     def _spread(self, own: Mapping[int, int], choice: Sequence[int]) -> tuple[int, ...]:
         """A stage's choice for every vertex that folds with one of its vertices."""
@@ -294,8 +331,12 @@ class _Pipeline:
         fold = Fold(of=of, first=tuple(of.index(f) for f in range(len(labels))))
         vectors, joined = fold.problem(costs, edges)
         weights, joined_copies = fold.problem([held[v] for v in members], copies)
+        gap, time_limit = _COARSE_EFFORT if self.is_coarse else _FINE_EFFORT
         try:
-            found = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=_GAP, time_limit=60.0)
+            # copies only add: what the leanest configurations hold is needed at least
+            if sum(float(weight.min()) for weight in weights) > self.limit:
+                raise InputError("memory")
+            found = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=gap, time_limit=time_limit)
         except InputError:
             raise InputError(
                 f"memory: {format_bytes(self.limit)} of a chip for stage {stage + 1} of {self.candidate.num_stages}: no plan fits; "
@@ -313,12 +354,14 @@ class _Pipeline:
         send = sum(self._send(choice, bounds[i]) for i in range(1, stages))
         constant = self.planner.setting.profile.step_time_constant
         mean = sum(row.microbatch_time for row in rows) / stages
+        last = max(rows, key=lambda row: row.step_time)
+        exposed = sum(row.exposed_time for row in rows) / stages
         parts = {
-            "microbatches": times * mean,
+            "microbatches": times * mean + last.step_time - exposed,
+            "parameter_collectives": exposed,
             "uneven_stages": times * (slowest - mean),
             "pipeline_bubble": sum(row.microbatch_time for row in rows) - slowest,
             "sends": 2.0 * send,
-            "once_a_step": max(row.step_time for row in rows),
             "step_constant": constant,
         }
         total = sum(parts.values())
@@ -380,6 +423,7 @@ class _Pipeline:
             in_flight=self._in_flight(stage),
             microbatch_time=forward + backward + own + moved + shown,
             step_time=late + optimizer,
+            exposed_time=times * shown + late,
             memory=memory,
             price=price,
         )

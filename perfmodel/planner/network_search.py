@@ -104,7 +104,7 @@ class NetworkPlanner:
         is_folded = len(self.network.operators) > FOLD_BEYOND if has_equal_layers is None else has_equal_layers
         fold = fold_layers(self.space) if is_folded else unfolded(len(barred))
         results: list[tuple[NetworkPrediction, _Found]] = []
-        for share in self._shares():
+        for share in self.shares():
             costs = [
                 cost if bar is None else np.where(bar, np.inf, cost)
                 for cost, bar in zip(self.tables.costs(reduction_share=share, gather_share=share), barred, strict=True)
@@ -167,7 +167,7 @@ class NetworkPlanner:
         forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
         return eliminate(lean, [*copies, *forbidden]).cost
 
-    def _shares(self) -> tuple[float, ...]:
+    def shares(self) -> tuple[float, ...]:
         """Least share of parameter collectives that can show, then more of it; all of them where nothing hides."""
         profile = self.setting.profile
         if not profile.overlaps_gradients:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, divides, is_trained
+from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, cut_sizes, divides
 from perfmodel.parallel.sharding import Sharding
-from perfmodel.workload.network import Network, NetworkOperator
+from perfmodel.workload.network import Network, NetworkOperator, TensorRole
 
 Masks = NDArray[np.int64]
 
@@ -118,14 +119,18 @@ def dim_classes(network: Network) -> tuple[Mapping[tuple[int, str], int], int]:
 
 
 def network_space(network: Network, axes: tuple[MeshAxis, ...], *, most_dims: int = 0) -> NetworkSpace:
-    """All configurations of everything. most_dims: at most so many dims of an operator are cut within one tier (0: any)."""
+    """All configurations of everything.
+
+    most_dims   at most so many dims of an operator are cut within the innermost tier, one less (but one at least) within each other; 0: any
+    """
     classes, _ = dim_classes(network)
     groups = _groups(axes)
+    counts = _part_counts(axes)
     known: dict[object, Configurations] = {}
     operators = []
     for index, operator in enumerate(network.operators):
         order = sorted(operator.dims, key=lambda dim: classes[index, dim])
-        limits = {dim: tuple(part for part in _part_counts(axes) if divides(operator, network, dim, part)) for dim in order}
+        limits = {dim: _possible_parts(operator, network, dim, counts) for dim in order}
         key = (tuple(order), tuple(limits.items()))
         if key not in known:
             known[key] = _configurations(tuple(order), limits, groups, axes, most_dims)
@@ -155,6 +160,13 @@ def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
     return sorted(counts)
 
 
+def _possible_parts(operator: NetworkOperator, network: Network, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
+    if dim in operator.whole or dim in operator.padded:
+        return tuple(part for part in counts if divides(operator, network, dim, part))
+    common = gcd(*cut_sizes(operator, network, dim))
+    return tuple(part for part in counts if common % part == 0)
+
+
 def _configurations(
     dims: tuple[str, ...],
     limits: Mapping[str, tuple[int, ...]],
@@ -170,8 +182,6 @@ def _configurations(
         size = axes[group[0]].size
         rows_masks, rows_parts = [], []
         for counts in _compositions(len(group), len(dims)):
-            if most_dims and sum(count > 0 for count in counts) > most_dims:
-                continue
             row, start = [], 0
             for count in counts:
                 row.append(sum(1 << bit for bit in group[start : start + count]))
@@ -183,6 +193,10 @@ def _configurations(
         legal = np.ones(len(parts), dtype=bool)
         for d, options in enumerate(allowed):
             legal &= np.isin(parts[:, d], options)
+        if most_dims:
+            tier = axes[group[0]].tier
+            bits = sum(1 << i for i, axis in enumerate(axes) if axis.tier == tier)
+            legal &= ((masks & bits) != 0).sum(axis=1) <= (most_dims if tier == 0 else max(1, most_dims - 1))
         masks, parts = masks[legal], parts[legal]
     return Configurations(dims=dims, masks=masks, parts=parts)
 
@@ -225,7 +239,7 @@ def _layouts(
         named = [classes[index, dim] for index, _, dim in here if dim]
         rank[name] = (min(named) if named else 1 << 30, position)
     order = sorted(rank, key=lambda name: rank[name])
-    has_gradient = is_trained(network, tensor)
+    has_gradient = network.tensors[tensor].role is TensorRole.ACTIVATION
     limits["partial"] = tuple(counts) if has_gradient else (1,)
     key = ("held", tuple(order), tuple(limits.items()))
     if key not in known:

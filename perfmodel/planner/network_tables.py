@@ -23,12 +23,12 @@ from perfmodel.cost.network_cost import (
     own_traffic_time,
     parameter_bytes,
     parameter_times,
+    parameter_unit,
     saved_inputs,
     saves_output,
     work_time,
 )
 from perfmodel.hardware.calibration import CollectiveKind
-from perfmodel.parallel.network_plan import is_trained
 from perfmodel.planner.network_space import Configurations, NetworkSpace
 from perfmodel.workload.network import Network, NetworkOperator, Operand, Pass, TensorRole
 
@@ -106,6 +106,7 @@ class _Tables:
         self.known_vertices: dict[object, VertexColumns] = {}
         self.known_edges: dict[object, Array] = {}
         self.known_bytes: dict[object, Array] = {}
+        self.layer_parameters = self.network.layer_parameters
         self.kept = [saved_inputs(self.network, operator) for operator in self.network.operators]
 
     def build(self) -> NetworkTables:
@@ -146,7 +147,7 @@ class _Tables:
             operator.backward,
             operator.traffic,
             operator.saved,
-            tuple((p, self._signature(operator.inputs[p])) for p in parameters),
+            tuple((self._signature(operator.inputs[p]), self.unit(operator, operator.inputs[p].tensor)) for p in parameters),
             kept,
             tuple(self._signature(operator.inputs[p]) for p in self.kept[index]),
         )
@@ -211,7 +212,12 @@ class _Tables:
         elements = np.ones(len(rows))
         for size, cut in zip(shape, view.cuts.T, strict=True):
             elements = elements * np.ceil(size / self.prices.size[cut])
-        return ParameterColumns(elements=elements, groups=view.partial.astype(np.int64))
+        return ParameterColumns(
+            elements=elements, groups=view.partial.astype(np.int64), unit=self.unit(operator, operator.inputs[position].tensor)
+        )
+
+    def unit(self, operator: NetworkOperator, tensor: str) -> float:
+        return parameter_unit(self.network, operator, tensor, self.setting, self.layer_parameters)
 
     def is_kept_by_readers(self, tensor: str) -> bool:
         return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
@@ -252,9 +258,10 @@ class _Tables:
         reader_key, read = self.view(tensor, consumer, position)
         found = self.network.tensors[tensor]
         is_held = source >= len(self.space.operators)
-        key = (source_key, reader_key, found.shape, is_trained(self.network, tensor))
+        is_activation = found.role is TensorRole.ACTIVATION  # and made by an operator: every edge's tensor is
+        key = (source_key, reader_key, found.shape, is_activation)
         if key not in self.known_edges:
-            if is_trained(self.network, tensor):
+            if is_activation:
                 total = found.num_elements * self.setting.activation_bytes
                 self.known_edges[key] = edge_times(left, read, total, self.prices, from_held=is_held)
             else:
@@ -271,7 +278,7 @@ class _Tables:
             b = reader_view(self.network.operators[other], self.network.operators[other].inputs[position], self.space.operators[other])
             same = (a.cuts[:, None, :] == b.cuts[None, :, :]).all(axis=2)
             union = own.groups[:, None] | b.partial[None, :]
-            joined = ParameterColumns(elements=np.repeat(own.elements, len(b.partial)), groups=union.ravel())
+            joined = ParameterColumns(elements=np.repeat(own.elements, len(b.partial)), groups=union.ravel(), unit=own.unit)
             more = parameter_times(joined, self.setting, self.prices).reductions.reshape(union.shape)
             extra = more - parameter_times(own, self.setting, self.prices).reductions[:, None]
             found.append((first, other, np.where(same, np.maximum(extra, 0.0), np.inf)))

@@ -242,6 +242,19 @@ class Network:
         return found
 
     @property
+    def layer_parameters(self) -> dict[str, int]:
+        """Elements of the parameters that each layer is the first to read."""
+        found: dict[str, int] = {}
+        seen: set[str] = set()
+        for operator in self.operators:
+            for operand in operator.inputs:
+                tensor = self.tensors[operand.tensor]
+                if tensor.role is TensorRole.PARAMETER and tensor.name not in seen:
+                    seen.add(tensor.name)
+                    found[operator.layer] = found.get(operator.layer, 0) + tensor.num_elements
+        return found
+
+    @property
     def parameters(self) -> tuple[NetworkTensor, ...]:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
 
