@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import RunError
 from perfmodel.execute import network_mesh
 from perfmodel.execute.network_mesh import NetworkMesh, Purpose
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.sharding import Sharding
 from perfmodel.workload.network import NetworkOperator, Pass
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.execute.launch import Worker
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import MeshAxis
 from perfmodel.parallel.network_traffic import NetworkTraffic
 from perfmodel.workload.network import Pass
@@ -37,13 +37,14 @@ class Purpose:
 class NetworkMesh:
     """One rank's place, and the groups that it talks in. A mesh without axes is one process: every collective is then void.
 
-    record    what was issued, where somebody wants to know; else None
-    padding   elements that were issued beyond what is in the record, by kind and axes: an uneven cut on the way to a layout makes the
-              shares of a gather or a scatter larger, those of an all-to-all different from rank to rank
+    uses_dtensor   redistributions go through DTensor and functional collectives where these do what is asked; else they are called directly
+    record         what was issued, where somebody wants to know; else None
+    padding        elements that were issued beyond what is on record, by kind and axes: an uneven cut on the way to a layout makes the
+                   shares of a gather or a scatter larger, those of an all-to-all different from rank to rank
     """
 
-    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...]) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, uses_dtensor: bool = True) -> None:
+        self.worker, self.uses_dtensor = worker, uses_dtensor
         self.axes = tuple(axis for axis in axes if axis.size > 1)
         self.sizes = {axis.name: axis.size for axis in axes}
         self.num_ranks = prod(self.sizes.values())

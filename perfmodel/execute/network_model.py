@@ -78,11 +78,12 @@ class NetworkProgram:
         learning_rate: float = 0.0,
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
         imitate: NetworkPlan | None = None,
+        uses_dtensor: bool = True,
     ) -> None:
         check_runnable(network, plan, functions)
         self.worker, self.plan, self.given = worker, plan, network
         self.network = padded_network(network, plan)
-        self.mesh = NetworkMesh(worker, plan.axes)
+        self.mesh = NetworkMesh(worker, plan.axes, uses_dtensor=uses_dtensor)
         self.learning_rate = learning_rate
         self.dtype = dtype
         known = {**FUNCTIONS, **functions}

@@ -13,13 +13,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.launch import WorkerGroup
 from perfmodel.execute.network_padding import padded_network
 from perfmodel.execute.network_refuse import check_runnable
 from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
 from perfmodel.execute.tolerance import TOLERANCE
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_measurement import NetworkCheck, NetworkMeasurement
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.parallel.network_traffic import NetworkTraffic, network_traffic
@@ -36,13 +36,14 @@ TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    """dtype: a torch dtype's name; functions: torch functions of kinds besides the known ones."""
+    """dtype: a torch dtype's name; uses_dtensor: as `NetworkMesh` has it; functions: torch functions of kinds besides the known ones."""
 
     seed: int = 0
     steps: int = 1
     dtype: str = "float64"
     learning_rate: float = 0.0
     compares_outputs: bool = False
+    uses_dtensor: bool = True
     functions: Mapping[str, NetworkFunction] = field(default_factory=dict)
 
 
@@ -69,6 +70,7 @@ def check_network_plan(
     learning_rate: float = 0.1,
     dtype: str = "float64",
     compares_outputs: bool = False,
+    uses_dtensor: bool = True,
     functions: Mapping[str, NetworkFunction] | None = None,
     device: str = "auto",
     hang_timeout: float = 60.0,
@@ -79,6 +81,7 @@ def check_network_plan(
     steps             updates by plain gradient descent between them; losses are compared of all, gradients and traffic of the first
     dtype             float64 or float32
     compares_outputs  every operator's output too
+    uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
     functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
     group             a running WorkerGroup of the right size to use
     """
@@ -87,7 +90,13 @@ def check_network_plan(
     if steps < 1:
         raise InputError(f"steps={steps}: must be at least 1; use 1")
     options = NetworkOptions(
-        seed=seed, steps=steps, dtype=dtype, learning_rate=learning_rate, compares_outputs=compares_outputs, functions=functions or {}
+        seed=seed,
+        steps=steps,
+        dtype=dtype,
+        learning_rate=learning_rate,
+        compares_outputs=compares_outputs,
+        uses_dtensor=uses_dtensor,
+        functions=functions or {},
     )
     _check(network, plan, group, options.functions)
     device = group.device if group is not None else pick_device(device, plan.num_chips)
@@ -216,6 +225,7 @@ def measure_network_plans(
     seed: int = 0,
     learning_rate: float = 1e-3,
     check_gradients: bool = True,
+    uses_dtensor: bool = False,
     functions: Mapping[str, NetworkFunction] | None = None,
     device: str = "auto",
     hang_timeout: float = 120.0,
@@ -226,6 +236,7 @@ def measure_network_plans(
 
     steps, rounds    timed steps of each plan, spread over the rounds; `warmup` steps before each of these
     check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does
+    uses_dtensor     redistribute through DTensor: what that adds to each small collective is no part of a prediction
     """
     if not plans:
         raise InputError("plans=(): must be at least one; give a plan")
@@ -235,8 +246,8 @@ def measure_network_plans(
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
     table = functions or {}
-    checking = NetworkOptions(seed=seed, dtype="float32", functions=table)
-    timing = NetworkOptions(seed=seed, steps=steps, dtype="float32", learning_rate=learning_rate, functions=table)
+    checking = NetworkOptions(seed=seed, dtype="float32", uses_dtensor=uses_dtensor, functions=table)
+    timing = replace(checking, steps=steps, learning_rate=learning_rate)
     errors = [float("nan")] * len(plans)
     device = group.device if group is not None else pick_device(device, plans[0].num_chips)
     _check_room(plans[0].num_chips, device)

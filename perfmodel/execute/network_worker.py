@@ -56,6 +56,7 @@ def _build(worker: Worker, network: Network, plan: NetworkPlan, options: Network
         learning_rate=options.learning_rate,
         functions=options.functions,
         imitate=imitate,
+        uses_dtensor=options.uses_dtensor,
     )
 
 

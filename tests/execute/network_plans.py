@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from math import prod
 
-from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.collectives import CollectiveKind
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, check_plan, divides, gradient_of_input, needed_layout
 from perfmodel.parallel.sharding import Sharding
 from perfmodel.workload.network import Network, NetworkOperator, TensorRole

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.execute.network_context import OperatorContext
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan
 from perfmodel.parallel.sharding import Sharding
 from perfmodel.workload.network import Network, NetworkOperator, Operand, OwnTraffic, Pass, Stream

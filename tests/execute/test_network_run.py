@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.network_run import check_network_plan, measure_network_plans
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import Held
 from perfmodel.parallel.network_traffic import network_traffic
 from tests.execute import network_toys as toys
