@@ -17,9 +17,10 @@ import numpy as np
 
 from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.calibrate.fits import Array, rounded
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveKind, CollectiveModel
+from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile

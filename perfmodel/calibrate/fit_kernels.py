@@ -46,6 +46,7 @@ from perfmodel.calibrate.kernel_tables import (
     simumax_backward_rate,
     simumax_matmuls,
 )
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import PerfModelError
@@ -54,7 +55,6 @@ from perfmodel.hardware.calibration import (
     SCALE_UP,
     AttentionModel,
     Calibration,
-    CollectiveKind,
     CollectiveModel,
     KernelClass,
     MatmulModel,

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, fit_linear, held_out_errors, relative_errors, rounded
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.machine import RING_PASSES
 from perfmodel.dtypes import Dtype, itemsize
 from perfmodel.errors import InputError
@@ -23,7 +24,6 @@ from perfmodel.hardware.calibration import (
     SCALE_UP,
     AttentionModel,
     Calibration,
-    CollectiveKind,
     CollectiveModel,
     KernelClass,
     MatmulModel,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibrate.fits import Array, AttentionTable, CollectiveTable, MatmulTable
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
 
 AICONFIGURATOR_KINDS = {
     CollectiveKind.ALL_REDUCE: "all_reduce",

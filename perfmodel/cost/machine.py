@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import (
@@ -19,7 +20,6 @@ from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,
     Calibration,
-    CollectiveKind,
     CollectiveModel,
     KernelClass,
     MatmulModel,

@@ -15,13 +15,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import redistribution_time
 from perfmodel.dtypes import itemsize
 from perfmodel.errors import bad_field
-from perfmodel.hardware.calibration import CollectiveKind, KernelClass
+from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.network_plan import MeshAxis
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.job import Optimizer, PrecisionPolicy

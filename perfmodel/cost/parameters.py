@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
-from perfmodel.hardware.calibration import COLLECTIVE_CODE, CollectiveKind
+from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.lifetimes import FLOAT32_BYTES, Kept, Moment, backward_moments, operand_bytes
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, CollectiveKind, KernelClass
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, amount_of
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.parameters import TENSOR_AXES, with_gathered_bias_gradients

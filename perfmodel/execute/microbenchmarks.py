@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
 from perfmodel.execute.collective_ops import cross_entropy
 from perfmodel.execute.data_parallel import TORCH_DTYPES, build_optimizer
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.model import NORM_EPSILON, Attention, Sharding
 from perfmodel.execute.norm import rms_norm
-from perfmodel.hardware.calibration import CollectiveKind, KernelClass
+from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import AttentionSample, CollectiveSample, ContentionSample, MatmulSample, Sample, StreamingSample
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision

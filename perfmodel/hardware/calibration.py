@@ -12,18 +12,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import bad_field, suggest
-
-
-class CollectiveKind(StrEnum):
-    """What a group of ranks does together; the order gives each kind its integer code (`COLLECTIVE_CODE`)."""
-
-    ALL_REDUCE = "all_reduce"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_GATHER = "all_gather"
-    ALL_TO_ALL = "all_to_all"
-    SEND_RECV = "send_recv"
 
 
 class KernelClass(StrEnum):

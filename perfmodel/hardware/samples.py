@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
-from perfmodel.hardware.calibration import CollectiveKind, KernelClass
+from perfmodel.hardware.calibration import KernelClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

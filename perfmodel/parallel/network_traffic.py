@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.collectives import CollectiveKind
 from perfmodel.parallel.network_plan import NetworkPlan, gradient_of_input, is_trained, left_layout, needed_layout
 from perfmodel.parallel.sharding import Layout, redistribute
 from perfmodel.workload.network import Extent, Network, Pass, TensorRole

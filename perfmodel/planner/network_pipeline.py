@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.network_cost import StepSetting, exposed_time
 from perfmodel.errors import InputError, bad_field
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import NetworkPlan, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers
 from perfmodel.planner.network_search import NetworkPlanner, network_planner

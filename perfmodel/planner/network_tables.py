@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.network_cost import (
     MeshPrices,
     ParameterColumns,
@@ -28,7 +29,6 @@ from perfmodel.cost.network_cost import (
     saves_output,
     work_time,
 )
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.planner.network_space import Configurations, NetworkSpace
 from perfmodel.workload.network import Network, NetworkOperator, Operand, Pass, TensorRole
 

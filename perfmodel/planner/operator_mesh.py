@@ -12,13 +12,13 @@ from math import ceil, prod
 
 import numpy as np
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import redistribution_time
 from perfmodel.cost.program import DATA_AXES
 from perfmodel.cost.step import exposed_communication
 from perfmodel.errors import bad_field
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.derive import Amount
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.workload.operator import Operand, TensorRole
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.

@@ -20,8 +20,9 @@ from perfmodel.calibrate.fits import (
     predict_matmul,
     rounded,
 )
+from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
-from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveKind, CollectiveModel, MatmulModel
+from perfmodel.hardware.calibration import GPU_TILES, AttentionModel, CollectiveModel, MatmulModel
 from perfmodel.hardware.reader import load_calibration, load_cluster
 
 H100 = load_cluster("dgx-h100", num_chips=16)

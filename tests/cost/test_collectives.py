@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time, wire_bytes
 from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, NEVER
-from perfmodel.hardware.calibration import (
-    COLLECTIVE_CODE,
-    SCALE_OUT,
-    SCALE_UP,
-    Calibration,
-    CollectiveKind,
-    CollectiveModel,
-)
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.network import Topology
 from tests.cost.machines import CALIBRATED, make_machine, make_tier, shipped_machine
 

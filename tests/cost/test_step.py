@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import adding_up, evaluate_plan
 from perfmodel.cost.step import (
@@ -18,7 +19,6 @@ from perfmodel.cost.step import (
     parameter_time,
     stage_sums,
 )
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision

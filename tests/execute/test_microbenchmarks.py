@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from perfmodel.calibrate.fit_host import fit_measurement
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.execute.measure_machine import alone, check_ranks, combine, match_gpu, measure_machine
 from perfmodel.execute.microbenchmarks import Scope, all_kernels, attention_calls, group_sizes, in_turn, make_scope
-from perfmodel.hardware.calibration import SPEC_SHEET, CollectiveKind, KernelClass
+from perfmodel.hardware.calibration import SPEC_SHEET, KernelClass
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import list_chips, load_calibration
 from perfmodel.hardware.samples import AttentionSample, CollectiveSample, ContentionSample, MatmulSample, StreamingSample

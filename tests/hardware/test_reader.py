@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.files import dump_yaml, read_yaml
@@ -15,7 +16,6 @@ from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,
     Calibration,
-    CollectiveKind,
     CollectiveModel,
     KernelClass,
     MatmulModel,

@@ -1,0 +1,15 @@
+"""The kinds of collectives, known to every floor."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class CollectiveKind(StrEnum):
+    """What a group of ranks does together; the order gives each kind its integer code (`hardware.calibration.COLLECTIVE_CODE`)."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+    SEND_RECV = "send_recv"
