@@ -22,17 +22,16 @@ from perfmodel.workload.networks import load_network
 
 NETWORKS = {
     "alexnet": {"batch": 32},
-    "rnnlm": {"batch": 16, "seq_len": 6, "hidden": 32, "vocab": 96},
-    "transformer": {"batch": 8, "layers": 1},
-    "gpt2": {"batch": 4, "seq_len": 64},
-    "dlrm": {"batch": 64},
+    "rnnlm": {"batch": 16, "seq_len": 6, "embedding": 32, "hidden": 32, "vocabulary": 96},
+    "transformer": {"batch": 8, "layers": 1, "seq_len": 64, "vocabulary": 4096},
+    "gpt2": {"batch": 4, "seq_len": 64, "layers": 2, "vocabulary": 1024},
+    "llama-3-8b": {"batch": 4, "seq_len": 64, "layers": 2, "hidden": 256, "heads": 8, "kv_heads": 4, "vocabulary": 1024},
+    "dlrm": {"batch": 64, "rows": (64, 32), "bags": (2, 1), "features": 16},
 }
 
 
 def _setting(**changes: object) -> StepSetting:
-    return StepSetting(
-        policy=PRECISION_POLICIES[Precision.FP32], optimizer=Optimizer.MOMENTUM, profile=load_profile("megatron"), **changes
-    )  # type: ignore[arg-type]
+    return StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=Optimizer.MOMENTUM, profile=load_profile("megatron"), **changes)  # type: ignore[arg-type]
 
 
 def _machine(name: str, chips: int):  # type: ignore[no-untyped-def]
