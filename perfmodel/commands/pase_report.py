@@ -14,20 +14,25 @@ from perfmodel.errors import bad_field
 def pase_report(
     graph: Annotated[list[str] | None, typer.Option("--graph", metavar="NAME", help="Networks; the paper's if left out.")] = None,
     devices: Annotated[str, typer.Option("--devices", metavar="N[,N...]", help="Numbers of devices p.")] = "4,8,16,32,64",
+    figure: Annotated[bool, typer.Option("--figure", help="Also figure 6: predicted and measured speedups.")] = False,
     json: options.Json = False,
+    plot: options.Plot = None,
 ) -> None:
-    """PaSE's experiment (Elango, IPDPS 2021): time of the search by p (Table I), and the best strategies (Table II).
+    """PaSE's experiment (Elango, IPDPS 2021): time of the search by p (Table I), the best strategies (Table II), speedups (figure 6).
 
     Space and cost are those of the paper: configurations without a place, costs in FLOP without memory, latency or overlap.
-    Networks: alexnet, inception3, rnnlm, transformer; resnet101 and densenet121 are known too.
+    Networks: alexnet, inception3, rnnlm, transformer; resnet101 and densenet121 are known too. Figure 6 is predicted by the cost model of
+    this package, in seconds, for the paper's two clusters; --plot draws it.
     """
     from perfmodel.planner.pase import run_pase
     from perfmodel.report.pase import PUBLISHED_TIMES, SOURCE, TABLE_2_DEVICES, search_times_table, strategies_table
     from perfmodel.workload.pase_graph import load_pase_graph
 
+    options.check_figure(plot)
     counts = options.parse_chips(devices)
     if not counts:
         raise bad_field("devices", "", "must name at least one number", "write 32 or 4,8,16,32,64")
+    bars = _figure_bars(graph or list(PUBLISHED_TIMES), counts) if figure or plot is not None else []
     graphs = [load_pase_graph(name) for name in graph or PUBLISHED_TIMES]
     jobs = [(each, count) for each in graphs for count in counts]
     runs = []
@@ -36,11 +41,39 @@ def pase_report(
             progress.step(index / len(jobs), f"{each.name}, {count} devices")
             runs.append(run_pase(each, count))
     shown = TABLE_2_DEVICES if TABLE_2_DEVICES in counts else max(counts)
+    if plot is not None:
+        from perfmodel.report.pase_figure import plot_figure
+
+        plot_figure(bars, plot)
     if json:
-        print_json({"source": SOURCE, "runs": [_as_object(run) for run in runs]})
+        content: dict[str, Any] = {"source": SOURCE, "runs": [_as_object(run) for run in runs]}
+        if bars:
+            from perfmodel.report.pase_figure import figure_object
+
+            content["figure"] = figure_object(bars, SOURCE)
+        print_json(content)
         return
     print_tables([search_times_table(runs), strategies_table([run for run in runs if run.tables.num_devices == shown])])
+    if bars:
+        from perfmodel.report.pase_figure import figure_table, score_table
+
+        print()
+        print_tables([figure_table(bars), score_table(bars)])
     print(f"\nPublished: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s.")
+    if plot is not None:
+        print(f"figure: {plot}")
+
+
+def _figure_bars(graphs: list[str], counts: list[int]) -> Any:
+    from perfmodel.planner.pase_figure import figure_points, num_points
+    from perfmodel.report.pase_figure import figure_bars
+
+    points = []
+    with Progress("pase-report") as progress:
+        for point in figure_points(networks=graphs, devices=counts):
+            points.append(point)
+            progress.step(len(points) / num_points(graphs, counts), f"figure 6: {point.network}, {point.num_devices} devices")
+    return figure_bars(points)
 
 
 def _as_object(run: Any) -> dict[str, Any]:

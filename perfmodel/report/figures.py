@@ -62,7 +62,7 @@ def plot_search(result: SearchResult, path: Path) -> None:
 
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
     labels = list(names) or _labels(predictions)
-    figure = _new_figure(width=max(8.4, 4.6 + 2.0 * len(predictions)), height=5.0)
+    figure = new_figure(width=max(8.4, 4.6 + 2.0 * len(predictions)), height=5.0)
     left, right = figure.subplots(1, 2)
     slowest = max(each.step_time for each in predictions)
     scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
@@ -101,7 +101,7 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
 
 
 def search_figure(result: SearchResult) -> Figure:
-    figure = _new_figure(width=8.4, height=5.2)
+    figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
     shown = [*result.plans, *result.pareto, *(each.prediction[0] for each in result.baselines if each.prediction)]
     scale, unit = (1.0, "s") if max(each.step_time for each in shown) >= 1.0 else (1e3, "ms")
@@ -168,7 +168,8 @@ def write_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _new_figure(*, width: float, height: float) -> Figure:
+def new_figure(*, width: float, height: float) -> Figure:
+    """An empty figure, not bound to any display. [inch]"""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
