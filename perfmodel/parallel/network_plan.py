@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.sharding import Layout, Sharding
@@ -162,16 +162,22 @@ def check_plan(plan: NetworkPlan, network: Network) -> None:
             raise bad_field("held", tensor, "is read by several operators and has no layout of its own", "add it")
 
 
+def cut_sizes(operator: NetworkOperator, network: Network, dim: str) -> tuple[int, ...]:
+    """Every size that cutting a dim meets: the dim's own, and those of the tensors' positions that it names."""
+    sizes = [operator.dims[dim]]
+    for operand in (*operator.inputs, operator.output):
+        if dim in operand.dims:
+            sizes.append(network.tensors[operand.tensor].shape[operand.dims.index(dim)])
+    return tuple(sizes)
+
+
 def divides(operator: NetworkOperator, network: Network, dim: str, parts: int) -> bool:
     """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
     if dim in operator.whole:
         return parts == 1
     if dim in operator.padded:
         return parts <= operator.dims[dim]
-    sizes = [operator.dims[dim]]
-    for operand in (*operator.inputs, operator.output):
-        sizes += [size for size, name in zip(network.tensors[operand.tensor].shape, operand.dims, strict=True) if name == dim]
-    return all(size % parts == 0 for size in sizes)
+    return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 
 
 def is_trained(network: Network, tensor: str) -> bool:
@@ -185,6 +191,7 @@ __all__ = [
     "MeshAxis",
     "NetworkPlan",
     "check_plan",
+    "cut_sizes",
     "divides",
     "gradient_of_input",
     "is_trained",
