@@ -181,6 +181,7 @@ class NetworkProgram:
         """What nobody reads, as it is left here; `keep` gets every operator's output."""
         values: dict[str, torch.Tensor] = {}
         for index, operator in enumerate(self.network.operators):
+            self.worker.beat(operator.name)
             given = []
             for operand, edge in zip(operator.inputs, self.edges[index], strict=True):
                 if isinstance(edge, torch.Tensor):

@@ -32,6 +32,11 @@ KINDS = frozenset(
 def check_runnable(network: Network, plan: NetworkPlan, further_kinds: Collection[str] = ()) -> None:
     """The plan is legal, every kind has a torch function, and the readers of a parameter agree."""
     check_plan(plan, network)
+    if len(plan.stages) > 1 or plan.num_microbatches > 1:
+        raise InputError(
+            f"stages={max(1, len(plan.stages))}, num_microbatches={plan.num_microbatches}: a network is run as one stage and one "
+            "microbatch; use a plan without a pipeline"
+        )
     for operator in network.operators:
         if operator.kind not in KINDS and operator.kind not in further_kinds:
             raise InputError(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
 
+from perfmodel.errors import InputError
 from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.parallel.network_plan_file import network_plan_to_dict
 from perfmodel.parallel.network_traffic import NetworkTraffic
+
+NETWORK_MEASUREMENT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,15 @@ class NetworkMeasurement:
     memory_by_rank: tuple[float, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not self.step_times:
+            raise InputError("step_times=(): must have at least one step; measure again")
+        if self.memory_by_rank and len(self.memory_by_rank) != self.plan.num_chips:
+            entries = len(self.memory_by_rank)
+            raise InputError(f"memory_by_rank: has {entries} entries for {self.plan.num_chips} ranks; measure again")
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+        object.__setattr__(self, "software", MappingProxyType(dict(self.software)))
+
     @property
     def num_ranks(self) -> int:
         return self.plan.num_chips
@@ -68,3 +83,33 @@ class NetworkMeasurement:
     @property
     def peak_memory(self) -> float:
         return max(self.memory_by_rank, default=float("nan"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; nan becomes null."""
+        data: dict[str, Any] = {"schema_version": NETWORK_MEASUREMENT_VERSION}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, NetworkPlan):
+                value = network_plan_to_dict(value)
+            elif each.name == "traffic":
+                value = [
+                    {
+                        "kind": str(row.kind),
+                        "axes": sorted(row.axes),
+                        "num_elements": row.num_elements,
+                        "phase": str(row.phase),
+                        "tensor": row.tensor,
+                        "operator": row.operator,
+                        "what": row.what,
+                        "count": row.repeats,
+                    }
+                    for row in value
+                ]
+            elif isinstance(value, Mapping):
+                value = dict(value)
+            elif isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, float) and value != value:
+                value = None
+            data[each.name] = value
+        return data

@@ -1,5 +1,6 @@
 """Network plans compute what one process does and issue what their traffic says."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.network_run import check_network_plan, measure_network_plans
 from perfmodel.parallel.network_plan import Held
+from perfmodel.parallel.network_plan_file import network_plan_to_dict
 from perfmodel.parallel.network_traffic import network_traffic
 from tests.execute import network_toys as toys
 from tests.execute.network_plans import FOUR, TINY, TWO, random_plan, tiny_network
@@ -171,6 +173,8 @@ def test_what_cannot_be_run_is_refused(groups):
         measure_network_plans(network, [], group=groups(2))
     with pytest.raises(InputError, match=r"are for \[2, 4\] chips"):
         measure_network_plans(network, [plan, toys.plan_of(network, FOUR, {})], group=groups(2))
+    with pytest.raises(InputError, match="stages=2, num_microbatches=4: a network is run as one stage and one microbatch"):
+        check_network_plan(network, replace(plan, stages=("up", "down"), num_microbatches=4), group=groups(2))
     uneven = toys.plan_of(network, TWO, {"up": {"b": ("q",)}})
     with pytest.raises(InputError, match="is not an axis of the mesh"):
         check_network_plan(network, uneven, group=groups(2))
@@ -205,6 +209,9 @@ def test_plans_measured_together(groups):
         assert len(each.memory_by_rank) == 2
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
     assert {row.what for row in found[0].traffic} == {"gradient"}
+    record = json.loads(json.dumps(found[1].to_dict()))
+    assert record["plan"] == json.loads(json.dumps(network_plan_to_dict(pair)))
+    assert [(row["kind"], row["tensor"], row["count"]) for row in record["traffic"]] == [("all_reduce", "down.out", 1)]
     # half of the weights and of their gradients
     assert found[1].peak_memory < found[0].peak_memory
 
