@@ -35,6 +35,11 @@ _HOME: dict[str, tuple[str, ...]] = {
         "run_plan",
         "validate_cases",
     ),
+    "perfmodel.workload.network": ("Network", "NetworkOperator"),
+    "perfmodel.workload.networks": ("list_networks", "load_network"),
+    "perfmodel.parallel.network_plan": ("NetworkPlan",),
+    "perfmodel.parallel.network_plan_file": ("read_network_plan", "write_network_plan"),
+    "perfmodel.network_verbs": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

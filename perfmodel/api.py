@@ -96,7 +96,7 @@ def make_setting(
     """
     from perfmodel.cost.resolve import SPEC_SHEET_NAME, choose_calibration, choose_profile, resolve_estimator
 
-    reference, found = _find_cluster(cluster, chips)
+    reference, found = find_cluster(cluster, chips)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
     habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
     return Setting(
@@ -107,7 +107,7 @@ def make_setting(
     )
 
 
-def _find_cluster(cluster: Name | Cluster, chips: int | None) -> tuple[str, Cluster]:
+def find_cluster(cluster: Name | Cluster, chips: int | None) -> tuple[str, Cluster]:
     """How a plan file refers to the cluster, and the cluster with that many chips."""
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
 

@@ -32,10 +32,12 @@ VERBS = {
     "validate": ("validate", "Predict published runs and show how far off the predictions are."),
     "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
     "pase-report": ("pase_report", "PaSE's experiment: search times and strategies beside the published ones."),
+    "shard": ("shard", "The best sharding of every operator of any network, with proof."),
     "import": ("import_", "Any torch module as a graph of operators over named dims, at any size, without memory for it."),
     "chips": ("known", "Known chips: dense FLOP rates, memory, and where each number came from."),
     "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
     "models": ("known", "Known models: shape and exact parameter count, with their sources."),
+    "networks": ("shard", "Built-in networks for `shard`: operators, parameters, sizes."),
     "profiles": ("known", "Known execution profiles: what a framework does with a plan."),
     "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
 }

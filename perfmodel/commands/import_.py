@@ -66,7 +66,7 @@ def import_(
         return
     _show(graph, took)
     for strategy in strategies:
-        _show_strategy(graph, strategy)
+        show_strategy(graph, strategy)
     if save is not None:
         print(f"\nsaved to {save}")
 
@@ -97,22 +97,25 @@ def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrat
         "unused_parameters": graph.unused_parameters,
     }
     for strategy in strategies:
-        content["search"] = {
-            "num_devices": strategy.num_devices,
-            "cost_flops": strategy.cost,
-            "data_parallel_cost_flops": strategy.data_parallel_cost,
-            "data_parallel_devices": strategy.data_parallel_devices,
-            "times_data_parallel": strategy.times_data_parallel,
-            "is_proved": strategy.is_proved,
-            "gap": strategy.gap,
-            "table_time": strategy.table_time,
-            "search_time": strategy.search_time,
-            "strategy": [
-                {"name": vertex.name, "kind": vertex.kind, "parts": parts}
-                for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
-            ],
-        }
+        content["search"] = strategy_object(graph, strategy)
     return content
+
+
+def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[str, Any]:
+    return {
+        "num_devices": strategy.num_devices,
+        "cost_flops": strategy.cost,
+        "data_parallel_cost_flops": strategy.data_parallel_cost,
+        "data_parallel_devices": strategy.data_parallel_devices,
+        "times_data_parallel": strategy.times_data_parallel,
+        "is_proved": strategy.is_proved,
+        "gap": strategy.gap,
+        "table_time": strategy.table_time,
+        "search_time": strategy.search_time,
+        "strategy": [
+            {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
+        ],
+    }
 
 
 def _show(graph: ImportedGraph, took: float) -> None:
@@ -162,7 +165,7 @@ def _some(modules: tuple[str, ...]) -> str:
     return ", ".join(shown) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
 
 
-def _show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
+def show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
     from collections import Counter
 
     from perfmodel.units import format_time

@@ -24,17 +24,30 @@ def run(
         bool, typer.Option("--shrink", help="The same form of plan with fewer ranks and layers, so that it fits here.")
     ] = False,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    strategies: Annotated[
+        bool, typer.Option("--strategies", help="Of a network's plan: also measure data parallelism and one weird trick, in the same run.")
+    ] = False,
     calibration: options.Calibration = None,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.jsonl", help="Append the measurement to a file of JSON lines.")
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Run a plan with torch on this machine: check its gradients against one process, time it, and compare with the prediction."""
+    """Run a plan with torch on this machine: check its gradients against one process, time it, and compare with the prediction.
+
+    Plans of `search` (a model's) and of `shard` (a network's, every operator by itself) are told apart by themselves.
+    """
     from perfmodel.api import run_plan
+    from perfmodel.parallel.network_plan_file import is_network_plan
 
     if save is not None and not save.absolute().parent.is_dir():
         raise bad_field("save", save, "its folder does not exist", "make it or choose another path")
+    if is_network_plan(plan):
+        if shrink or save is not None:
+            flag = "shrink" if shrink else "save"
+            raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
+        _run_network(plan, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=calibration, json=json)
+        return
     with Progress("run") as progress:
         comparison = run_plan(
             plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=calibration, progress=progress.note
@@ -51,6 +64,41 @@ def run(
     _show(comparison)
     if save is not None:
         print(f"\nmeasurement: {save}")
+
+
+def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, json: bool) -> None:
+    from perfmodel.network_verbs import run_network_plan
+    from perfmodel.report.networks import measured_table, network_prediction_object, rests_on_line, tiers_line
+
+    with Progress("run") as progress:
+        found = run_network_plan(
+            plan, steps=steps, warmup=warmup, with_strategies=strategies, device=device, calibration=calibration, progress=progress.note
+        )
+    if json:
+        rows = [
+            {
+                "name": name,
+                "time_error": found.error(index),
+                "prediction": network_prediction_object(found.predictions[index]),
+                "step_time": measured.step_time,
+                "step_time_spread": measured.step_time_spread,
+                "gradient_error": measured.gradient_error,
+                "traffic": measured.traffic,
+            }
+            for index, (name, measured) in enumerate(zip(found.names, found.measurements, strict=True))
+        ]
+        print_json({"network": found.network.name, "plans": rows})
+        return
+    measured = found.measurements[0]
+    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+    facts = [
+        ("ran on", f"{tiers_line(measured.plan)}, {measured.chip} ({measured.device}); {software}"),
+        ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
+        ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}; float32, SGD"),
+        ("prediction", f"rests on {rests_on_line(found.predictions[0].rests_on)}"),
+    ]
+    print_facts(f"{found.network.name}, batch {found.network.batch}", facts)
+    print_tables([measured_table(found.names, found.predictions, found.measurements)])
 
 
 def _show(comparison: Comparison) -> None:

@@ -58,7 +58,7 @@ class NetworkPlan:
     axes: tuple[MeshAxis, ...]
     shardings: Mapping[str, Sharding]
     held: Mapping[str, Held]
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
     num_microbatches: int = 1
 

@@ -23,7 +23,7 @@ def network_plan_to_dict(plan: NetworkPlan) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
         "network": plan.network,
-        "sizes": dict(plan.sizes),
+        "sizes": {name: list(size) if isinstance(size, tuple) else size for name, size in plan.sizes.items()},
         "batch": plan.batch,
         "num_microbatches": plan.num_microbatches,
         "stages": list(plan.stages),
@@ -49,7 +49,7 @@ def network_plan_from_dict(data: Any, *, where: str = "plan") -> NetworkPlan:
         network=_of(data, "network", str, where),
         stages=_names(data.get("stages", []), f"{where}: stages"),
         num_microbatches=_of(data, "num_microbatches", int, where),
-        sizes={str(name): size for name, size in _map(data, "sizes", where).items()},
+        sizes={str(name): tuple(size) if isinstance(size, list) else size for name, size in _map(data, "sizes", where).items()},
         batch=_of(data, "batch", int, where),
         cluster=_of(data, "cluster", str, where),
         axes=tuple(

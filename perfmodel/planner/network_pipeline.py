@@ -117,12 +117,14 @@ def search_pipeline(
     memory_limit: float,
     stages: Sequence[int] = (),
     microbatches: Sequence[int] = (),
+    beat: float = math.inf,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelinePrediction:
     """The fastest plan found over all numbers of stages and microbatches (or those given).
 
     network_at     the network at a batch: that of one microbatch, on all chips of a stage together
     memory_limit   of one chip, for everything  [byte]
+    beat           the step time of a plan at hand: what cannot be faster is not searched  [s]
     """
     start = time.perf_counter()
     candidates = _candidates(global_batch, num_chips, stages, microbatches)
@@ -155,7 +157,7 @@ def search_pipeline(
     # the most promising first: once a plan beats the bounds of all that are left, they need no search
     found: list[tuple[float, int]] = []
     for done, (bound, index) in enumerate(sorted(bounds)):
-        if found and bound >= min(found)[0]:
+        if bound >= min([beat, *(seconds for seconds, _ in found)]):
             break
         report(0.3 + 0.5 * done / len(bounds), candidates[index], "coarse space")
         try:
@@ -163,7 +165,7 @@ def search_pipeline(
         except InputError as error:
             reasons.append(str(error))
     if not found:
-        raise InputError(reasons[-1] if reasons else "stages: nothing to search; allow more stages or microbatches")
+        raise InputError(reasons[-1] if reasons else f"step_time={beat:g} s: no plan is faster; search without it")
     found.sort()
     close = [index for seconds, index in found[:_FINE] if seconds <= _CLOSE * found[0][0]]
     plans: list[PipelinePrediction] = []

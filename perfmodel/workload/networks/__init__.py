@@ -40,6 +40,22 @@ def load_network(name: str, *, batch: int = 0, **sizes: Size) -> Network:
     batch   samples a step; 0: the network's default
     sizes   what its function takes by keyword (`image=64`, `layers=2`), else its defaults
     """
+    build, known = _builder(name)
+    given = {"batch": batch, **sizes} if batch or isinstance(batch, bool) else dict(sizes)
+    for key, value in given.items():
+        if key not in known:
+            raise bad_field(key, printable(value), f"is no size of {name}{suggest(key, set(known) - {'batch'})}")
+        _check_size(key, value, known[key])
+    return build(**given)
+
+
+def network_sizes(name: str) -> dict[str, Size]:
+    """What `load_network` takes for a network beside its batch, with the defaults."""
+    return {key: default for key, default in _builder(name)[1].items() if key != "batch"}
+
+
+def _builder(name: str) -> tuple[Callable[..., Network], dict[str, Size]]:
+    """The function that builds a network, and its sizes with their defaults."""
     if name in _BUILT_IN:
         module, _, function = _BUILT_IN[name].partition(":")
         build: Callable[..., Network] = getattr(import_module(f"{__name__}.{module}"), function)
@@ -50,13 +66,7 @@ def load_network(name: str, *, batch: int = 0, **sizes: Size) -> Network:
     else:
         raise InputError(f"network={one_line(name)}: no network has this name{suggest(name, list_networks())}")
     parameters = inspect.signature(build).parameters
-    known = {key: each.default for key, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    given = {"batch": batch, **sizes} if batch or isinstance(batch, bool) else dict(sizes)
-    for key, value in given.items():
-        if key not in known:
-            raise bad_field(key, printable(value), f"is no size of {name}{suggest(key, set(known) - {'batch'})}")
-        _check_size(key, value, known[key])
-    return build(**given)
+    return build, {key: each.default for key, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
 
 
 def _check_size(field: str, value: Size, default: Size) -> None:
@@ -72,4 +82,4 @@ def _check_size(field: str, value: Size, default: Size) -> None:
             raise bad_field(field, printable(part), f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
 
 
-__all__ = ["list_networks", "load_network"]
+__all__ = ["list_networks", "load_network", "network_sizes"]

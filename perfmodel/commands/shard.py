@@ -1,0 +1,297 @@
+"""`perfmodel shard | networks`: the best sharding of every operator of any network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.commands import options
+from perfmodel.commands.output import Progress, print_facts, print_json, print_table, print_tables
+from perfmodel.errors import InputError, bad_field
+
+if TYPE_CHECKING:
+    from perfmodel.network_verbs import ShardResult
+    from perfmodel.planner.network_pipeline import PipelinePrediction
+
+OWN, PASE = "own", "pase"
+
+
+def shard(
+    network: Annotated[
+        str, typer.Argument(metavar="NETWORK", help="A name (`perfmodel networks`), or module:factory of any torch module with --inputs.")
+    ],
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file.")] = "",
+    chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="Chips to use.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples of a step; the network's default if left out.")] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=N[,N...]", help="A size of a built-in network: layers=2; may be given several times."),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--inputs", metavar="NAME=TYPE[SIZES]", help="An argument of forward of an imported module: x=float32[8,3,224,224]."),
+    ] = None,
+    cost: Annotated[str, typer.Option("--cost", metavar="NAME", help="own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
+    stages: Annotated[
+        str, typer.Option("--stages", metavar="N[,N...]|auto", help="Pipeline stages to try around the search; none if left out.")
+    ] = "",
+    microbatches: Annotated[str, typer.Option("--microbatches", metavar="N[,N...]", help="Microbatches of a step.")] = "",
+    zero: options.Zero = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out.")
+    ] = None,
+    optimizer: options.Optimizer = "adamw",
+    profile: options.Profile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = "0%",
+    save: options.Save = None,
+    json: options.Json = False,
+) -> None:
+    """The best sharding of every operator by itself, with proof, under the chip's memory; common strategies beside it.
+
+    Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
+    """
+    options.check_plan_path(save)
+    if cost not in (OWN, PASE):
+        raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
+    if chips is None and cluster != "localhost":
+        raise InputError("chips: is missing; say how many to use, for example 32")
+    sizes = parse_sizes(size or [])
+    if cost == PASE:
+        _by_pase_cost(network, chips or 2, inputs or [], json=json)
+        return
+    options.needed(cluster, "cluster", "a name from `perfmodel clusters` or the path of a cluster file")
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    given: dict[str, Any] = {
+        "cluster": cluster,
+        "chips": chips,
+        "sizes": sizes,
+        "precision": precision,
+        "optimizer": optimizer,
+        "zero": zero,
+        "memory_headroom": headroom,
+        "profile": profile,
+        "calibration": calibration,
+    }
+    if stages:
+        _with_pipeline(network, batch, stages, microbatches, given, save=save, json=json)
+        return
+    from perfmodel.network_verbs import shard_network
+    from perfmodel.parallel.network_plan_file import write_network_plan
+
+    counts = _counts(microbatches, "microbatches") or [1]
+    if len(counts) > 1:
+        raise bad_field("microbatches", microbatches, "several are tried with a pipeline only", "give one, or --stages")
+    if batch is not None and batch % counts[0]:
+        raise bad_field("microbatches", counts[0], f"must divide the batch of {batch}", "use a divisor")
+    with Progress("shard") as progress:
+        result = shard_network(
+            network,
+            inputs=inputs or [],
+            batch=(batch or 0) // counts[0],
+            microbatches=counts[0],
+            progress=progress.step,
+            **given,
+        )
+    if save is not None:
+        write_network_plan(result.best.plan, save)
+    if json:
+        print_json(_as_object(result))
+        return
+    _show(result, cluster)
+    if save is not None:
+        print(f"\nplan: {save}" + ("" if ":" in network else f"; run it here with: perfmodel run {save}"))
+
+
+def parse_sizes(given: list[str]) -> dict[str, int | tuple[int, ...]]:
+    """`layers=2`, `filters=4,8,8`."""
+    sizes: dict[str, int | tuple[int, ...]] = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        numbers = value.split(",")
+        if not name or not all(number.strip().isdecimal() for number in numbers):
+            raise bad_field("size", item, "must be a name and whole numbers", "write --size layers=2")
+        sizes[name] = int(numbers[0]) if len(numbers) == 1 else tuple(int(number) for number in numbers)
+    return sizes
+
+
+def _counts(text: str, name: str) -> list[int]:
+    found = []
+    for item in text.split(",") if text else []:
+        if not item.strip().isdecimal() or int(item) < 1:
+            raise bad_field(name, text, "must be whole numbers of at least 1, separated by commas", "write 4 or 4,8")
+        found.append(int(item))
+    return found
+
+
+def _as_object(result: ShardResult) -> dict[str, Any]:
+    from perfmodel.report.networks import network_prediction_object
+
+    search = result.search
+    return {
+        "network": result.network.name,
+        "num_operators": len(result.network.operators),
+        "num_parameters": result.network.num_parameters,
+        "flops": result.network.flops,
+        "zero": result.zero,
+        "best": network_prediction_object(result.best),
+        "lower_bound": search.lower_bound,
+        "is_proved": search.is_proved,
+        "gap": search.gap,
+        "price": search.price,
+        "has_equal_layers": search.has_equal_layers,
+        "num_configurations": search.num_configurations,
+        "table_time": search.table_time,
+        "search_time": search.search_time,
+        "strategies": {name: network_prediction_object(prediction) for name, prediction in result.strategies.items()},
+        "treatments": result.treatments,
+    }
+
+
+def _show(result: ShardResult, cluster: str) -> None:
+    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, rests_on_line, strategies_table, tiers_line
+    from perfmodel.units import format_count, format_time
+
+    network, search, best = result.network, result.search, result.best
+    counts = search.num_configurations
+    proof = "each search proved" if search.is_proved else f"each search within {search.gap:.2%} of its best"
+    alike = "; equal layers choose alike" if search.has_equal_layers else ""
+    facts = [
+        (
+            "network",
+            f"{len(network.operators):,} operators, {network.num_parameters:,} parameters, {format_count(network.flops)} FLOP forward",
+        ),
+        ("cluster", f"{cluster}, {tiers_line(best.plan)}"),
+        (
+            "searched",
+            f"up to {max(counts):,} configurations an operator ({sum(counts) / len(counts):,.0f} on average); "
+            f"tables {format_time(search.table_time)}, search {format_time(search.search_time)}; {proof}{alike}",
+        ),
+        ("step time", f"{format_time(best.step_time)} for a batch of {network.batch:,}; no plan can take less than "
+                      f"{format_time(search.lower_bound)}"),
+        ("ZeRO", f"{result.zero}; " + price_line(search.price)),
+        ("memory", memory_line(best.memory, best.memory_capacity)),
+        ("rests on", rests_on_line(best.rests_on)),
+    ]  # fmt: skip
+    print_facts(f"{network.name}, batch {network.batch}", facts)
+    print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
+    if result.treatments:
+        print("\nKept whole:")
+        for sentence in result.treatments[:12]:
+            print(f"  {sentence}")
+        if len(result.treatments) > 12:
+            print(f"  and {len(result.treatments) - 12} more")
+
+
+def _with_pipeline(
+    network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, save: Path | None, json: bool
+) -> None:
+    from perfmodel.network_verbs import shard_pipeline
+    from perfmodel.parallel.network_plan_file import write_network_plan
+
+    options.needed(batch, "batch", "the samples of a step")
+    with Progress("shard") as progress:
+        zero, best = shard_pipeline(
+            network,
+            global_batch=batch or 0,
+            stages=[] if stages == "auto" else _counts(stages, "stages"),
+            microbatches=_counts(microbatches, "microbatches"),
+            progress=progress.step,
+            **given,
+        )
+    if save is not None:
+        write_network_plan(best.plan, save)
+    if json:
+        from perfmodel.report.networks import pipeline_object
+
+        print_json({"network": network, "zero": zero, **pipeline_object(best)})
+        return
+    _show_pipeline(network, batch or 0, zero, best, given)
+    if save is not None:
+        print(f"\nplan: {save}")
+
+
+def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction, given: dict[str, Any]) -> None:
+    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table, tiers_line
+    from perfmodel.units import format_time
+    from perfmodel.workload.networks import load_network
+
+    fullest = max(best.stages, key=lambda stage: stage.memory["total"])
+    facts = [
+        (
+            "plan",
+            f"{len(best.stages)} stages of {tiers_line(best.plan)}, {best.num_microbatches} microbatches of {best.plan.batch}; ZeRO {zero}",
+        ),
+        ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}"),
+        (
+            "step time",
+            f"{format_time(best.step_time)}; with as many stages and microbatches none can take less than {format_time(best.lower_bound)} "
+            f"(gap {best.gap:.1%})",
+        ),
+        ("memory", f"fullest chip {memory_line(fullest.memory, best.memory_capacity)}; {price_line(best.price * best.num_microbatches)}"),
+    ]
+    print_facts(f"{network}, batch {batch}, on {best.num_chips} chips of {given['cluster']}", facts)
+    built = load_network(network, batch=best.plan.batch, **given["sizes"])
+    print_tables([stages_table(best), parts_table(best.parts, best.step_time), operators_table(built, best.plan)])
+
+
+def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) -> None:
+    """The paper's space and cost: its own layer graphs by name, or an imported module."""
+    if ":" in network:
+        from perfmodel.api import import_graph
+        from perfmodel.commands.import_ import show_strategy, strategy_object
+        from perfmodel.planner.imported import search_imported
+
+        graph = import_graph(network, inputs)
+        strategy = search_imported(graph, chips)
+        if json:
+            print_json({"network": graph.name, **strategy_object(graph, strategy)})
+        else:
+            show_strategy(graph, strategy)
+        return
+    from perfmodel.commands.pase_report import run_object
+    from perfmodel.planner.pase import run_pase
+    from perfmodel.report.pase import search_times_table, strategies_table
+    from perfmodel.workload.pase_graph import load_pase_graph
+
+    run = run_pase(load_pase_graph(network), chips)
+    if json:
+        print_json(run_object(run))
+        return
+    print_tables([search_times_table([run]), strategies_table([run])])
+
+
+def networks(json: options.Json = False) -> None:
+    """Built-in networks: operators, parameters, and the sizes that `--size` may set."""
+    from perfmodel.units import format_count
+    from perfmodel.workload.models import list_models
+    from perfmodel.workload.networks import list_networks, load_network, network_sizes
+
+    models = set(list_models())
+    rows, objects = [], []
+    for name in list_networks():
+        sizes = network_sizes(name)
+        if name in models:
+            continue
+        built = load_network(name)
+        objects.append(
+            {
+                "name": name,
+                "batch": built.batch,
+                "num_operators": len(built.operators),
+                "num_parameters": built.num_parameters,
+                "flops": built.flops,
+                "sizes": sizes,
+                "source": built.source,
+            }
+        )
+        shown = " ".join(key for key in sizes if key != "batch")
+        rows.append((name, str(built.batch), f"{len(built.operators):,}", f"{built.num_parameters:,}", format_count(built.flops), shown))
+    if json:
+        print_json({"networks": objects, "models": sorted(models)})
+        return
+    headers = ("network", "batch", "operators", "parameters", "FLOP forward", "sizes")
+    print_table(headers, rows, title="Built-in networks", right=headers[1:5], fold=("sizes",))
+    print(f"\nand every model of `perfmodel models` ({len(models)}), with sizes {' '.join(network_sizes('gpt2'))}")

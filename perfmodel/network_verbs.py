@@ -1,0 +1,353 @@
+"""The verbs of per-operator plans, for Python: the best sharding of every operator of any network, predicted, and run.
+
+    import perfmodel
+
+    result = perfmodel.shard_network("alexnet", cluster="pase-1080ti", chips=32)
+    print(result.best.step_time, result.best.plan.shardings["fc1"])
+
+A network is a built-in one by name, any `torch.nn.Module` as `module:factory` with the shapes of its inputs, or a `Network` object.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from perfmodel.errors import InputError, bad_field
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+from perfmodel.workload.network import Network
+
+if TYPE_CHECKING:
+    from perfmodel.cost.machine import Machine
+    from perfmodel.cost.network_cost import StepSetting
+    from perfmodel.cost.network_predict import NetworkPrediction
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.network_measurement import NetworkMeasurement
+    from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.planner.network_pipeline import PipelinePrediction
+    from perfmodel.planner.network_search import NetworkPlanner, NetworkSearch
+
+Name: TypeAlias = str | Path
+Sizes: TypeAlias = Mapping[str, int | tuple[int, ...]]
+
+#: ZeRO stages that are tried where none is given: the first alone if memory does not bind there.
+_ZERO_STAGES = (0, 1, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardResult:
+    """strategies: what people use, by name, on the same cluster; searches: one for each ZeRO stage that was tried.
+
+    treatments   of an imported module: what had to stay whole, and why
+    """
+
+    network: Network
+    zero: int
+    best: NetworkPrediction
+    searches: Mapping[int, NetworkSearch]
+    strategies: Mapping[str, NetworkPrediction]
+    treatments: tuple[str, ...] = ()
+
+    @property
+    def search(self) -> NetworkSearch:
+        """The search that found the best plan."""
+        return self.searches[self.zero]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkComparison:
+    """Plans of one network that were measured in one run, each with its prediction. The first is the plan that was asked for."""
+
+    network: Network
+    names: tuple[str, ...]
+    predictions: tuple[NetworkPrediction, ...]
+    measurements: tuple[NetworkMeasurement, ...]
+
+    def error(self, index: int) -> float:
+        """Predicted over measured step time, less one."""
+        return self.predictions[index].step_time / self.measurements[index].step_time - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """A cluster with what predicts on it."""
+
+    reference: str
+    cluster: Cluster
+    calibration: Calibration
+    profile: ExecutionProfile
+    machine: Machine
+    policy: Precision = field(default=Precision.FP32)
+
+
+def find_network(
+    network: Name | Network, *, inputs: Sequence[str] = (), batch: int = 0, sizes: Sizes | None = None
+) -> tuple[Network, tuple[str, ...]]:
+    """A network, and what had to stay whole where it was imported."""
+    from perfmodel.workload.networks import load_network
+
+    if isinstance(network, Network):
+        return network, ()
+    text = str(network)
+    if ":" not in text:
+        if inputs:
+            raise bad_field("inputs", ", ".join(inputs), f"{text} is built in and has its own", "leave it out")
+        return load_network(text, batch=batch, **(sizes or {})), ()
+    if batch or sizes:
+        raise bad_field("batch", batch, "an imported module has the sizes of its inputs", "write them into inputs")
+    from perfmodel.api import import_graph
+    from perfmodel.workload.imported_network import network_of
+
+    imported = network_of(import_graph(text, inputs))
+    return imported.network, imported.treatments
+
+
+def find_place(
+    cluster: Name | Cluster,
+    *,
+    chips: int | None,
+    precision: str | None,
+    calibration: Name | Calibration | None,
+    profile: Name | ExecutionProfile | None,
+) -> Place:
+    """Cluster, calibration and profile; the precision is bf16-mixed where an accelerator has bf16, else fp32."""
+    from perfmodel.api import find_cluster
+    from perfmodel.cost.machine import resolve_machine
+    from perfmodel.cost.resolve import choose_calibration, choose_profile
+    from perfmodel.dtypes import Dtype
+
+    reference, found = find_cluster(cluster, chips)
+    chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
+    habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
+    has_bf16 = found.chip.unit_kind != "core" and Dtype.BF16 in found.chip.peak_flop_rate
+    try:
+        policy = Precision(precision) if precision is not None else Precision.BF16_MIXED if has_bf16 else Precision.FP32
+    except ValueError:
+        raise bad_field("precision", precision, "is not known", f"use one of {', '.join(Precision)}") from None
+    machine = resolve_machine(found, chosen, dtype=PRECISION_POLICIES[policy].compute)
+    return Place(reference=reference, cluster=found, calibration=chosen, profile=habits, machine=machine, policy=policy)
+
+
+def step_setting(place: Place, *, optimizer: str, zero: int, num_microbatches: int = 1) -> StepSetting:
+    from perfmodel.cost.network_cost import StepSetting
+
+    try:
+        chosen = Optimizer(optimizer)
+    except ValueError:
+        raise bad_field("optimizer", optimizer, "is not known", f"use one of {', '.join(Optimizer)}") from None
+    return StepSetting(
+        policy=PRECISION_POLICIES[place.policy], optimizer=chosen, profile=place.profile, zero=zero, num_microbatches=num_microbatches
+    )
+
+
+def shard_network(
+    network: Name | Network,
+    *,
+    cluster: Name | Cluster,
+    chips: int | None = None,
+    inputs: Sequence[str] = (),
+    batch: int = 0,
+    sizes: Sizes | None = None,
+    microbatches: int = 1,
+    precision: str | None = None,
+    optimizer: str = Optimizer.ADAMW,
+    zero: int | None = None,
+    memory_headroom: float = 0.0,
+    profile: Name | ExecutionProfile | None = None,
+    calibration: Name | Calibration | None = None,
+    with_strategies: bool = True,
+    progress: Callable[[float, str], None] | None = None,
+) -> ShardResult:
+    """The best sharding of every operator that fits, and what common strategies would take.
+
+    batch          of one microbatch, on all chips together; 0: the network's default
+    sizes          of a built-in network, beside its batch: {"image": 64}
+    zero           ZeRO stage; None: 0, and where memory binds the best of 0, 1 and 3
+    """
+    place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
+    found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
+    limit = place.machine.memory_capacity * (1.0 - memory_headroom)
+    searches: dict[int, NetworkSearch] = {}
+    planners: dict[int, NetworkPlanner] = {}
+    reasons: list[InputError] = []
+    stages = _ZERO_STAGES if zero is None else (zero,)
+    for index, stage in enumerate(stages):
+        if progress is not None:
+            progress(index / len(stages), f"ZeRO {stage}")
+        planners[stage] = make_planner(found, place, optimizer=optimizer, zero=stage, microbatches=microbatches)
+        try:
+            searches[stage] = planners[stage].search(memory_limit=limit)
+        except InputError as error:
+            reasons.append(error)
+            continue
+        if searches[stage].price == 0.0:
+            break  # it fits freely: storing less saves no time
+    if not searches:
+        raise reasons[-1]
+    best = min(searches, key=lambda stage: searches[stage].best.step_time)
+    prediction = searches[best].best
+    prediction = replace(prediction, plan=replace(prediction.plan, sizes=dict(sizes or {})))
+    strategies = _strategies(planners[best], found) if with_strategies else {}
+    return ShardResult(network=found, zero=best, best=prediction, searches=searches, strategies=strategies, treatments=treatments)
+
+
+def make_planner(
+    network: Network, place: Place, *, optimizer: str = Optimizer.ADAMW, zero: int = 0, microbatches: int = 1
+) -> NetworkPlanner:
+    """Space and tables of a network on a cluster."""
+    from perfmodel.parallel.network_plan import mesh_axes
+    from perfmodel.planner.network_pipeline import MOST_AXES
+    from perfmodel.planner.network_search import network_planner
+
+    chips = place.cluster.num_chips
+    return network_planner(
+        network,
+        cluster=place.reference,
+        num_chips=chips,
+        machine=place.machine,
+        setting=step_setting(place, optimizer=optimizer, zero=zero, num_microbatches=microbatches),
+        axes=mesh_axes(chips, place.machine.tier_sizes, most=MOST_AXES),
+    )
+
+
+def _strategies(planner: NetworkPlanner, network: Network) -> dict[str, NetworkPrediction]:
+    """Data parallelism and, where there are convolutions, one weird trick; predicted whether they fit or not."""
+    from perfmodel.planner.network_strategies import data_parallel, one_weird_trick
+
+    found = {"data parallel": planner.search(data_parallel(network)).best}
+    if any(operator.kind == "convolution" for operator in network.operators):
+        found["one weird trick"] = planner.search(one_weird_trick(network)).best
+    return found
+
+
+def shard_pipeline(
+    network: str,
+    *,
+    cluster: Name | Cluster,
+    global_batch: int,
+    chips: int | None = None,
+    sizes: Sizes | None = None,
+    stages: Sequence[int] = (),
+    microbatches: Sequence[int] = (),
+    precision: str | None = None,
+    optimizer: str = Optimizer.ADAMW,
+    zero: int | None = None,
+    memory_headroom: float = 0.0,
+    profile: Name | ExecutionProfile | None = None,
+    calibration: Name | Calibration | None = None,
+    progress: Callable[[float, str], None] | None = None,
+) -> tuple[int, PipelinePrediction]:
+    """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
+
+    network   a built-in one by its name; global_batch: samples of a step
+    zero      None: the better of 1 and 3
+    """
+    from perfmodel.planner.network_pipeline import search_pipeline
+    from perfmodel.workload.networks import load_network
+
+    if ":" in network:
+        raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
+    place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
+    found: dict[int, PipelinePrediction] = {}
+    reasons: list[InputError] = []
+    tried = (3, 1) if zero is None else (zero,)
+    for index, stage in enumerate(tried):
+
+        def report(done: float, what: str, start: float = index / len(tried), stage: int = stage) -> None:
+            if progress is not None:
+                progress(start + done / len(tried), f"ZeRO {stage}, {what}")
+
+        try:
+            found[stage] = search_pipeline(
+                lambda batch: load_network(network, batch=batch, **(sizes or {})),
+                global_batch=global_batch,
+                cluster=place.reference,
+                num_chips=place.cluster.num_chips,
+                machine=place.machine,
+                setting=step_setting(place, optimizer=optimizer, zero=stage),
+                memory_limit=place.machine.memory_capacity * (1.0 - memory_headroom),
+                stages=stages,
+                microbatches=microbatches,
+                beat=min((plan.step_time for plan in found.values()), default=math.inf),
+                progress=report,
+            )
+        except InputError as error:
+            reasons.append(error)
+    if not found:
+        raise reasons[-1]
+    best = min(found, key=lambda stage: found[stage].step_time)
+    plan = found[best]
+    return best, replace(plan, plan=replace(plan.plan, sizes=dict(sizes or {})))
+
+
+def predict_network_plan(
+    plan: NetworkPlan | Name,
+    *,
+    network: Network | None = None,
+    precision: str | None = None,
+    optimizer: str = Optimizer.ADAMW,
+    zero: int = 0,
+    profile: Name | ExecutionProfile | None = None,
+    calibration: Name | Calibration | None = None,
+) -> NetworkPrediction:
+    """Step time and memory of a plan of a network, on the cluster that it names."""
+    from perfmodel.cost.network_predict import predict_network
+
+    found = load_network_plan(plan)
+    place = find_place(found.cluster, chips=found.num_chips, precision=precision, calibration=calibration, profile=profile)
+    own = network if network is not None else network_of_plan(found)
+    return predict_network(own, found, step_setting(place, optimizer=optimizer, zero=zero), place.machine)
+
+
+def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
+    from perfmodel.parallel.network_plan_file import read_network_plan
+
+    return plan if isinstance(plan, NetworkPlan) else read_network_plan(plan)
+
+
+def network_of_plan(plan: NetworkPlan) -> Network:
+    """The built-in network that a plan is for."""
+    from perfmodel.workload.networks import load_network
+
+    return load_network(plan.network, batch=plan.batch, **plan.sizes)
+
+
+def run_network_plan(
+    plan: NetworkPlan | Name,
+    *,
+    network: Network | None = None,
+    steps: int = 10,
+    warmup: int = 1,
+    with_strategies: bool = False,
+    device: str = "auto",
+    calibration: Name | Calibration | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> NetworkComparison:
+    """Run a plan of a network here with torch: gradients and traffic checked against one process, timed, and predicted.
+
+    with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
+    """
+    from perfmodel.api import require_torch
+    from perfmodel.cost.network_predict import predict_network
+
+    require_torch("run a plan")
+    from perfmodel.execute.network_run import measure_network_plans
+
+    found = load_network_plan(plan)
+    if found.stages:
+        raise bad_field("stages", len(found.stages), "a per-operator plan with a pipeline is predicted, not run", "use a plan of one stage")
+    own = network if network is not None else network_of_plan(found)
+    place = find_place("localhost", chips=found.num_chips, precision=Precision.FP32, calibration=calibration, profile=None)
+    setting = step_setting(place, optimizer=Optimizer.SGD, zero=0)
+    plans = {"this plan": found}
+    if with_strategies:
+        planner = make_planner(own, place, optimizer=Optimizer.SGD)
+        plans |= {name: prediction.plan for name, prediction in _strategies(planner, own).items()}
+    predictions = tuple(predict_network(own, each, setting, place.machine) for each in plans.values())
+    measurements = measure_network_plans(own, list(plans.values()), steps=steps, warmup=warmup, device=device, on_progress=progress)
+    return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
