@@ -86,12 +86,12 @@ class OperatorContext:
     ) -> None:
         """Send `up` to the share before and `down` to the one after, and fill what comes from them; nothing at the ends.
 
-        noted   elements that an inner rank sends, as the operator declares them
+        noted   elements that an inner rank sends, as the operator declares them; it sends corners too where a second dim is cut
         """
         before, after = self.neighbours(dim)
         work: list[Any] = []
         group = self.mesh.process_group(self.axes(dim))
-        self.mesh.note(CollectiveKind.SEND_RECV, self.axes(dim), noted, self.purpose(phase))
+        self.mesh.note(CollectiveKind.SEND_RECV, self.axes(dim), noted, self.purpose(phase), issued=up.numel() + down.numel())
         for rank, outgoing, incoming in ((before, up, from_up), (after, down, from_down)):
             if rank < 0:
                 continue

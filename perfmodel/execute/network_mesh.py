@@ -40,7 +40,8 @@ class NetworkMesh:
     uses_dtensor   redistributions go through DTensor and functional collectives where these do what is asked; else they are called directly
     record         what was issued, where somebody wants to know; else None
     padding        elements that were issued beyond what is on record, by kind and axes: an uneven cut on the way to a layout makes the
-                   shares of a gather or a scatter larger, those of an all-to-all different from rank to rank
+                   shares of a gather or a scatter larger, those of an all-to-all different from rank to rank; halos along a second dim
+                   have corners
     """
 
     def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, uses_dtensor: bool = True) -> None:
