@@ -46,7 +46,7 @@ def pase_report(
 
         plot_figure(bars, plot)
     if json:
-        content: dict[str, Any] = {"source": SOURCE, "runs": [_as_object(run) for run in runs]}
+        content: dict[str, Any] = {"source": SOURCE, "runs": [run_object(run) for run in runs]}
         if bars:
             from perfmodel.report.pase_figure import figure_object
 
@@ -55,10 +55,12 @@ def pase_report(
         return
     print_tables([search_times_table(runs), strategies_table([run for run in runs if run.tables.num_devices == shown])])
     if bars:
-        from perfmodel.report.pase_figure import figure_table, score_table
+        from perfmodel.report.pase_figure import figure_table, printed_table, score_table
 
         print()
         print_tables([figure_table(bars), score_table(bars)])
+        if TABLE_2_DEVICES in counts:
+            print_tables([printed_table(bars)])
     print(f"\nPublished: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s.")
     if plot is not None:
         print(f"figure: {plot}")
@@ -76,7 +78,7 @@ def _figure_bars(graphs: list[str], counts: list[int]) -> Any:
     return figure_bars(points)
 
 
-def _as_object(run: Any) -> dict[str, Any]:
+def run_object(run: Any) -> dict[str, Any]:
     return {
         "graph": run.tables.graph.name,
         "num_devices": run.tables.num_devices,

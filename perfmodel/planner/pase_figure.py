@@ -12,7 +12,7 @@ Mesh-TensorFlow, mesh_tensorflow/placement_mesh_impl.py (allreduce_ring, allconc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, Machine, resolve_machi
 from perfmodel.cost.network_cost import MeshPrices, StepSetting
 from perfmodel.cost.network_predict import NetworkPrediction
 from perfmodel.dtypes import Dtype
-from perfmodel.errors import bad_field, suggest
+from perfmodel.errors import bad_field
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, SPEC_SHEET, CollectiveModel, Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
@@ -34,7 +34,14 @@ from perfmodel.planner.network_space import Configurations, NetworkSpace, networ
 from perfmodel.planner.network_strategies import data_parallel
 from perfmodel.planner.network_tables import network_tables
 from perfmodel.planner.pase import run_pase
-from perfmodel.planner.pase_strategies import Strategy, expert_strategy, is_recurrent, pase_strategies, with_one_hot_embeddings
+from perfmodel.planner.pase_strategies import (
+    Strategy,
+    expert_strategy,
+    fixed_strategies,
+    is_recurrent,
+    pase_strategies,
+    with_one_hot_embeddings,
+)
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.network import Network
 from perfmodel.workload.networks import load_network
@@ -64,7 +71,8 @@ class FittedConstants:
     infiniband_bandwidth: float
 
 
-#: Fitted to figure 6's 80 points (mean error of the logarithm, right signs; rounded). 15 us is an operator's way through TensorFlow's
+#: Fitted to figure 6's 80 points (mean error of the logarithm, right signs; rounded). Fitted to three networks and tested on the fourth,
+#: in turn: median error 8 % (expert) and 16 % (PaSE), 23 of 26 signs. 15 us is an operator's way through TensorFlow's
 #: executor; 2.2 ms a message through its remote procedure calls; 4 GB/s what 40 or 56 Gbit/s leave; 2 GB/s an eighth of PCIe 3.0 x16.
 FITTED = FittedConstants(operator_time=15e-6, message_time=2.2e-3, staged_bandwidth=2e9, infiniband_bandwidth=4e9)
 
@@ -117,6 +125,26 @@ def figure_points(
                 )
 
 
+def predicted_time(
+    network: Network,
+    *,
+    cluster: str,
+    num_devices: int,
+    parts: Mapping[str, Mapping[str, int]],
+    apart: int = 1,
+    constants: FittedConstants = FITTED,
+) -> float:
+    """Step time where operators by name have so many parts of each dim, under the conditions of figure 6. [s]
+
+    apart   LSTM layers that run at once, each on its own share of the devices
+    """
+    clustered = load_cluster(cluster).with_chips(num_devices)
+    axes = mesh_axes(num_devices, tuple(tier.size for tier in clustered.tiers))
+    network = with_one_hot_embeddings(network)
+    bench = _Bench(network, network_space(network, axes), clustered, constants)
+    return min(bench.step_time(strategy) for strategy in fixed_strategies(parts, axes, apart=apart))
+
+
 def num_points(networks: Sequence[str], devices: Sequence[int]) -> int:
     """How many points `figure_points` makes on both clusters."""
     return len(networks) * len(devices) * len(FIGURE_CLUSTERS)
@@ -126,7 +154,7 @@ def _check(networks: Sequence[str], clusters: Sequence[str], devices: Sequence[i
     for field, given, known in (("graph", networks, FIGURE_NETWORKS), ("cluster", clusters, FIGURE_CLUSTERS)):
         for name in given:
             if name not in known:
-                raise bad_field(field, name, f"is not in figure 6{suggest(name, known)}", f"use {', '.join(known)}")
+                raise bad_field(field, name, "is not in figure 6", f"use {', '.join(known)}")
     for count in devices:
         if count not in FIGURE_DEVICES:
             raise bad_field("devices", count, "is not in figure 6", f"use {', '.join(map(str, FIGURE_DEVICES))}")

@@ -118,10 +118,14 @@ def _most(rows: Configurations, dim: str) -> Rows:
 
 
 def pase_strategies(network: Network, run: PaseRun, axes: Sequence[MeshAxis]) -> tuple[Strategy, ...]:
-    """What PaSE's search found, for our operators: one, or for LSTM layers apart one for each tier that can hold the layers apart."""
-    parts = pase_parts(network, run)
-    fixed = _fixed(parts)
+    """What PaSE's search found, for our operators."""
     apart = max((split.get("l", 1) for layer, split in _splits(run) if layer.kind is LayerKind.LSTM), default=1)
+    return fixed_strategies(pase_parts(network, run), axes, apart=apart)
+
+
+def fixed_strategies(parts: Mapping[str, Parts], axes: Sequence[MeshAxis], *, apart: int = 1) -> tuple[Strategy, ...]:
+    """Operators by name with their parts: one strategy, or with LSTM layers apart one for each tier that can hold them apart."""
+    fixed = _fixed(parts)
     if apart == 1:
         return (Strategy(allowed=fixed),)
     return tuple(
@@ -201,13 +205,20 @@ def _rnnlm_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:
         "projection": _only(take((LayerKind.FULLY_CONNECTED, "")), "bsvd"),
         "loss": _only(take((LayerKind.CROSS_ENTROPY, "")), "bsv"),
     }
-    split = take((LayerKind.LSTM, ""))
-    # our recurrence keeps its contraction whole: devices that cut it cut the hidden units instead
+    return found | recurrent_parts(network, take((LayerKind.LSTM, "")))
+
+
+def recurrent_parts(network: Network, split: Parts) -> dict[str, dict[str, int]]:
+    """The parts b, d and e of an LSTM for each operator of its layers.
+
+    Our recurrence keeps its contraction whole: devices that cut it cut the hidden units instead.
+    """
     recurrence = {"b": split["b"], "e": split["e"] * split["d"]}
-    for operator in network.operators:
-        if is_recurrent(operator):
-            found[operator.name] = _only(split, "bed") if operator.kind == "einsum" else recurrence
-    return found
+    return {
+        operator.name: _only(split, "bed") if operator.kind == "einsum" else recurrence
+        for operator in network.operators
+        if is_recurrent(operator)
+    }
 
 
 def _transformer_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:

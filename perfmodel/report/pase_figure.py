@@ -5,16 +5,20 @@ Source of the measured ones: Elango, PaSE, IPDPS 2021 (arXiv 2407.04001), figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.planner.pase_figure import FIGURE_CLUSTERS, FIGURE_DEVICES, FIGURE_NETWORKS, FITTED, FigurePoint
+from perfmodel.planner.pase_figure import FIGURE_CLUSTERS, FIGURE_DEVICES, FIGURE_NETWORKS, FITTED, FigurePoint, predicted_time
+from perfmodel.planner.pase_strategies import recurrent_parts
 from perfmodel.report.figures import new_figure, write_figure
+from perfmodel.report.pase import PUBLISHED_STRATEGIES, TABLE_2_DEVICES
 from perfmodel.report.table import Table, percent
 from perfmodel.units import format_time
+from perfmodel.workload.network import Network, NetworkOperator
+from perfmodel.workload.networks import load_network
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,6 +138,63 @@ def score_table(bars: Sequence[Bar]) -> Table:
         headers=("network", "expert", "PaSE", "signs right"),
         rows=tuple(rows),
         right=("expert", "PaSE", "signs right"),
+    )
+
+
+def printed_parts(network: Network) -> tuple[dict[str, dict[str, int]], int]:
+    """Table II as the paper prints it, for our operators; and how many LSTM layers run at once."""
+    found: dict[str, dict[str, int]] = {}
+    apart = 1
+    for label, dims, configuration in PUBLISHED_STRATEGIES[network.name]:
+        split = dict(zip(dims.split(), map(int, configuration.split()), strict=True))
+        apart = max(apart, split.get("l", 1))
+        if label == "LSTM":
+            found |= recurrent_parts(network, split)
+            continue
+        for operator in network.operators:
+            if _TABLE_2_LAYERS[label](operator):
+                own = split | {"t": split.get("s", 1)}
+                found[operator.name] = {dim: own.get(dim, 1) for dim in operator.dims if dim not in operator.whole}
+    return found, apart
+
+
+def _last(operator: NetworkOperator) -> str:
+    return operator.name.rpartition(".")[2]
+
+
+#: Which operators a row of Table II speaks of.
+_TABLE_2_LAYERS: Mapping[str, Callable[[NetworkOperator], bool]] = {
+    "conv 1-4": lambda operator: operator.kind == "convolution" and operator.name != "conv5",
+    "conv 5": lambda operator: operator.name == "conv5",
+    "FC 1, FC 3": lambda operator: operator.name in ("fc6", "fc8"),
+    "FC 2": lambda operator: operator.name == "fc7",
+    "modules A-D": lambda operator: operator.kind == "convolution" and not operator.layer.startswith("mixed_e"),
+    "module E": lambda operator: operator.kind == "convolution" and operator.layer.startswith("mixed_e"),
+    "FC": lambda operator: operator.name in ("fc", "projection"),
+    "softmax": lambda operator: operator.kind == "cross_entropy",
+    "embedding": lambda operator: operator.kind == "embedding",
+    "multi-head attention": lambda operator: _last(operator) in ("q_proj", "k_proj", "v_proj", "scores", "softmax", "context", "o_proj"),
+    "feed forward": lambda operator: _last(operator) in ("up_proj", "up_proj_bias", "relu", "down_proj"),
+}
+
+
+def printed_table(bars: Sequence[Bar]) -> Table:
+    """At p = 32: the strategy that the search finds beside the one that the paper prints."""
+    rows = []
+    for bar in bars:
+        point = bar.point
+        if bar.strategy == PASE and point.num_devices == TABLE_2_DEVICES:
+            network = load_network(point.network)
+            parts, apart = printed_parts(network)
+            time = predicted_time(network, cluster=point.cluster, num_devices=TABLE_2_DEVICES, parts=parts, apart=apart)
+            printed = point.data_parallel / time
+            rows.append((point.cluster, point.network, f"{bar.predicted:.2f}", f"{printed:.2f}", f"{bar.published:.2f}"))
+    headers = ("cluster", "network", "found here", "as printed", "measured")
+    return Table(
+        title=f"p = {TABLE_2_DEVICES}: speedups of PaSE's strategies, as found here and as Table II prints them",
+        headers=headers,
+        rows=tuple(sorted(rows)),
+        right=headers[2:],
     )
 
 
