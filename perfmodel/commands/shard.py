@@ -60,6 +60,14 @@ def shard(
         raise InputError("chips: is missing; say how many to use, for example 32")
     sizes = parse_sizes(size or [])
     if cost == PASE:
+        for name, value in (("size", ",".join(size or [])), ("batch", batch), ("inputs", "" if ":" in network else ",".join(inputs or []))):
+            if value:
+                raise bad_field(name, value, "the paper's graphs have the paper's sizes", "leave it out, or --cost own")
+        for name, value in (("stages", stages), ("microbatches", microbatches), ("zero", zero), ("save", save)):
+            if value:
+                raise bad_field(
+                    name, value, "the paper's cost knows neither pipelines nor memory, and its plans are not run", "use --cost own"
+                )
         _by_pase_cost(network, chips or 2, inputs or [], json=json)
         return
     options.needed(cluster, "cluster", "a name from `perfmodel clusters` or the path of a cluster file")

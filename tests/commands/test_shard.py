@@ -1,0 +1,166 @@
+"""`perfmodel shard | networks`, and `run` of what `shard` saves."""
+
+from pathlib import Path
+
+import pytest
+
+from perfmodel.network_verbs import predict_network_plan
+from perfmodel.parallel.network_plan_file import network_plan_from_dict, network_plan_to_dict, read_network_plan
+
+SMALL = ("--size", "image=67", "--size", "hidden=256", "--batch", "8")
+
+
+def test_a_network_has_its_best_plan_beside_common_ones(call):
+    code, out, _ = call("shard", "alexnet", "--cluster", "pase-1080ti", "--chips", "32")
+    assert code == 0
+    for words in ("each search proved", "data parallel", "one weird trick", "conv1 ", "fc6 ", "b 4x8", "no plan can take less than"):
+        assert words in out
+
+
+def test_json_is_complete_and_adds_up(call_json):
+    found = call_json("shard", "resnet50", "--cluster", "dgx-h100", "--chips", "16", "--precision", "bf16-mixed")
+    best = found["best"]
+    assert sum(best["parts"].values()) == pytest.approx(best["step_time"])
+    assert sum(size for name, size in best["memory"].items() if name != "total") == pytest.approx(best["memory"]["total"])
+    assert found["is_proved"] is True
+    assert found["lower_bound"] <= best["step_time"]
+    assert all(best["step_time"] <= other["step_time"] * (1 + 1e-9) for other in found["strategies"].values())
+    assert len(best["plan"]["shardings"]) == found["num_operators"]
+
+
+def test_a_saved_plan_reads_back_and_predicts_the_same(call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    found = call_json("shard", "alexnet", "--cluster", "pase-2080ti", "--chips", "8", *SMALL, "--save", str(path))
+    plan = read_network_plan(path)
+    assert network_plan_to_dict(plan) == found["best"]["plan"]
+    assert network_plan_from_dict(network_plan_to_dict(plan)) == plan
+    assert predict_network_plan(path).step_time == pytest.approx(found["best"]["step_time"], rel=1e-12)
+
+
+def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
+    found = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
+    assert found["cost_flops"] == 97098296512
+    code, out, _ = call("shard", "rnnlm", "--chips", "8", "--cost", "pase")
+    assert code == 0
+    assert "proved" in out
+
+
+def test_a_pipeline_has_stages_and_a_bound(call, call_json, tmp_path):
+    job = ("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "64", "--size", "layers=4", "--size", "seq_len=128")
+    path = tmp_path / "plan.yaml"
+    code, out, _ = call("shard", *job, "--stages", "2", "--microbatches", "8", "--zero", "1", "--save", str(path))
+    assert code == 0
+    assert "2 stages of 4 chips, 8 microbatches of 8; ZeRO 1" in out
+    assert len(read_network_plan(path).stages) == 2
+    found = call_json("shard", *job, "--stages", "auto")
+    assert found["lower_bound"] <= found["step_time"]
+    assert sum(found["parts"].values()) == pytest.approx(found["step_time"])
+    code, _, error = call("run", str(path))
+    assert code == 2
+    assert "with a pipeline is predicted, not run" in error
+
+
+def test_an_imported_module_is_searched_and_says_what_stays_whole(call, tmp_path, monkeypatch):
+    (tmp_path / "shard_nets.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 256))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job = ("shard_nets:net", "--inputs", "input=float32[32,3,16,16]", "--chips", "8")
+    code, out, _ = call("shard", *job, "--cluster", "dgx-a100")
+    assert code == 0
+    assert "Kept whole:" in out
+    assert "each search proved" in out
+    code, out, _ = call("shard", *job, "--cost", "pase")
+    assert code == 0
+    assert "by PaSE's cost function" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nope", "--cluster", "dgx-h100", "--chips", "8"), "network=nope: no network has this name"),
+        (("alexnet", "--cluster", "dgx-h100"), "chips: is missing"),
+        (("alexnet", "--chips", "8"), "cluster: is missing"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "0"), "chips=0"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--size", "depth=3"), "depth=3: is no size of alexnet"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--size", "image=big"), "size=image=big: must be a name and whole numbers"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--cost", "flops"), "cost=flops: is not known"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--zero", "4"), "zero=4"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--precision", "fp4"), "precision=fp4"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--optimizer", "lamb"), "optimizer=lamb"),
+        (
+            ("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--batch", "9", "--microbatches", "2"),
+            "microbatches=2: must divide the batch",
+        ),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--save", "plan.txt"), "save=plan.txt"),
+        (("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "8", "--stages", "3"), "stages=3: must divide the 8 chips"),
+        (("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--stages", "2"), "batch: is missing"),
+        (("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "8", "--stages", "two"), "stages=two"),
+        (("llama-3-70b", "--cluster", "dgx-h100", "--chips", "8", "--batch", "8"), "no plan of the space needs less than"),
+        (("nets:missing", "--inputs", "x=float32[2,2]", "--cluster", "dgx-h100", "--chips", "8"), "nets"),
+        (("alexnet", "--chips", "8", "--cost", "pase", "--size", "image=64"), "size=image=64: the paper's graphs"),
+        (("alexnet", "--chips", "8", "--cost", "pase", "--stages", "2"), "stages=2: the paper's cost"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--inputs", "x=float32[8]"), "alexnet is built in"),
+    ],
+)
+def test_bad_input_gets_one_sentence(call, arguments, sentence):
+    code, out, error = call("shard", *arguments)
+    assert code == 2
+    assert sentence in error
+    assert len(error.strip().splitlines()) == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("kind: network", "kind"),
+        ("schema_version: 1", "schema_version"),
+        ("batch: 8", "batch"),
+        ("name: t0a", "axis"),
+    ],
+)
+def test_a_damaged_plan_file_is_refused(call, tmp_path, change, sentence):
+    path = tmp_path / "plan.yaml"
+    code, _, _ = call("shard", "alexnet", "--cluster", "pase-2080ti", "--chips", "8", *SMALL, "--save", str(path))
+    assert code == 0
+    text = path.read_text()
+    assert change in text
+    name = change.partition(":")[0]
+    path.write_text(text.replace(change, f"{name}: {'other' if name != 'schema_version' else 9}", 1))
+    code, _, error = call("run", str(path))
+    assert code == 2
+    assert sentence in error
+
+
+def test_networks_are_listed_with_their_sizes(call, call_json):
+    code, out, _ = call("networks")
+    assert code == 0
+    for name in (
+        "alexnet",
+        "inception3",
+        "resnet50",
+        "resnet101",
+        "densenet121",
+        "rnnlm",
+        "transformer",
+        "bert-large",
+        "vit-large",
+        "dlrm",
+    ):
+        assert name in out
+    assert "llama-3-70b" in call_json("networks")["models"]
+
+
+def test_a_saved_plan_runs_here_beside_common_strategies(call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("shard", "alexnet", "--cluster", "localhost", "--chips", "2", *SMALL, "--save", str(path))
+    found = call_json("run", str(path), "--strategies", "--steps", "2", "--warmup", "1")
+    assert [plan["name"] for plan in found["plans"]] == ["this plan", "data parallel", "one weird trick"]
+    for plan in found["plans"]:
+        assert plan["step_time"] > 0
+        assert plan["gradient_error"] < 1e-4
+    assert Path(path).exists()
