@@ -60,14 +60,7 @@ def shard(
         raise InputError("chips: is missing; say how many to use, for example 32")
     sizes = parse_sizes(size or [])
     if cost == PASE:
-        for name, value in (("size", ",".join(size or [])), ("batch", batch), ("inputs", "" if ":" in network else ",".join(inputs or []))):
-            if value:
-                raise bad_field(name, value, "the paper's graphs have the paper's sizes", "leave it out, or --cost own")
-        for name, value in (("stages", stages), ("microbatches", microbatches), ("zero", zero), ("save", save)):
-            if value:
-                raise bad_field(
-                    name, value, "the paper's cost knows neither pipelines nor memory, and its plans are not run", "use --cost own"
-                )
+        _check_pase(network, size=size, batch=batch, inputs=inputs, stages=stages, microbatches=microbatches, zero=zero, save=save)
         _by_pase_cost(network, chips or 2, inputs or [], json=json)
         return
     options.needed(cluster, "cluster", "a name from `perfmodel clusters` or the path of a cluster file")
@@ -111,6 +104,17 @@ def shard(
     _show(result, cluster)
     if save is not None:
         print(f"\nplan: {save}" + ("" if ":" in network else f"; run it here with: perfmodel run {save}"))
+
+
+def _check_pase(network: str, **given: Any) -> None:
+    """Flags that mean nothing to the paper's graphs and cost."""
+    for name in ("size", "batch", *(() if ":" in network else ("inputs",))):
+        if given[name]:
+            value = ",".join(given[name]) if isinstance(given[name], list) else given[name]
+            raise bad_field(name, value, "the paper's graphs have the paper's sizes", "leave it out, or use --cost own")
+    for name in ("stages", "microbatches", "zero", "save"):
+        if given[name]:
+            raise bad_field(name, given[name], "the paper's cost knows no pipelines and no memory, its plans no place", "use --cost own")
 
 
 def parse_sizes(given: list[str]) -> dict[str, int | tuple[int, ...]]:

@@ -25,7 +25,7 @@ from perfmodel.planner.network_space import Configurations, NetworkSpace, networ
 from perfmodel.planner.network_tables import NetworkTables, network_tables
 from perfmodel.search import eliminate, eliminate_within
 from perfmodel.units import format_bytes
-from perfmodel.workload.network import Network, NetworkOperator
+from perfmodel.workload.network import FusedAttention, Network, NetworkOperator, Product
 
 Array = NDArray[np.float64]
 
@@ -202,6 +202,7 @@ def network_planner(
     start = time.perf_counter()
     mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
     space = network_space(network, mesh, most_dims=most_dims)
+    _check_divides(network, space, num_chips)
     tables = network_tables(space, setting, MeshPrices(axes=mesh, machine=machine))
     return NetworkPlanner(
         network=network,
@@ -212,6 +213,23 @@ def network_planner(
         tables=tables,
         table_time=time.perf_counter() - start,
     )
+
+
+def _check_divides(network: Network, space: NetworkSpace, num_chips: int) -> None:
+    """Some product can be cut at all, or chips would only repeat each other's work."""
+    products = [
+        rows
+        for operator, rows in zip(network.operators, space.operators, strict=True)
+        if any(isinstance(work, (Product, FusedAttention)) for work in operator.forward)
+    ]
+    if products and num_chips > 1 and max(float(rows.parts.prod(axis=1).max()) for rows in products) == 1.0:
+        factors = sorted({axis.size for axis in space.axes})
+        raise bad_field(
+            "chips",
+            num_chips,
+            f"no dim of a product in {network.name} divides by {' or '.join(map(str, factors))}",
+            "use another number, or another batch",
+        )
 
 
 def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:
