@@ -221,9 +221,15 @@ class NetworkProgram:
         return left_layout(operator, self.plan.shardings[operator.name])
 
     def _reduce_gradients(self) -> None:
-        for name, parameter in self.parameters.items():
+        """In place, but where two parameters have one tensor as their gradient (both biases of a sum, a sample a rank)."""
+        seen: set[int] = set()
+        for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
+                parameter.grad = parameter.grad.clone()
+            seen.add(where)
+        for name, parameter in self.parameters.items():
             if self.mesh.size(self.partial[name]) > 1:
                 reader = self.network.operators[self.readers[name][0][0]].name
                 purpose = Purpose(Pass.BACKWARD, name, reader, "gradient")

@@ -204,6 +204,33 @@ def with_halo(
     return _Halo.apply(x, position, above, below, fill, (above + below) * row, context, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
+Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def lstm_cell(sums: torch.Tensor, cell: torch.Tensor) -> tuple[Gates, torch.Tensor, torch.Tensor]:
+    """One time step of sums [b,4,e] and the cell [b,e] before: the four gates, the cell and the output."""
+    i, f, g, o = sums[:, 0].sigmoid(), sums[:, 1].sigmoid(), sums[:, 2].tanh(), sums[:, 3].sigmoid()
+    cell = torch.addcmul(i * g, f, cell)
+    return (i, f, g, o), cell, o * cell.tanh()
+
+
+def lstm_cell_backward(
+    into: torch.Tensor, above: torch.Tensor, for_cell: torch.Tensor, gates: Gates, cell: torch.Tensor, before: torch.Tensor | None
+) -> torch.Tensor:
+    """From the gradients of the output and the cell: those of the sums, written `into` [b,4,e], and that of the cell before (`before`)."""
+    i, f, g, o = gates
+    bent = cell.tanh()
+    for_cell = for_cell + above * o * (1 - bent.square())
+    into[:, 0] = for_cell * g * i * (1 - i)
+    into[:, 2] = for_cell * i * (1 - g.square())
+    into[:, 3] = above * bent * o * (1 - o)
+    if before is None:
+        into[:, 1] = 0.0
+        return for_cell
+    into[:, 1] = for_cell * before * f * (1 - f)
+    return for_cell * f
+
+
 class _Lstm(torch.autograd.Function):
     """gates [b,s,4,e], weight [4,e,k] -> h [b,s,e] from a zero state; e may be cut, k is whole.
 
@@ -223,11 +250,10 @@ class _Lstm(torch.autograd.Function):
                 whole = context.gather_last(hiddens[-1], dim, Pass.FORWARD)
                 gathered.append(whole)
                 sums = sums + (whole @ matrix).view(batch, 4, hidden)
-            i, f, g, o = sums[:, 0].sigmoid(), sums[:, 1].sigmoid(), sums[:, 2].tanh(), sums[:, 3].sigmoid()
-            cell = f * cell + i * g
-            active.append((i, f, g, o))
+            gate_values, cell, output = lstm_cell(sums, cell)
+            active.append(gate_values)
             cells.append(cell)
-            hiddens.append(o * cell.tanh())
+            hiddens.append(output)
         ctx.save_for_backward(weight, *(value for values in active for value in values), *cells, *gathered)
         ctx.rest = batch, steps, hidden, context, dim
         return torch.stack(hiddens, 1)
@@ -242,19 +268,10 @@ class _Lstm(torch.autograd.Function):
         into = gradients[0].new_empty(batch, steps, 4, hidden)
         for_hidden, for_cell = gradients[0].new_zeros(batch, hidden), gradients[0].new_zeros(batch, hidden)
         for step in reversed(range(steps)):
-            i, f, g, o = active[step]
-            bent = cells[step].tanh()
             above = gradients[0][:, step] + for_hidden
-            for_cell = for_cell + above * o * (1 - bent.square())
-            into[:, step, 0] = for_cell * g * i * (1 - i)
-            into[:, step, 2] = for_cell * i * (1 - g.square())
-            into[:, step, 3] = above * bent * o * (1 - o)
+            for_cell = lstm_cell_backward(into[:, step], above, for_cell, active[step], cells[step], cells[step - 1] if step else None)
             if step:
-                into[:, step, 1] = for_cell * cells[step - 1] * f * (1 - f)
                 for_hidden = context.scatter_last(into[:, step].flatten(1) @ matrix, dim, Pass.BACKWARD)
-                for_cell = for_cell * f
-            else:
-                into[:, 0, 1] = 0.0
         for_weight = None
         if ctx.needs_input_grad[1]:
             if gathered:

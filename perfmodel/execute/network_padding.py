@@ -6,21 +6,11 @@ What a run issues is the traffic of the padded network; where all sizes divide i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import lcm
 
 from perfmodel.parallel.network_plan import NetworkPlan
-from perfmodel.workload.network import (
-    Extent,
-    FusedAttention,
-    Network,
-    NetworkOperator,
-    OwnTraffic,
-    Product,
-    Stream,
-    Work,
-)
+from perfmodel.workload.network import Network, NetworkOperator, OwnTraffic
 
 
 def padded_network(network: Network, plan: NetworkPlan) -> Network:
@@ -53,10 +43,6 @@ def padded_network(network: Network, plan: NetworkPlan) -> Network:
     return replace(network, operators=operators, tensors=tensors)
 
 
-def true_sizes(network: Network) -> dict[str, dict[str, int]]:
-    return {operator.name: dict(operator.dims) for operator in network.operators}
-
-
 def _same_sizes(network: Network) -> dict[tuple[str, str | int], object]:
     """Dims of operators and positions of tensors -> one mark for all that must be padded alike."""
     parent: dict[tuple[str, str | int], tuple[str, str | int]] = {}
@@ -79,30 +65,12 @@ def _same_sizes(network: Network) -> dict[tuple[str, str | int], object]:
 
 
 def _resized(operator: NetworkOperator, dims: dict[str, int]) -> NetworkOperator:
+    """With the dims and the traffic of these sizes; its work stays as it is, nothing here asks for it."""
     if dims == dict(operator.dims):
         return operator
 
-    def extent(old: Extent) -> Extent:
-        return tuple((dims[dim] if dim and size == operator.dims[dim] else size, dim) for size, dim in old)
-
-    def work(old: tuple[Work, ...]) -> Iterator[Work]:
-        for each in old:
-            match each:
-                case Product():
-                    yield replace(each, batch=extent(each.batch), m=extent(each.m), n=extent(each.n), k=extent(each.k))
-                case Stream():
-                    yield replace(each, elements=extent(each.elements), accesses=tuple(extent(access) for access in each.accesses))
-                case FusedAttention():
-                    yield each
-
     def own(old: OwnTraffic) -> OwnTraffic:
-        return replace(old, extent=extent(old.extent))
+        extent = tuple((dims[dim] if dim and size == operator.dims[dim] else size, dim) for size, dim in old.extent)
+        return replace(old, extent=extent)
 
-    return replace(
-        operator,
-        dims=dims,
-        forward=tuple(work(operator.forward)),
-        backward=tuple(work(operator.backward)),
-        traffic=tuple(own(each) for each in operator.traffic),
-        saved=tuple(extent(each) for each in operator.saved),
-    )
+    return replace(operator, dims=dims, traffic=tuple(own(each) for each in operator.traffic))

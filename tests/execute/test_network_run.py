@@ -51,6 +51,18 @@ def test_two_layers_by_hand(groups):
     assert rows == [("all_reduce", "down.out", "forward", 4 * 8.0, 1)]
 
 
+def test_two_biases_of_one_sum_have_gradients_of_their_own(groups):
+    """A sample a rank and an image of one point: torch hands both the same tensor, which must not be reduced twice."""
+    network = tiny_network("resnet50")
+    shardings = {operator.name: {"b": ("a", "b")} for operator in network.operators}
+    held = {
+        tensor: Held(cuts=(("a", "b"), *((),) * (len(network.tensors[tensor].shape) - 1)))
+        for tensor, reading in network.readers().items()
+        if len(reading) > 1 and tensor in network.producers()
+    }
+    check_network_plan(network, toys.plan_of(network, FOUR, shardings, held), group=groups(4))
+
+
 def test_training_goes_on_as_in_one_process(groups):
     network = tiny_network("transformer")
     plan = random_plan(network, FOUR, 3)
