@@ -9,7 +9,7 @@ import pytest
 from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.network_run import check_network_plan, measure_network_plans
-from perfmodel.parallel.network_plan import Held
+from perfmodel.parallel.network_plan import Held, MeshAxis
 from perfmodel.parallel.network_plan_file import network_plan_to_dict
 from perfmodel.parallel.network_traffic import network_traffic
 from tests.execute import network_toys as toys
@@ -30,6 +30,16 @@ def test_random_plans_equal_one_process(name, axes, seeds, groups):
         assert found.gradient_error < 1e-9
         assert found.output_error < 1e-9
         assert found.traffic
+
+
+@pytest.mark.slow
+def test_processes_are_started_and_ended_for_a_run_of_its_own():
+    network = toys.two_layers()
+    found = check_network_plan(network, toys.plan_of(network, TWO, {"up": {"n": ("p",)}}), device="cpu")
+    assert found.gradient_error < 1e-9
+    with pytest.raises(InputError, match="chips=64: this machine runs up to"):
+        axes = tuple(MeshAxis(name=f"x{i}", size=2, tier=0) for i in range(6))
+        check_network_plan(network, toys.plan_of(network, axes, {}), device="cpu")
 
 
 @pytest.mark.slow
