@@ -37,8 +37,8 @@ def test_processes_are_started_and_ended_for_a_run_of_its_own():
     network = toys.two_layers()
     found = check_network_plan(network, toys.plan_of(network, TWO, {"up": {"n": ("p",)}}), device="cpu")
     assert found.gradient_error < 1e-9
+    axes = tuple(MeshAxis(name=f"x{i}", size=2, tier=0) for i in range(6))
     with pytest.raises(InputError, match="chips=64: this machine runs up to"):
-        axes = tuple(MeshAxis(name=f"x{i}", size=2, tier=0) for i in range(6))
         check_network_plan(network, toys.plan_of(network, axes, {}), device="cpu")
 
 
