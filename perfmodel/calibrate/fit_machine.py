@@ -25,6 +25,7 @@ from perfmodel.hardware.calibration import (
     AttentionModel,
     Calibration,
     CollectiveModel,
+    ConvolutionModel,
     KernelClass,
     MatmulModel,
     StreamingModel,
@@ -33,6 +34,7 @@ from perfmodel.hardware.samples import (
     AttentionSample,
     CollectiveSample,
     ContentionSample,
+    ConvolutionSample,
     HostSample,
     MatmulSample,
     Sample,
@@ -89,6 +91,10 @@ def fit_machine(
     matmul = {}
     for dtype, products in _grouped(_of(samples, MatmulSample), lambda sample: sample.dtype).items():
         peaks[f"flop_rate.{dtype}"], matmul[Dtype(dtype)] = _fit_matmul(products, dtype, peaks, record)
+    convolution = {
+        Dtype(dtype): _fit_convolution(group, dtype, peaks, record)
+        for dtype, group in _grouped(_of(samples, ConvolutionSample), lambda sample: sample.dtype).items()
+    }
     attention = _fit_attention(_of(samples, AttentionSample), peaks, record)
     link, collectives = _fit_collectives(_of(samples, CollectiveSample), record)
     if link > 0:
@@ -102,6 +108,7 @@ def fit_machine(
         source=source,
         date=datetime.date.today().isoformat(),
         matmul=matmul,
+        convolution=convolution,
         streaming=streaming,
         attention=attention,
         collectives={SCALE_UP: collectives} if collectives else {},
@@ -165,6 +172,27 @@ def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, fl
         memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
         floor_time=rounded(floor_time),
         sharpness=1.0,
+    )
+
+
+def _fit_convolution(samples: Sequence[ConvolutionSample], dtype: str, peaks: dict[str, float], record: _Record) -> ConvolutionModel:
+    """t = t0 + 2 b m n (k + k0) / R + bytes / B, all three passes together."""
+    names = ("m", "n", "k", "batch", "num_bytes", "time")
+    m, n, k, batch, num_bytes, time = (_array(getattr(sample, name) for sample in samples) for name in names)
+    flops = 2 * batch * m * n * k
+    columns = np.stack([np.ones_like(time), flops, 2 * batch * m * n, num_bytes], axis=1)
+    if len(time) < columns.shape[1]:
+        columns[:, [0, 2, 3]] = 0.0
+    floor_time, per_flop, per_start, per_byte = record.add(f"convolution.{dtype}", columns, time)
+    fastest = float((flops / time).max())
+    peak = peaks.setdefault(f"flop_rate.{dtype}", rounded(fastest, 6))
+    rate = _inverse(per_flop, 2.0 * fastest)
+    memory = peaks.setdefault("memory_bandwidth", rounded(float((num_bytes / time).max()), 6))
+    return ConvolutionModel(
+        peak_fraction=rounded(rate / peak),
+        depth_offset=rounded(per_start * rate),
+        memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
+        floor_time=rounded(floor_time),
     )
 
 

@@ -49,6 +49,22 @@ def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: M
     return rates.floor_time + np.power(np.power(compute, p) + np.power(memory, p), 1.0 / p)
 
 
+def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, itemsize: Num, machine: Machine) -> Any:
+    """A convolution, or one of its gradients, as a batch (groups) of products [m, k] x [k, n]. [s]
+
+    t = t0 + 2 batch m n (k + k0) / R + V / B
+
+    num_bytes  V  of input, weight and output: k repeats an entry of the input for every window that holds it   [byte]
+    R, B          achieved FLOP rate and memory bandwidth    k0, t0  calibration
+
+    Where convolutions were not measured: a matrix multiply of that size.
+    """
+    rates = machine.convolution
+    if rates is None:
+        return matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
+    return rates.floor_time + batch * m * n * (k + rates.depth_offset) * (2.0 / rates.flop_rate) + num_bytes / rates.bandwidth
+
+
 def _tile_work(batch: Num, m: Num, n: Num, inverse_m: Num, inverse_n: Num, weight: Num, machine: Machine) -> Any:
     """Output elements that each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact)."""
     rates = machine.matmul

@@ -21,6 +21,7 @@ from perfmodel.hardware.calibration import (
     AttentionModel,
     Calibration,
     CollectiveModel,
+    ConvolutionModel,
     KernelClass,
     MatmulModel,
     Provenance,
@@ -101,6 +102,16 @@ class MatmulRates:
     tile_columns: tuple[Array, Array, Array]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionRates:
+    """`ConvolutionModel` in SI units."""
+
+    flop_rate: float
+    depth_offset: float
+    bandwidth: float
+    floor_time: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamingRates:
     """Tables by kernel code. table: floor [s], [s/byte] innermost, [s/element]; caches: for each, (1 / capacity, extra [s/byte] beyond).
@@ -162,6 +173,7 @@ class Machine:
     """What a cost needs to know of the hardware and its software, for one compute dtype. Made by `resolve_machine`.
 
     rests_on: for matmul, streaming, attention, scale_up, scale_out: `spec sheet`, `prior: NAME` or `calibrated: NAME`.
+    convolution: None where a convolution takes as long as a matrix multiply of its size.
     """
 
     cluster: str
@@ -184,6 +196,7 @@ class Machine:
     allocator_factor: float
     contention: Mapping[str, float]
     rests_on: Mapping[str, str]
+    convolution: ConvolutionRates | None = None
 
 
 def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:
@@ -252,6 +265,20 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         allocator_factor=calibration.allocator_factor,
         contention=calibration.contention,
         rests_on=MappingProxyType(rests_on),
+        convolution=_convolution_rates(calibration.convolution.get(dtype), peak, memory_bandwidth, calibration, slowdown("matmul")),
+    )
+
+
+def _convolution_rates(
+    model: ConvolutionModel | None, peak: float, memory_bandwidth: float, calibration: Calibration, factor: float
+) -> ConvolutionRates | None:
+    if model is None:
+        return None
+    return ConvolutionRates(
+        flop_rate=peak * calibration.sustained_clock_fraction * model.peak_fraction / factor,
+        depth_offset=model.depth_offset,
+        bandwidth=memory_bandwidth * model.memory_fraction / factor,
+        floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
     )
 
 

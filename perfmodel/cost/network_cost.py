@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import redistribution_time
 from perfmodel.dtypes import itemsize
@@ -135,7 +135,11 @@ def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSe
     match work:
         case Product():
             batch, m, n, k = (local_extent(extent, parts, like) for extent in (work.batch, work.m, work.n, work.k))
-            time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=item, machine=machine)
+            if work.tensors:
+                num_bytes = item * sum((local_extent(tensor, parts, like) for tensor in work.tensors), np.zeros(len(like)))
+                time = convolution_time(batch=batch, m=m, n=n, k=k, num_bytes=num_bytes, itemsize=item, machine=machine)
+            else:
+                time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=item, machine=machine)
             return np.asarray(work.repeats * (time + machine.launch_time))
         case Stream():
             num_bytes = item * sum((local_extent(access, parts, like) for access in work.accesses), np.zeros(len(like)))
@@ -230,7 +234,8 @@ def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: M
     step_bytes = shard * setting.policy.step_bytes_per_parameter(setting.optimizer) * setting.profile.optimizer_bytes_factor
     # with several microbatches, each adds its gradients to those before: read and written again
     added = (shard if setting.zero >= 2 else w) if setting.num_microbatches > 1 else np.zeros(len(w))
-    optimizer = (times * step_bytes + 2.0 * added * setting.gradient_bytes) / _optimizer_bandwidth(prices.machine)
+    optimizer = times * _optimizer_time(step_bytes, shard, setting, prices.machine)
+    optimizer = optimizer + _optimizer_time(2.0 * added * setting.gradient_bytes, 0.0, setting, prices.machine)
     if setting.zero == 0:
         reductions = times * collective(CollectiveKind.ALL_REDUCE, gradient)
         return ParameterTimes(reductions=reductions, gathers=np.zeros(len(w)), optimizer=optimizer)
@@ -241,11 +246,20 @@ def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: M
     return ParameterTimes(reductions=scatter, gathers=2.0 * gather, optimizer=optimizer)
 
 
-def _optimizer_bandwidth(machine: Machine) -> float:
-    """Bytes a second of a step over many parameters at once (fused, or in groups): without a kernel's floor. [byte/s]"""
+def _optimizer_time(num_bytes: Array, num_elements: Array | float, setting: StepSetting, machine: Machine) -> Array:
+    """Part of a step over many parameters at once (fused, or in groups): without a kernel's floor, beyond all caches. [s]
+
+    An optimizer without state is one pass that adds the scaled gradient; the others are calibrated as they are.
+    """
+    kernel = KernelClass.OPTIMIZER if setting.optimizer.num_states else KernelClass.ADD
     many = 1e10
-    time = streaming_time(num_bytes=many, num_elements=0.0, kernel_class=KernelClass.OPTIMIZER, machine=machine)
-    return many / float(np.asarray(time))
+
+    def rate(**amount: float) -> float:
+        return float(np.asarray(streaming_time(kernel_class=kernel, machine=machine, **amount))) / many
+
+    floor = rate(num_bytes=0.0, num_elements=0.0)
+    per_byte, per_element = rate(num_bytes=many, num_elements=0.0), rate(num_bytes=0.0, num_elements=many) - floor
+    return np.asarray(num_bytes * per_byte + num_elements * per_element)
 
 
 def parameter_unit(

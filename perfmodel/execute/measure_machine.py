@@ -21,6 +21,7 @@ from perfmodel.hardware.samples import (
     AttentionSample,
     CollectiveSample,
     ContentionSample,
+    ConvolutionSample,
     MatmulSample,
     Sample,
     StreamingSample,
@@ -48,8 +49,9 @@ def scope_on_rank(worker: Worker, brief: bool, logit_bytes: float) -> Scope:
 
 def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
     from perfmodel.execute.microbenchmarks import measure_kernels_on_rank
+    from perfmodel.execute.network_microbenchmarks import measure_network_kernels_on_rank
 
-    return measure_kernels_on_rank(worker, scope)
+    return [*measure_kernels_on_rank(worker, scope), *measure_network_kernels_on_rank(worker, scope)]
 
 
 def contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
@@ -173,12 +175,12 @@ def _merged(samples: Sequence[Sample], *, slowest: bool) -> Sample:
         case AttentionSample():
             both = [sample for sample in samples if isinstance(sample, AttentionSample)]
             return replace(first, time=reduce(s.time for s in both), backward_time=reduce(s.backward_time for s in both))
-        case MatmulSample() | StreamingSample() | CollectiveSample():
+        case MatmulSample() | ConvolutionSample() | StreamingSample() | CollectiveSample():
             return replace(first, time=reduce(s.time for s in samples if not isinstance(s, ContentionSample)))
     return first
 
 
-_PART = {MatmulSample: "matmul", StreamingSample: "streaming", AttentionSample: "attention"}
+_PART = {MatmulSample: "matmul", ConvolutionSample: "matmul", StreamingSample: "streaming", AttentionSample: "attention"}
 
 
 def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
@@ -188,7 +190,7 @@ def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
     match sample:
         case AttentionSample():
             return replace(sample, time=sample.time / factor, backward_time=sample.backward_time / factor)
-        case MatmulSample() | StreamingSample():
+        case MatmulSample() | ConvolutionSample() | StreamingSample():
             return replace(sample, time=sample.time / factor)
     return sample
 

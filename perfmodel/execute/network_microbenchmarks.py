@@ -21,10 +21,10 @@ from perfmodel.execute.network_own_rules import lstm_cell, lstm_cell_backward
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import ConvolutionSample, Sample, StreamingSample
 
-#: (samples, channels, filters, side of the image, window, stride); padding is half the window.
+#: (samples, channels, filters, side of the image, window, stride); padding is half the window. One of a single entry is a plain product.
 _CONVOLUTIONS = (
     (4, 3, 64, 112, 7, 2), (4, 64, 64, 56, 3, 1), (8, 128, 128, 28, 3, 1), (8, 128, 256, 28, 3, 2), (8, 512, 512, 7, 3, 1),
-    (8, 64, 192, 28, 1, 1), (8, 512, 128, 14, 1, 1), (4, 48, 96, 35, 5, 1), (2, 192, 160, 17, 7, 1), (2, 32, 32, 28, 3, 1),
+    (8, 256, 192, 14, 3, 1), (4, 48, 96, 35, 5, 1), (2, 192, 160, 17, 7, 1), (2, 32, 32, 28, 3, 1),
 )  # fmt: skip
 #: (samples, channels, side of the image, window, stride)
 _POOLINGS = ((2, 64, 56, 2, 2), (8, 64, 56, 3, 2), (4, 192, 28, 3, 1), (8, 128, 14, 2, 2), (8, 96, 80, 3, 2))
@@ -123,10 +123,8 @@ def cell_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[
         return lambda: lstm_cell(first + second, cell)
 
     def backward() -> Callable[[], object]:
-        gates, before, cell = lstm_cell(torch.randn(batch, 4, width, **options), torch.randn(batch, width, **options)), None, None
-        values, cell, _ = gates
-        before = torch.randn(batch, width, **options)
-        above, for_hidden, for_cell = (torch.randn(batch, width, **options) for _ in range(3))
+        before, above, for_hidden, for_cell = (torch.randn(batch, width, **options) for _ in range(4))
+        values, cell, _ = lstm_cell(torch.randn(batch, 4, width, **options), before)
         into = torch.empty(batch, 4, width, **options)
         return lambda: lstm_cell_backward(into, above + for_hidden, for_cell, values, cell, before)
 

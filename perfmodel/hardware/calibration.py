@@ -33,6 +33,9 @@ class KernelClass(StrEnum):
     SILU = "silu"
     RMSNORM = "rmsnorm"
     ROTARY = "rotary"
+    MAX_POOLING = "max_pooling"
+    AVERAGE_POOLING = "average_pooling"
+    LSTM_CELL = "lstm_cell"
 
 
 COLLECTIVE_CODE: Mapping[CollectiveKind, int] = MappingProxyType({kind: code for code, kind in enumerate(CollectiveKind)})
@@ -92,6 +95,27 @@ class MatmulModel:
         _require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
         _require(min(self.depth_offset, self.floor_time, self.small_tile_penalty) >= 0, "matmul", self.floor_time, "must not be negative")
         _require(bool(self.tiles) and all(min(t[0], t[1]) > 0 for t in self.tiles), "tiles", self.tiles, "must be positive sizes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionModel:
+    """Parameters of `convolution_time`, for one dtype, where a library computes convolutions at a rate of their own (CPUs).
+
+    peak_fraction    e   of the dense peak of matrix multiplies; may exceed 1
+    depth_offset     k0  contraction length that costs as much as starting an output element
+    memory_fraction  b   of the memory bandwidth, for input, weight and output
+    floor_time       t0  [s] one launch, nothing hidden
+    """
+
+    peak_fraction: float
+    depth_offset: float = 0.0
+    memory_fraction: float = 1.0
+    floor_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.peak_fraction > 0, "peak_fraction", self.peak_fraction, "must be positive")
+        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require(min(self.depth_offset, self.floor_time) >= 0, "convolution", self.floor_time, "must not be negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +237,7 @@ class Calibration:
     software            libraries and their versions
     matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
                         that differs by dtype has a second entry, such as `flash.bf16`
+    convolution         parameters by dtype; where there are none a convolution takes as long as a matrix multiply of its size
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
@@ -238,6 +263,7 @@ class Calibration:
     relatives: tuple[str, ...] = ()
     borrowed: tuple[str, ...] = ()
     matmul: Mapping[Dtype, MatmulModel] = field(default_factory=dict)
+    convolution: Mapping[Dtype, ConvolutionModel] = field(default_factory=dict)
     streaming: Mapping[KernelClass, StreamingModel] = field(default_factory=dict)
     attention: Mapping[str, AttentionModel] = field(default_factory=dict)
     collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
@@ -254,7 +280,7 @@ class Calibration:
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("matmul", "streaming", "attention", "peaks", "host_times", "contention", "points", "errors"):
+        for name in ("matmul", "convolution", "streaming", "attention", "peaks", "host_times", "contention", "points", "errors"):
             object.__setattr__(self, name, _frozen(getattr(self, name)))
         tiers = {tier: _frozen(models) for tier, models in self.collectives.items()}
         object.__setattr__(self, "collectives", MappingProxyType(tiers))

@@ -20,6 +20,19 @@ class MatmulSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionSample:
+    """A convolution or one of its gradients, as a batch (groups) of products [m, k] x [k, n]; num_bytes of its three tensors [byte]."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    num_bytes: float
+    dtype: Dtype
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingSample:
     """A kernel over memory, forward or backward; num_bytes read and written [byte], num_elements of its output, time [s]."""
 
@@ -73,4 +86,4 @@ class ContentionSample:
     factor: float
 
 
-Sample = MatmulSample | StreamingSample | AttentionSample | CollectiveSample | HostSample | ContentionSample
+Sample = MatmulSample | ConvolutionSample | StreamingSample | AttentionSample | CollectiveSample | HostSample | ContentionSample

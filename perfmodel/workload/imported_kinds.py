@@ -135,7 +135,8 @@ def without_dims(operator: NetworkOperator, gone: set[str]) -> NetworkOperator:
     def work(each: Work) -> Work:
         match each:
             case Product():
-                return replace(each, batch=rest(each.batch), m=rest(each.m), n=rest(each.n), k=rest(each.k))
+                tensors = tuple(map(rest, each.tensors))
+                return replace(each, batch=rest(each.batch), m=rest(each.m), n=rest(each.n), k=rest(each.k), tensors=tensors)
             case Stream():
                 return replace(each, elements=rest(each.elements), accesses=tuple(map(rest, each.accesses)))
             case FusedAttention():

@@ -36,13 +36,17 @@ class Pass(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps)."""
+    """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps).
+
+    tensors   of a convolution: input, weight and output as they lie in memory (m x k holds an entry of the input once for every window)
+    """
 
     batch: Extent = ()
     m: Extent = ()
     n: Extent = ()
     k: Extent = ()
     repeats: int = 1
+    tensors: tuple[Extent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +174,7 @@ class NetworkOperator:
         for work in (*self.forward, *self.backward):
             match work:
                 case Product():
-                    found += [work.batch, work.m, work.n, work.k]
+                    found += [work.batch, work.m, work.n, work.k, *work.tensors]
                 case Stream():
                     found += [work.elements, *work.accesses]
                 case FusedAttention():

@@ -6,7 +6,7 @@ import pytest
 from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import SCALE_UP, KernelClass
@@ -15,6 +15,7 @@ from perfmodel.hardware.samples import (
     AttentionSample,
     CollectiveSample,
     ContentionSample,
+    ConvolutionSample,
     HostSample,
     MatmulSample,
     StreamingSample,
@@ -35,6 +36,35 @@ def matmul_samples(wobble):
     return [
         MatmulSample(m=m, n=n, k=k, batch=1, dtype=Dtype.FP32, time=wobble(0.9e-6 + 2 * m * n * (k + 20) / 212e9)) for m, n, k in shapes
     ]
+
+
+def convolution_samples(wobble):
+    """Twice as fast as products; 6 GB/s on the three tensors."""
+    shapes = [(m, n, k, 4.0 * (m * 8 + n * k + m * n)) for m in (392, 1568, 6272, 12544) for n, k in ((64, 576), (192, 1200), (512, 2304))]
+    return [
+        ConvolutionSample(
+            m=m, n=n, k=k, batch=1, num_bytes=moved, dtype=Dtype.FP32, time=wobble(2e-6 + 2 * m * n * k / 420e9 + moved / 6e9)
+        )
+        for m, n, k, moved in shapes
+    ]
+
+
+def test_convolutions_have_a_rate_of_their_own():
+    samples = [*matmul_samples(noise(1)), *streaming_samples(noise(2)), *convolution_samples(noise(3))]
+    calibration = fit_machine(samples, name="cpu", chip="test-chip", software="test")
+    machine = make_machine(calibration=calibration, dtype=Dtype.FP32)
+    shape = {"batch": 1.0, "m": 3136.0, "n": 128.0, "k": 1152.0, "itemsize": 4.0}
+    expected = 2e-6 + 2 * 3136 * 128 * 1152 / 420e9 + 4e6 / 6e9
+    assert convolution_time(**shape, num_bytes=4e6, machine=machine) == pytest.approx(expected, rel=0.1)
+    assert matmul_time(**shape, machine=machine) > 1.5 * expected
+
+
+def test_without_samples_a_convolution_is_a_matrix_multiply():
+    calibration = fit_machine([*matmul_samples(noise(1)), *streaming_samples(noise(2))], name="cpu", chip="test-chip", software="test")
+    assert not calibration.convolution
+    machine = make_machine(calibration=calibration, dtype=Dtype.FP32)
+    shape = {"batch": 1.0, "m": 3136.0, "n": 128.0, "k": 1152.0, "itemsize": 4.0}
+    assert convolution_time(**shape, num_bytes=4e6, machine=machine) == matmul_time(**shape, machine=machine)
 
 
 def true_stream(num_bytes):

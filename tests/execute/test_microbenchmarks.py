@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,27 @@ from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.execute.measure_machine import alone, check_ranks, combine, match_gpu, measure_machine
-from perfmodel.execute.microbenchmarks import Scope, all_kernels, attention_calls, group_sizes, in_turn, make_scope
+from perfmodel.execute.microbenchmarks import Kernel, Scope, all_kernels, attention_calls, group_sizes, in_turn, make_scope
+from perfmodel.execute.network_microbenchmarks import cell_kernels, convolution_kernels, pooling_kernels
 from perfmodel.hardware.calibration import SPEC_SHEET, KernelClass
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import list_chips, load_calibration
-from perfmodel.hardware.samples import AttentionSample, CollectiveSample, ContentionSample, MatmulSample, StreamingSample
+from perfmodel.hardware.samples import (
+    AttentionSample,
+    CollectiveSample,
+    ContentionSample,
+    ConvolutionSample,
+    MatmulSample,
+    StreamingSample,
+)
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.kinds.convolution import convolution
+from perfmodel.workload.kinds.lstm import lstm
+from perfmodel.workload.kinds.pooling import pooling
+from perfmodel.workload.network import Extent, NetworkOperator, Product, Stream
 from tests.execute.jobs import tiny
 
 TINY = Scope(
@@ -38,6 +51,8 @@ TINY = Scope(
     half_dtype=Dtype.BF16,
 )
 
+OF_NETWORKS = {KernelClass.MAX_POOLING, KernelClass.AVERAGE_POOLING, KernelClass.LSTM_CELL}
+
 
 def test_every_kernel_runs_and_makes_a_sample():
     samples = []
@@ -50,9 +65,60 @@ def test_every_kernel_runs_and_makes_a_sample():
         batch=1, heads=4, kv_heads=2, query_length=16, key_length=16, head_dim=8, causal_fraction=0.5, dtype=Dtype.FP32, time=1.0,
         backward_time=2.0,
     )  # fmt: skip
-    assert {s.kernel_class for s in samples if isinstance(s, StreamingSample)} == set(KernelClass)
+    assert {s.kernel_class for s in samples if isinstance(s, StreamingSample)} == set(KernelClass) - OF_NETWORKS
     shapes = [(s.m, s.n, s.k) for s in samples if isinstance(s, MatmulSample) and s.dtype is Dtype.FP32 and s.batch == 1]
     assert shapes == [(16, 32, 8), (16, 8, 32), (32, 8, 16)]
+
+
+def total(extent: Extent) -> int:
+    return prod(size for size, _ in extent)
+
+
+def test_convolutions_count_what_the_operator_counts():
+    """Forward, gradient of the weight, gradient of the input: m, n, k and bytes of the kind's own products."""
+    operator = convolution(
+        "conv", "x", "w", "y", batch=2, channels=4, filters=6, height=9, width=9, window=(3, 3), stride=(2, 2), padding=(1, 1)
+    )
+    expected = []
+    for work in (*operator.forward, *operator.backward):
+        assert isinstance(work, Product)
+        expected.append((total(work.m), total(work.n), total(work.k), 4.0 * sum(map(total, work.tensors))))
+    samples = []
+    for kernel in convolution_kernels((2, 4, 6, 9, 3, 2), Dtype.FP32, "cpu"):
+        kernel.call()
+        samples.append(kernel.sample(1.0))
+    assert [(s.m, s.n, s.k, s.num_bytes) for s in samples if isinstance(s, ConvolutionSample)] == expected
+    assert len(list(convolution_kernels((2, 3, 6, 9, 3, 2), Dtype.FP32, "cpu"))) == 2  # an image is data: it gets no gradient
+
+
+@pytest.mark.parametrize("mode", ["max", "average"])
+def test_pooling_counts_what_the_operator_counts(mode):
+    operator = pooling("pool", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2), mode=mode)
+    check_streams(operator, [*pooling_kernels((2, 4, 9, 3, 2), Dtype.FP32, "cpu")])
+
+
+def test_an_lstm_cell_counts_what_the_operator_counts():
+    check_streams(lstm("lstm", "gates", "w", "h", batch=3, seq_len=5, hidden=8), [*cell_kernels((3, 8), Dtype.FP32, "cpu")])
+
+
+def check_streams(operator: NetworkOperator, kernels: list[Kernel]) -> None:
+    """The kind's passes over memory, of one time step, are among the samples."""
+    samples = []
+    for kernel in kernels:
+        kernel.call()
+        samples.append(kernel.sample(1.0))
+    for works, is_backward in ((operator.forward, False), (operator.backward, True)):
+        (work,) = [work for work in works if isinstance(work, Stream)]
+        assert (
+            StreamingSample(
+                kernel_class=KernelClass(work.kernel),
+                num_bytes=4.0 * sum(map(total, work.accesses)),
+                num_elements=float(total(work.elements)),
+                time=1.0,
+                is_backward=is_backward,
+            )
+            in samples
+        )
 
 
 def test_bytes_and_elements_are_those_of_the_cost_model():

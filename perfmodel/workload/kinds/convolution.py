@@ -55,11 +55,14 @@ def convolution(
         n = ((filters // groups, ""),)
         k = ((channels // groups, ""), *taps)
     m: Extent = ((batch, "b"), (rows, "h"), (columns, "w"))
-    backward = [Product(batch=by_group, m=n, n=k, k=m)]
-    if first_has_gradient:
-        backward.append(Product(batch=by_group, m=m, n=k, k=n))
-    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
     owned: Extent = ((batch, "b"), (channels, reads))
+    read: Extent = (*owned, (height, "h"), (width, "w"))
+    # a window of one entry is a plain product
+    tensors = (read, (*by_group, *n, *k), (*by_group, *m, *n)) if window != (1, 1) else ()
+    backward = [Product(batch=by_group, m=n, n=k, k=m, tensors=tensors)]
+    if first_has_gradient:
+        backward.append(Product(batch=by_group, m=m, n=k, k=n, tensors=tensors))
+    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
     traffic: list[OwnTraffic] = []
     if "h" not in whole:
         traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0], dilation[0]), (*owned, (width, "w")))
@@ -76,12 +79,12 @@ def convolution(
             Operand(tensor=weight, dims=("n", "c", "", "") if groups == 1 else ("g", "", "", "")),
         ),
         output=Operand(tensor=output, dims=("b", writes, "h", "w")),
-        forward=(Product(batch=by_group, m=m, n=n, k=k),),
+        forward=(Product(batch=by_group, m=m, n=n, k=k, tensors=tensors),),
         backward=tuple(backward),
         traffic=tuple(traffic),
         sums=("c",) if groups == 1 else (),
         whole=tuple(whole),
-        saved=((*owned, (height, "h"), (width, "w")),),
+        saved=(read,),
         kept=(x,),
         settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
         layer=layer,

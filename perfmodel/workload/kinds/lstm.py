@@ -32,11 +32,11 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
         forward=(
             Product(m=b, n=(*four, *e), k=gathered, repeats=seq_len),
             # reads both parts of the gates and the cell, writes the gates, the cell and h
-            Stream(kernel="default", elements=step_gates, accesses=(step_gates,) * 3 + (step,) * 3, repeats=seq_len),
+            Stream(kernel="lstm_cell", elements=step_gates, accesses=(step_gates,) * 3 + (step,) * 3, repeats=seq_len),
         ),
         backward=(
             # reads the gates, two cells, two gradients; writes the gradients of the gates and of the cell
-            Stream(kernel="default", elements=step_gates, accesses=(step_gates,) * 2 + (step,) * 5, repeats=seq_len),
+            Stream(kernel="lstm_cell", elements=step_gates, accesses=(step_gates,) * 2 + (step,) * 5, repeats=seq_len),
             Product(m=b, n=gathered, k=(*four, *e), repeats=seq_len),
             Product(m=(*four, *e), n=gathered, k=(*b, *s)),
         ),

@@ -43,6 +43,9 @@ def pooling(
     read: Extent = (*maps, (height, "h"), (width, "w"))
     written: Extent = (*maps, (rows, "h"), (columns, "w"))
     kept: tuple[Extent, ...] = ((*_INDEX, *written),) if mode == "max" else ()
+    kernel = "max_pooling" if mode == "max" else "average_pooling"
+    # every entry of the output compares or adds a whole window
+    taps: Extent = ((window[0], ""), (window[1], ""), *written)
     traffic: list[OwnTraffic] = []
     if "h" not in whole:
         traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0]), (*maps, (width, "w")))
@@ -54,8 +57,8 @@ def pooling(
         dims={"b": batch, "h": rows, "w": columns, "c": channels},
         inputs=(Operand(tensor=x, dims=("b", "c", "h", "w")),),
         output=Operand(tensor=output, dims=("b", "c", "h", "w")),
-        forward=(Stream(kernel="default", elements=written, accesses=(read, written, *kept)),),
-        backward=(Stream(kernel="default", elements=read, accesses=(written, *kept, read)),),
+        forward=(Stream(kernel=kernel, elements=taps, accesses=(read, written, *kept)),),
+        backward=(Stream(kernel=kernel, elements=taps, accesses=(written, *kept, read)),),
         traffic=tuple(traffic),
         whole=tuple(whole),
         saved=(read, *kept),
