@@ -154,6 +154,7 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
         "gap": search.gap,
         "price": search.price,
         "has_equal_layers": search.has_equal_layers,
+        "most_dims": search.most_dims,
         "num_configurations": search.num_configurations,
         "table_time": search.table_time,
         "search_time": search.search_time,
@@ -170,6 +171,8 @@ def _show(result: ShardResult, cluster: str) -> None:
     counts = search.num_configurations
     proof = "each search proved" if search.is_proved else f"each search within {search.gap:.2%} of its best"
     alike = "; equal layers choose alike" if search.has_equal_layers else ""
+    if search.most_dims:
+        alike += f"; within a node an operator cuts at most {search.most_dims} dims"
     facts = [
         (
             "network",

@@ -45,6 +45,8 @@ MOST_AXES = 6
 #: took there at most this many times the best one's time.
 _FINE, _CLOSE = 2, 1.03
 _COARSE_DIMS = 2
+#: Mixtures of parameter collectives (`cost/network_overlap.py`) that are searched.
+_SHARES = (0.0, 0.5, 1.0)
 #: Exposed parameter collectives below this share of a step are left as they are.
 _HARDLY = 0.01
 #: A stage under its memory limit may be off by this share of its time, and take so long [s]: on the coarse space, on the whole one.
@@ -237,20 +239,20 @@ class _Pipeline:
         if len(self.blocks) < self.candidate.num_stages:
             rule = f"the network has {len(self.blocks)} places to cut"
             raise bad_field("stages", self.candidate.num_stages, rule, "use fewer stages")
-        least = self._solved(self.planner.shares()[0])
+        least = self._solved(0.0)
         return least.lower_bound * (1.0 + (self.candidate.num_microbatches - 1.0) / self.candidate.num_stages)
 
     def _solved(self, share: float) -> Solution:
-        """All operators searched with this share of parameter collectives taken to show, memory aside."""
+        """All operators searched with this mixture, memory aside."""
         if share not in self.solutions:
-            costs = self.tables.costs(reduction_share=share, gather_share=share)
+            costs = self.tables.costs(share, self.planner.setting)
             self.solutions[share] = eliminate(*self.fold.problem(costs, self.tables.edges))
         return self.solutions[share]
 
     def run(self) -> PipelinePrediction:
-        """The best of what the search finds with several shares of parameter collectives taken to show."""
+        """The best of what the search finds with several mixtures of what shows of parameter collectives."""
         bound = self.bound()
-        least, *more = self.planner.shares()
+        least, *more = _SHARES
         best = self._run(least, bound)
         for share in more:
             # where next to nothing shows, more of it cannot be hidden by another plan
@@ -260,7 +262,7 @@ class _Pipeline:
         return best
 
     def _run(self, share: float, bound: float) -> PipelinePrediction:
-        self.costs = self.tables.costs(reduction_share=share, gather_share=share)
+        self.costs = self.tables.costs(share, self.planner.setting)
         stages = self.candidate.num_stages
         solution = self._solved(share)
         choice = list(self.fold.unfold(solution.choice))

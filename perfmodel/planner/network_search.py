@@ -1,12 +1,13 @@
 """The best sharding of every operator of any network on a cluster: space, tables and search kernel in one line.
 
-What shows of gradient reductions is a maximum over the whole step (they hide under backward while there is any), which no sum over
-operators is. So the search runs with several shares of them taken to show, each result is predicted whole, and the best prediction wins;
-`lower_bound` comes from the least share that can show.
+What shows of parameter collectives is a maximum over the whole step (they hide under compute while there is any), which no sum over
+operators is. It is at least every mixture of its two sides (`cost/network_overlap.py`), so the best plan of a mixture bounds the step of
+all plans; the mixture is moved to where the bound is largest, and every plan found on the way is predicted whole. The best wins.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.network_plan import MeshAxis, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers, unfolded
 from perfmodel.planner.network_space import Configurations, NetworkSpace, network_space
-from perfmodel.planner.network_tables import NetworkTables, network_tables
+from perfmodel.planner.network_tables import NetworkTables, network_tables, table_entries
 from perfmodel.search import eliminate, eliminate_within
 from perfmodel.units import format_bytes
 from perfmodel.workload.network import FusedAttention, Network, NetworkOperator, Product
@@ -32,9 +33,12 @@ Array = NDArray[np.float64]
 #: Which configurations an operator may have: a mask of its rows; all where it is empty.
 Filter = Callable[[NetworkOperator, Configurations], NDArray[np.bool_]]
 
-_SHARES = (0.5, 1.0)
+#: Mixtures that are searched at most; a bound within this share of the best plan ends it.
+_MOST_MIXTURES, _CLOSE = 5, 1e-3
 #: Networks of more operators than this have equal layers that choose alike, unless a caller says otherwise.
 FOLD_BEYOND = 400
+#: Tables of a search take no more than this. [byte]
+_MOST_TABLES = 8e8
 #: A plan under a memory limit may be off by this share of its time.
 _GAP = 1e-4
 _ROUNDING = 1e-9
@@ -49,6 +53,7 @@ class NetworkSearch:
     is_proved            each search ended with a proof; gap: the largest share by which one may be off
     price                seconds of a step that one more byte of memory would save, at the limit; 0 where memory does not bind  [s/byte]
     has_equal_layers     equal layers were made to choose alike
+    most_dims            of an operator that are cut within the innermost tier; 0: any number
     """
 
     best: NetworkPrediction
@@ -57,6 +62,7 @@ class NetworkSearch:
     gap: float
     price: float
     has_equal_layers: bool
+    most_dims: int
     num_configurations: tuple[int, ...]
     table_time: float
     search_time: float
@@ -103,19 +109,27 @@ class NetworkPlanner:
         barred = self._barred(allowed)
         is_folded = len(self.network.operators) > FOLD_BEYOND if has_equal_layers is None else has_equal_layers
         fold = fold_layers(self.space) if is_folded else unfolded(len(barred))
+        times, profile = self.setting.num_microbatches, self.setting.profile
         results: list[tuple[NetworkPrediction, _Found]] = []
-        for share in self.shares():
+        lines: dict[tuple[int, ...], tuple[float, float]] = {}
+        share, bound, tried = 0.0, 0.0, set[float]()
+        while len(results) < _MOST_MIXTURES and share not in tried:
+            tried.add(share)
             costs = [
                 cost if bar is None else np.where(bar, np.inf, cost)
-                for cost, bar in zip(self.tables.costs(reduction_share=share, gather_share=share), barred, strict=True)
+                for cost, bar in zip(self.tables.costs(share, self.setting), barred, strict=True)
             ]
             found = self._solve(fold, costs, memory_limit=memory_limit, time_limit=time_limit)
             plan = self.space.plan(found.choice, cluster=self.cluster)
             results.append((predict_network(self.network, plan, self.setting, self.machine), found))
-        times, profile = self.setting.num_microbatches, self.setting.profile
+            bound = max(bound, found.lower_bound * times + profile.step_time_constant)
+            least = min(result[0].step_time for result in results)
+            if least - bound <= _CLOSE * least:
+                break
+            lines[found.choice] = (self._cost(found.choice, 0.0), self._cost(found.choice, 1.0))
+            share = _highest(list(lines.values())) if tried >= {0.0, 1.0} else 1.0 if tried == {0.0} else 0.0
         fitting = [result for result in results if result[0].memory["total"] <= memory_limit * (1.0 + _ROUNDING)]
         best, _ = min(fitting or results, key=lambda result: result[0].step_time)
-        bound = results[0][1].lower_bound * times + profile.step_time_constant
         return NetworkSearch(
             best=best,
             lower_bound=min(bound, best.step_time),
@@ -123,6 +137,7 @@ class NetworkPlanner:
             gap=max(0.0, *(1.0 - found.lower_bound / found.cost for _, found in results)),
             price=max(found.price for _, found in results) * times,
             has_equal_layers=is_folded,
+            most_dims=self.space.most_dims,
             num_configurations=self.space.num_configurations,
             table_time=self.table_time,
             search_time=time.perf_counter() - start,
@@ -167,13 +182,10 @@ class NetworkPlanner:
         forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
         return eliminate(lean, [*copies, *forbidden]).cost
 
-    def shares(self) -> tuple[float, ...]:
-        """Least share of parameter collectives that can show, then more of it; all of them where nothing hides."""
-        profile = self.setting.profile
-        if not profile.overlaps_gradients:
-            return (1.0,)
-        least = profile.exposed_gradient_fraction + (1.0 - profile.exposed_gradient_fraction) * profile.compute_slowdown_under_communication
-        return (least, *(share for share in _SHARES if share > least))
+    def _cost(self, choice: Sequence[int], share: float) -> float:
+        """Of a choice, the additive cost of a mixture. [s]"""
+        own = sum(float(cost[index]) for cost, index in zip(self.tables.costs(share, self.setting), choice, strict=True))
+        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges)
 
     def _barred(self, allowed: Filter | None) -> list[NDArray[np.bool_] | None]:
         vertices = len(self.tables.vertices)
@@ -188,6 +200,16 @@ class NetworkPlanner:
         return [*barred, *([None] * (vertices - len(barred)))]
 
 
+def _highest(lines: Sequence[tuple[float, float]]) -> float:
+    """The share at which the least of the lines (value at 0, value at 1) is highest: rounded, so that it comes to rest."""
+    shares = [0.0, 1.0]
+    for (a, b), (c, d) in itertools.combinations(lines, 2):
+        slope = (b - a) - (d - c)
+        if slope != 0.0 and 0.0 < (c - a) / slope < 1.0:
+            shares.append(round((c - a) / slope, 3))
+    return max(shares, key=lambda share: min(a + share * (b - a) for a, b in lines))
+
+
 def network_planner(
     network: Network,
     *,
@@ -198,10 +220,18 @@ def network_planner(
     axes: tuple[MeshAxis, ...] = (),
     most_dims: int = 0,
 ) -> NetworkPlanner:
-    """Space and tables of a network on so many chips of a cluster."""
+    """Space and tables of a network on so many chips of a cluster.
+
+    most_dims   see `network_space`; lowered where the tables would take more than .8 GB, which `NetworkSearch.most_dims` then says
+    """
     start = time.perf_counter()
     mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
     space = network_space(network, mesh, most_dims=most_dims)
+    for coarser in (3, 2, 1):
+        if 8.0 * table_entries(space) <= _MOST_TABLES:
+            break
+        if not most_dims or coarser < most_dims:
+            space = network_space(network, mesh, most_dims=coarser)
     _check_divides(network, space, num_chips)
     tables = network_tables(space, setting, MeshPrices(axes=mesh, machine=machine))
     return NetworkPlanner(

@@ -39,6 +39,7 @@ class Configurations:
 class NetworkSpace:
     """Operators first, tensors with several readers after them. Equal operators share one `Configurations`.
 
+    most_dims   that an operator may cut within the innermost tier (0: any)
     held[i]  names the tensor of vertex len(operators) + i; its configurations have a dim for each position, and "partial" last.
     """
 
@@ -47,6 +48,7 @@ class NetworkSpace:
     operators: tuple[Configurations, ...]
     held: tuple[str, ...]
     layouts: tuple[Configurations, ...]
+    most_dims: int = 0
 
     @property
     def num_configurations(self) -> tuple[int, ...]:
@@ -142,7 +144,9 @@ def network_space(network: Network, axes: tuple[MeshAxis, ...], *, most_dims: in
             continue
         held.append(tensor)
         layouts.append(_layouts(network, tensor, producers[tensor], reading, classes, axes, groups, most_dims, known))
-    return NetworkSpace(network=network, axes=axes, operators=tuple(operators), held=tuple(held), layouts=tuple(layouts))
+    return NetworkSpace(
+        network=network, axes=axes, operators=tuple(operators), held=tuple(held), layouts=tuple(layouts), most_dims=most_dims
+    )
 
 
 def _groups(axes: tuple[MeshAxis, ...]) -> list[list[int]]:

@@ -29,6 +29,7 @@ from perfmodel.cost.network_cost import (
     saves_output,
     work_time,
 )
+from perfmodel.cost.network_overlap import mixed_exposure
 from perfmodel.planner.network_space import Configurations, NetworkSpace
 from perfmodel.workload.network import Network, NetworkOperator, Operand, Pass, TensorRole
 
@@ -52,10 +53,17 @@ class VertexColumns:
     state_bytes: Array
     saved_bytes: Array
 
-    def cost(self, *, reduction_share: float, gather_share: float) -> Array:
-        """What the operator adds to the step where these shares of parameter collectives show. [s]"""
-        shown = reduction_share * self.reductions + gather_share * self.gathers
-        return self.forward + self.backward + self.own + self.optimizer + shown
+    def cost(self, share: float, setting: StepSetting) -> Array:
+        """What the operator adds to the step, parameter collectives as `cost.network_overlap` mixes them. [s]"""
+        shown = mixed_exposure(
+            reductions=self.reductions,
+            gathers=self.gathers,
+            forward=self.forward,
+            backward=self.backward,
+            share=share,
+            setting=setting,
+        )
+        return np.asarray(self.forward + self.backward + self.own + self.optimizer + shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,11 +83,12 @@ class NetworkTables:
     edges: tuple[tuple[int, int, Array], ...]
     edge_bytes: tuple[tuple[int, int, Array], ...]
 
-    def costs(self, *, reduction_share: float, gather_share: float) -> list[Array]:
+    def costs(self, share: float, setting: StepSetting) -> list[Array]:
+        """A vector for each vertex; of every plan their sum, with the edges, is at most what a microbatch takes. [s]"""
         known: dict[int, Array] = {}
         for vertex in self.vertices:
             if id(vertex) not in known:
-                known[id(vertex)] = vertex.cost(reduction_share=reduction_share, gather_share=gather_share)
+                known[id(vertex)] = vertex.cost(share, setting)
         return [known[id(vertex)] for vertex in self.vertices]
 
     def held_bytes(self, *, in_flight: float = 1.0) -> list[Array]:
@@ -94,6 +103,27 @@ class NetworkTables:
 def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> NetworkTables:
     """Every cost that a search needs."""
     return _Tables(space, setting, prices).build()
+
+
+def table_entries(space: NetworkSpace) -> float:
+    """Entries of all different edge tables, about: known before any is made."""
+    network = space.network
+    producers, held = network.producers(), set(space.held)
+    layouts = dict(zip(space.held, space.layouts, strict=True))
+    sizes: dict[object, float] = {}
+    for tensor, reading in network.readers().items():
+        if tensor not in producers:
+            continue
+        rows, output = space.operators[producers[tensor]], network.operators[producers[tensor]].output
+        ends = [(space.operators[index], network.operators[index].inputs[position].dims) for index, position in reading]
+        shape = network.tensors[tensor].shape
+        if tensor in held:
+            own = layouts[tensor]
+            sizes[id(rows), output.dims, id(own), shape] = float(len(rows) * len(own))
+            sizes |= {(id(own), id(to), dims, shape): float(len(own) * len(to)) for to, dims in ends}
+        else:
+            sizes |= {(id(rows), output.dims, id(to), dims, shape): float(len(rows) * len(to)) for to, dims in ends}
+    return sum(sizes.values())
 
 
 class _Tables:
@@ -421,5 +451,6 @@ __all__ = [
     "left_view",
     "network_tables",
     "reader_view",
+    "table_entries",
     "redistribution_times",
 ]

@@ -1,5 +1,6 @@
 """`perfmodel shard | networks`, and `run` of what `shard` saves."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -156,10 +157,12 @@ def test_networks_are_listed_with_their_sizes(call, call_json):
     assert "llama-3-70b" in call_json("networks")["models"]
 
 
-def test_a_saved_plan_runs_here_beside_common_strategies(call_json, tmp_path):
+def test_a_saved_plan_runs_here_beside_common_strategies(call, call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     call_json("shard", "alexnet", "--cluster", "localhost", "--chips", "2", *SMALL, "--save", str(path))
-    found = call_json("run", str(path), "--strategies", "--steps", "2", "--warmup", "1")
+    code, out, _ = call("run", str(path), "--strategies", "--steps", "2", "--warmup", "1", "--json")
+    assert code == 0
+    found = json.loads(out)
     assert [plan["name"] for plan in found["plans"]] == ["this plan", "data parallel", "one weird trick"]
     for plan in found["plans"]:
         assert plan["step_time"] > 0

@@ -79,7 +79,7 @@ def test_the_space_has_every_way_to_count_axes_onto_dims():
 def test_the_search_finds_the_least_of_all_plans(zero):
     found = planner(perceptron(), 4, zero=zero)
     tables = found.tables
-    costs = tables.costs(reduction_share=1.0, gather_share=1.0)
+    costs = tables.costs(1.0, found.setting)
     # operators and the held tensor one by one: a brute force over every choice
     from perfmodel.search import eliminate
 
@@ -164,12 +164,12 @@ def test_folded_layers_cost_what_the_repeated_plan_costs():
     tables = found.tables
     fold = fold_layers(found.space)
     assert len(fold.first) < len(fold.of)
-    costs, edges = fold.problem(tables.costs(reduction_share=0.5, gather_share=0.5), tables.edges)
+    costs, edges = fold.problem(tables.costs(0.5, found.setting), tables.edges)
     rng = np.random.default_rng(0)
     for _ in range(20):
         folded = [int(rng.integers(len(cost))) for cost in costs]
         choice = fold.unfold(folded)
-        whole = sum(c[i] for c, i in zip(tables.costs(reduction_share=0.5, gather_share=0.5), choice, strict=True))
+        whole = sum(c[i] for c, i in zip(tables.costs(0.5, found.setting), choice, strict=True))
         whole += sum(matrix[choice[u], choice[v]] for u, v, matrix in tables.edges)
         short = sum(c[i] for c, i in zip(costs, folded, strict=True)) + sum(m[folded[u], folded[v]] for u, v, m in edges)
         assert (math.isinf(short) and math.isinf(whole)) or short == pytest.approx(whole, rel=1e-9)
