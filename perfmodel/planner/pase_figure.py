@@ -70,9 +70,10 @@ class FittedConstants:
     infiniband_bandwidth: float
 
 
-#: Fitted to figure 6's 80 points (mean error of the logarithm, right signs; rounded). Fitted to three networks and tested on the fourth,
-#: in turn: median error 8 % (expert) and 16 % (PaSE), 23 of 26 signs. 13 us is an operator's way through TensorFlow's
-#: executor; 2.2 ms a message through its remote procedure calls; 4 GB/s what 40 or 56 Gbit/s leave; 2 GB/s an eighth of PCIe 3.0 x16.
+#: Fitted to figure 6's 80 points (mean error of the logarithm, right signs), then rounded. Fitted to three networks with their
+#: placements held and tested on the fourth, in turn: median errors 8 % (expert) and 18 % (PaSE), 25 of 26 signs. 13 us is an
+#: operator's way through TensorFlow's executor, 2.2 ms a message through its remote calls behind those of the node's other GPUs; 4
+#: GB/s are what 40 or 56 Gbit/s leave, 2 GB/s an eighth of PCIe 3.0 x16.
 FITTED = FittedConstants(operator_time=13e-6, message_time=2.2e-3, staged_bandwidth=2e9, infiniband_bandwidth=4e9)
 
 
