@@ -219,9 +219,15 @@ def _strategies(planner: NetworkPlanner, network: Network) -> dict[str, NetworkP
     """Data parallelism and, where there are convolutions, one weird trick; predicted whether they fit or not."""
     from perfmodel.planner.network_strategies import data_parallel, one_weird_trick
 
-    found = {"data parallel": planner.search(data_parallel(network)).best}
+    wanted = {"data parallel": data_parallel(network)}
     if any(operator.kind == "convolution" for operator in network.operators):
-        found["one weird trick"] = planner.search(one_weird_trick(network)).best
+        wanted["one weird trick"] = one_weird_trick(network)
+    found = {}
+    for name, allowed in wanted.items():
+        try:
+            found[name] = planner.search(allowed).best
+        except InputError:
+            continue  # the chips do not divide what it cuts
     return found
 
 
