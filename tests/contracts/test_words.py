@@ -51,7 +51,7 @@ FLAGS = {
     "audit": ("--rank", "--all-stages", "--json"),
     "calibrate": ("--save",),
     "validate": ("--out",),
-    "pase-report": ("--graph", "--devices", "--json"),
+    "pase-report": ("--graph", "--devices", "--figure", "--plot", "--json"),
     "import": ("--inputs", "--save", "--search", "--json"),
 }
 
