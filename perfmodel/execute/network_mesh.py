@@ -149,6 +149,13 @@ def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], pur
     return tensor
 
 
+def begin_all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose) -> dist.Work:
+    """The sum over a group of several ranks, in place of a contiguous tensor; under way until its `wait`."""
+    axes = tuple(axes)
+    mesh.note(CollectiveKind.ALL_REDUCE, axes, tensor.numel(), purpose)
+    return dist.all_reduce(tensor, group=mesh.process_group(axes), async_op=True)  # type: ignore[no-any-return]
+
+
 def all_gather(
     mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
 ) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.network_context import OperatorContext
 from perfmodel.execute.network_functions import FUNCTIONS, NetworkFunction
-from perfmodel.execute.network_mesh import NetworkMesh, Purpose, all_reduce
+from perfmodel.execute.network_mesh import NetworkMesh, Purpose, begin_all_reduce
 from perfmodel.execute.network_padding import padded_network
 from perfmodel.execute.network_redistribute import Redistribution, Transition, local_part
 from perfmodel.execute.network_refuse import check_runnable, parameter_layouts
@@ -221,7 +221,8 @@ class NetworkProgram:
         return left_layout(operator, self.plan.shardings[operator.name])
 
     def _reduce_gradients(self) -> None:
-        """In place, but where two parameters have one tensor as their gradient (both biases of a sum, a sample a rank)."""
+        """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient (both biases
+        of a sum, a sample a rank)."""
         seen: set[int] = set()
         for parameter in self.parameters.values():
             if parameter.grad is None:
@@ -229,11 +230,15 @@ class NetworkProgram:
             if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
                 parameter.grad = parameter.grad.clone()
             seen.add(where)
+        under_way = []
         for name, parameter in self.parameters.items():
-            if self.mesh.size(self.partial[name]) > 1:
+            if self.mesh.size(self.partial[name]) > 1 and parameter.grad is not None:
                 reader = self.network.operators[self.readers[name][0][0]].name
                 purpose = Purpose(Pass.BACKWARD, name, reader, "gradient")
-                parameter.grad = all_reduce(self.mesh, parameter.grad, self.partial[name], purpose)
+                parameter.grad = parameter.grad.contiguous()
+                under_way.append(begin_all_reduce(self.mesh, parameter.grad, self.partial[name], purpose))
+        for work in under_way:
+            work.wait()
 
     @torch.no_grad()
     def update(self) -> None:

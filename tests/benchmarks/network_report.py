@@ -53,7 +53,7 @@ CHIPS = 2
 #: Largest error of a prediction that passes.
 MOST_ERROR = 0.20
 #: Steps of each plan in a round, and before them; rounds that are begun at most for each that counts.
-STEPS, WARMUP, PATIENCE = 4, 1, 3
+STEPS, WARMUP, PATIENCE = 6, 2, 2
 
 FOUND, DATA, EXPERT, UNIFORM = "found", "data parallel", "expert", "uniform planner"
 #: Heads, feed-forward layer, vocabulary: what Mesh-TensorFlow and Megatron cut.
@@ -208,6 +208,7 @@ def report(case: Case, network: Network, rows: list[Row], others: float, discard
     found = next(row for row in rows if FOUND in row.names)
     gain = baseline.measured / found.measured
     print(f"pairs more than {TIE:.0%} apart: {apart}, in the predicted order: {right}; worst error {worst:.1%}; found {gain:.2f}x as fast")
+    sys.stdout.flush()
     # where the search chooses data parallelism itself, or one that is as good, a tie is right
     return worst <= MOST_ERROR and right == apart and (found is baseline or gain > 1.0 - TIE)
 
