@@ -5,8 +5,8 @@ microbatches and t_i for one microbatch on stage i (forward and backward), 1F1B 
 
     T = sum over i of t_i + (m - 1) * max over i of t_i + sends + what a step does once
 
-On each mesh (chips / S for a stage) the whole network is searched once; blocks then have times, and a dynamic program over the chain
-finds the stages of least T. A stage whose weights, state and min(m, S - i) live microbatches do not fit is searched again under its limit.
+On each mesh (chips / S for a stage) the whole network is searched once; blocks then have times and memory, and `partition_chain` finds the
+stages of least T. A stage whose weights, state and min(m, S - i) live microbatches do not fit is searched again under its limit.
 This is done for every number of stages and of microbatches: first on a coarse space (within a network tier an operator cuts two dims), then
 on the whole space for the most promising.
 
@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.network_plan import NetworkPlan, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers
 from perfmodel.planner.network_search import NetworkPlanner, network_planner
-from perfmodel.search import Solution, eliminate, eliminate_within
+from perfmodel.search import Solution, eliminate, eliminate_within, partition_chain
 from perfmodel.units import format_bytes
 from perfmodel.workload.network import Network, TensorRole
 
@@ -45,6 +46,8 @@ MOST_AXES = 6
 #: took there at most this many times the best one's time.
 _FINE, _CLOSE = 2, 1.03
 _COARSE_DIMS = 2
+#: Finding the cuts may take so long. [s]
+_CUT_SECONDS = 2.0
 #: Mixtures of parameter collectives (`cost/network_overlap.py`) that are searched.
 _SHARES = (0.0, 0.5, 1.0)
 #: Exposed parameter collectives below this share of a step are left as they are.
@@ -291,13 +294,36 @@ class _Pipeline:
     # --- stages -----------------------------------------------------------------------------------------------------------------------
 
     def _cut(self, choice: Sequence[int]) -> list[int]:
-        """Blocks at which the stages begin, and the number of blocks: least sum + (m - 1) * max by dynamic programming."""
-        block_times = np.zeros(len(self.blocks))
+        """Blocks at which the stages begin, and the number of blocks: least sum + (m - 1) * max.
+
+        Within the memory of the stages if this choice fits in any way; else by time alone, and stages are searched again.
+        """
+        count, stages = len(self.blocks), self.candidate.num_stages
+        times, held, kept = np.zeros(count), np.zeros(count), np.zeros(count)
         for v, label in enumerate(choice):
-            block_times[self.block_of[v]] += self.costs[v][label]
+            column, block = self.tables.vertices[v], self.block_of[v]
+            times[block] += column.forward[label] + column.backward[label] + column.own[label]
+            held[block] += column.state_bytes[label]
+            kept[block] += column.saved_bytes[label]
         for u, v, matrix in self.tables.edges:
-            block_times[self.block_of[v]] += matrix[choice[u], choice[v]]
-        return least_largest(block_times, self.candidate.num_stages)
+            times[self.block_of[v]] += matrix[choice[u], choice[v]]
+        for u, v, matrix in self.tables.edge_bytes:
+            kept[self.block_of[v]] += matrix[choice[u], choice[v]]
+        alike: dict[float, Array] = {}
+        chains = [[alike.setdefault(value, np.array([[value]])) for value in column.tolist()] for column in (times, held, kept)]
+        common: dict[str, Any] = {"num_stages": stages, "num_microbatches": self.candidate.num_microbatches, "time_limit": _CUT_SECONDS}
+        try:
+            found = partition_chain(
+                chains[0],
+                held=chains[1],
+                kept=chains[2],
+                in_flight=[float(self._in_flight(stage)) for stage in range(stages)],
+                limits=[self.limit] * stages,
+                **common,
+            )
+        except InputError:
+            found = partition_chain(chains[0], **common)
+        return list(found.cuts)
 
     def _inside(self, bounds: Sequence[int], stage: int) -> set[int]:
         return {v for v, block in enumerate(self.block_of) if bounds[stage] <= block < bounds[stage + 1]}
@@ -483,24 +509,3 @@ def blocks_of(network: Network) -> list[tuple[int, int]]:
     alive = np.cumsum(live)
     cuts = [0, *(position for position in range(1, count) if alive[position] == 1), count]
     return list(itertools.pairwise(cuts))
-
-
-def least_largest(times: Array, parts: int) -> list[int]:
-    """Bounds of `parts` runs of a chain whose largest sum is least: [0, ..., len(times)].
-
-    By dynamic programming: best[s][j] = min over i of max(best[s - 1][i], sum of i..j). The sum over all runs is the same for every cut.
-    """
-    count = len(times)
-    total = np.concatenate([[0.0], np.cumsum(times)])
-    best = np.full((parts + 1, count + 1), math.inf)
-    come = np.zeros((parts + 1, count + 1), dtype=np.int64)
-    best[0, 0] = 0.0
-    for part in range(1, parts + 1):
-        for end in range(part, count + 1):
-            worst = np.maximum(best[part - 1, :end], total[end] - total[:end])
-            come[part, end] = int(np.argmin(worst))
-            best[part, end] = worst[come[part, end]]
-    bounds = [count]
-    for part in range(parts, 0, -1):
-        bounds.append(int(come[part, bounds[-1]]))
-    return bounds[::-1]

@@ -12,7 +12,7 @@ from perfmodel.cost.network_predict import predict_network
 from perfmodel.errors import InputError
 from perfmodel.parallel.network_plan import check_plan, mesh_axes
 from perfmodel.planner.network_fold import fold_layers
-from perfmodel.planner.network_pipeline import blocks_of, least_largest, search_pipeline
+from perfmodel.planner.network_pipeline import blocks_of, search_pipeline
 from perfmodel.planner.network_search import fixed_parts
 from perfmodel.planner.network_space import dim_classes, network_space
 from perfmodel.planner.network_strategies import data_parallel, mesh_tensorflow, one_weird_trick
@@ -181,22 +181,6 @@ def test_folded_layers_cost_what_the_repeated_plan_costs():
 def test_blocks_end_where_one_tensor_goes_on():
     network = perceptron()
     assert blocks_of(network) == [(0, 1), (1, 5)]  # the skip spans the rest
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_largest_run_is_the_least_possible(seed):
-    rng = np.random.default_rng(seed)
-    times = rng.random(9)
-    bounds = least_largest(times, 3)
-    assert bounds[0] == 0
-    assert bounds[-1] == 9
-    assert sorted(bounds) == bounds
-
-    def largest(cuts):
-        return max(times[a:b].sum() for a, b in itertools.pairwise([0, *cuts, 9]))
-
-    best = min(largest(cuts) for cuts in itertools.combinations(range(1, 9), 2))
-    assert largest(bounds[1:-1]) == pytest.approx(best)
 
 
 def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
