@@ -16,6 +16,8 @@ from perfmodel.units import format_bytes, format_time
 from perfmodel.workload.network import Network, NetworkOperator
 
 _NUMBER = re.compile(r"\d+")
+#: Ratios from here on are shown as such, not as per cent.
+_MANY = 10.0
 
 
 def cut_of(plan: NetworkPlan, operator: NetworkOperator) -> str:
@@ -84,11 +86,11 @@ def strategies_table(best: NetworkPrediction, strategies: Mapping[str, NetworkPr
 
 
 def _strategy_row(name: str, prediction: NetworkPrediction, best: NetworkPrediction) -> tuple[str, ...]:
-    more = prediction.step_time / best.step_time - 1.0
+    times = prediction.step_time / best.step_time
     return (
         name,
         format_time(prediction.step_time),
-        "-" if prediction is best else f"{more:+.1%}",
+        "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x",
         format_bytes(prediction.memory["total"]),
         "yes" if prediction.fits else "NO",
     )
