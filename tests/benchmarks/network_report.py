@@ -58,7 +58,7 @@ STEPS, WARMUP, PATIENCE = 6, 2, 2
 FOUND, DATA, EXPERT, UNIFORM = "found", "data parallel", "expert", "uniform planner"
 #: Heads, feed-forward layer, vocabulary: what Mesh-TensorFlow and Megatron cut.
 MODEL_DIMS = ("g", "f", "v")
-GPT = {"layers": 4, "hidden": 384, "heads": 6, "intermediate": 1536, "vocabulary": 4096}
+GPT = {"layers": 4, "hidden": 768, "heads": 12, "intermediate": 3072, "vocabulary": 8192}
 GPT_BATCH, GPT_LENGTH = 8, 128
 
 
