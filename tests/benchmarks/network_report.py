@@ -38,6 +38,7 @@ from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.network_measurement import NetworkMeasurement
+from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.network_search import Filter, fixed_parts, network_planner
 from perfmodel.planner.network_space import Configurations
@@ -46,7 +47,7 @@ from perfmodel.planner.search import search_plans
 from perfmodel.planner.space import Space
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
-from perfmodel.workload.network import Network, NetworkOperator
+from perfmodel.workload.network import Network, NetworkOperator, TensorRole
 from perfmodel.workload.networks import load_network
 
 CHIPS = 2
@@ -54,6 +55,9 @@ CHIPS = 2
 MOST_ERROR = 0.20
 #: Steps of each plan in a round, and before them; rounds that are begun at most for each that counts.
 STEPS, WARMUP, PATIENCE = 6, 2, 2
+
+#: Operators that are named in a line.
+MOST_NAMED = 8
 
 FOUND, DATA, EXPERT, UNIFORM = "found", "data parallel", "expert", "uniform planner"
 #: Heads, feed-forward layer, vocabulary: what Mesh-TensorFlow and Megatron cut.
@@ -187,6 +191,16 @@ def measure(group: WorkerGroup, network: Network, expected: Mapping[str, Network
     return rows, counting[-1][0], len(turns) - len(counting)
 
 
+def cut_otherwise(network: Network, plan: NetworkPlan) -> str:
+    """Operators with parameters whose cuts are not those of the batch."""
+    found = []
+    for operator in network.operators:
+        dims = [dim for dim, axes in plan.shardings[operator.name].items() if axes]
+        if dims != ["b"] and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs):
+            found.append(f"{operator.name} {'*'.join(dims) or 'whole'}")
+    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "") or "none"
+
+
 def report(case: Case, network: Network, rows: list[Row], others: float, discarded: int) -> bool:
     """Print; whether all is as it must be."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -203,6 +217,7 @@ def report(case: Case, network: Network, rows: list[Row], others: float, discard
         )
         parts = ", ".join(f"{name} {value:.3f}" for name, value in row.prediction.parts.items() if value >= 5e-4)
         print(f"    predicted parts [s]: {parts}")
+        print(f"    cut otherwise than by samples: {cut_otherwise(network, row.prediction.plan)}")
     apart, right = ordered_pairs([row.prediction.step_time for row in rows], [row.measured for row in rows])
     worst = max(abs(row.error) for row in rows)
     found = next(row for row in rows if FOUND in row.names)
