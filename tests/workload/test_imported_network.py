@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import perfmodel
-from perfmodel.hardware.calibration import CollectiveKind
+from perfmodel.collectives import CollectiveKind
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, check_plan, divides, gradient_of_input, left_layout
 from perfmodel.parallel.network_traffic import network_traffic
 from perfmodel.workload.imported_graph import ImportedKind

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.network_traffic import local_elements, network_traffic
 from perfmodel.workload.kinds.attention import attention, causal_fraction, rotary

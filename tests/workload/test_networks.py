@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import CollectiveKind
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.network_traffic import network_traffic
 from perfmodel.workload.models import list_models, load_model
