@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import SearchResult
     from perfmodel.planner.space import Space
-    from perfmodel.report.validate import ValidationResult
+    from perfmodel.report.judgement import ValidationResult
     from perfmodel.results import Comparison, Measurement
     from perfmodel.workload.imported_graph import ImportedGraph
 
@@ -584,12 +584,31 @@ def validate_cases(
     *,
     out: Name | None = None,
     calibration: Name | None = None,
+    by: Sequence[str] = (),
+    tier: str = "",
+    skip_broken_nvlink: bool = False,
+    plots: Name | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ValidationResult:
-    """Predict every published run in a file, or in several (one JSON object a line), from its inputs; write the table to `out` if given."""
+    """Predict every published run in a file, or in several (one JSON object a line), from its inputs; write the table to `out` if given.
+
+    by      errors by these fields too: source, chip, framework, model, size, chips, form, tier, precision, profile
+    tier    only runs of this tier
+    plots   a folder for figures
+    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans; no prediction sees it
+    """
     from perfmodel.report.validate import validate_cases as validate
 
-    return validate(path, out=out, calibration=calibration, progress=progress)
+    return validate(
+        path,
+        out=out,
+        calibration=calibration,
+        by=by,
+        tier=tier,
+        skip_broken_nvlink=skip_broken_nvlink,
+        plots=plots,
+        progress=progress,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

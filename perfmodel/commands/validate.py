@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.commands import options
-from perfmodel.commands.output import Progress, print_json, print_table
+from perfmodel.commands.output import Progress, print_json, print_tables
 from perfmodel.errors import bad_field
 
 if TYPE_CHECKING:
-    from perfmodel.report.validate import ErrorSummary, FitCounts, MemorySummary, ValidationResult
+    from perfmodel.report.judgement import ValidationResult
 
 
 def validate(
     cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line.")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="One row for every case, seconds and bytes.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="FIELD[,FIELD...]",
+            help="Errors by source (if left out), chip, framework, model, size, chips, form, tier, precision or profile.",
+        ),
+    ] = None,
+    tier: Annotated[str, typer.Option("--tier", metavar="NAME", help="Only cases of this tier, such as primary.")] = "",
+    skip_broken_nvlink: Annotated[
+        bool,
+        typer.Option(
+            "--skip-broken-nvlink",
+            help="Leave runs out of the choice of plans whose notes give an all-reduce in the node of under 100 GB/s.",
+        ),
+    ] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", metavar="FOLDER", help="Figures: predicted against measured, error by chips, its distribution."),
+    ] = None,
     calibration: options.Calibration = None,
     json: options.Json = False,
 ) -> None:
-    """Predict published runs from their inputs alone; errors of time and memory by source, and the fit / no-fit record."""
+    """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
     from perfmodel.api import validate_cases
+    from perfmodel.report.run_labels import check_fields
 
     if out is not None and not out.absolute().parent.is_dir():
         raise bad_field("out", out, "its folder does not exist", "make it or choose another path")
+    fields = ("source",) if by is None else check_fields(by.split(","))
     total = sum(map(_count_lines, cases))
     with Progress("validate") as progress:
         result = validate_cases(
-            cases, out=out, calibration=calibration, progress=lambda done: progress.share(min(done / max(total, 1), 1.0))
+            cases,
+            out=out,
+            calibration=calibration,
+            by=fields,
+            tier=tier,
+            skip_broken_nvlink=skip_broken_nvlink,
+            plots=plots,
+            progress=lambda done: progress.share(min(done / max(total, 1), 1.0)),
         )
     if json:
         print_json(_object(result))
@@ -38,6 +66,8 @@ def validate(
     _show(result)
     if out is not None:
         print(f"\ntable: {out}")
+    if plots is not None:
+        print(f"\nfigures: {plots}")
 
 
 def _count_lines(path: Path) -> int:
@@ -52,8 +82,11 @@ def _object(result: ValidationResult) -> dict[str, object]:
     return {
         "num_rows": result.num_rows,
         "num_predicted": result.num_predicted,
+        "kinds": result.kinds,
         "overall": result.overall,
         "sources": result.sources,
+        "by": result.by,
+        "choices": result.choices,
         "memories": result.memories,
         "fits": result.fits,
         "framework_fits": result.framework_fits,
@@ -62,56 +95,9 @@ def _object(result: ValidationResult) -> dict[str, object]:
 
 
 def _show(result: ValidationResult) -> None:
-    headers: tuple[str, ...] = ("source", "cases", "predicted", "times", "mean", "median", "p90", "bias")
-    print(f"{result.num_predicted:,} of {result.num_rows:,} cases predicted.")
-    print("Errors are |predicted / measured - 1|; bias is their median with its sign.")
-    print()
-    print_table(headers, [_row(each) for each in (*result.sources, result.overall)], title="Step time", right=headers[1:])
-    if result.memories:
-        headers = ("source", "framework", "counts", "of rank", "cases", "mean", "median", "p90", "bias")
-        print()
-        print_table(headers, [_memory_row(each) for each in result.memories], title="Peak memory", right=headers[4:])
-    if result.fits.num_ran or result.fits.num_out:
-        frameworks = result.framework_fits if len(result.framework_fits) > 1 else ()
-        headers = ("framework", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
-        print()
-        print_table(headers, [_fit_row(each) for each in (*frameworks, result.fits)], title="Does it fit?", right=headers[1:])
-        print("Of runs that state their recomputation.")
-    if result.reasons:
-        print()
-        print_table(
-            ("cases", "reason"),
-            [(f"{count:,}", reason) for reason, count in result.reasons.items()],
-            title="Not predicted",
-            right=("cases",),
-            fold=("reason",),
-        )
+    from perfmodel.report.validation_tables import choice_lines, headline, result_tables
 
-
-def _row(each: ErrorSummary) -> tuple[str, ...]:
-    errors = (each.mean, each.median, each.p90, each.bias)
-    return (each.name, f"{each.num_rows:,}", f"{each.num_predicted:,}", f"{each.num_times:,}", *map(_share, errors))
-
-
-def _memory_row(each: MemorySummary) -> tuple[str, ...]:
-    errors = (each.mean, each.median, each.p90, each.bias)
-    return (each.name, each.framework, each.kind, each.rank, f"{each.num_rows:,}", *map(_share, errors))
-
-
-def _fit_row(each: FitCounts) -> tuple[str, ...]:
-    return (
-        each.name,
-        _share(each.accuracy),
-        f"{each.num_ran:,}",
-        _count(each.ran_but_predicted_out, each.false_out_fraction),
-        f"{each.num_out:,}",
-        _count(each.out_but_predicted_fits, each.false_fit_fraction),
-    )
-
-
-def _count(count: int, share: float) -> str:
-    return f"{count:,}" if math.isnan(share) else f"{count:,} ({share:.1%})"
-
-
-def _share(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:+.1%}" if value < 0 else f"{value:.1%}"
+    print(headline(result))
+    print_tables(result_tables(result))
+    for line in choice_lines(result.choices):
+        print(line)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ NOT_INPUTS = ("id", "source", "source_ref", "notes", "inferred", "measured", "ti
 _MAX_ID = 200
 _GIB = 2.0**30
 
+#: How notes give the bandwidth of an all-reduce inside the node, in GB/s: "... (intra 423.7/241.59/240.63)".
+_NOTED_ALL_REDUCE = re.compile(r"\(intra (\d+(?:\.\d+)?)/", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -30,6 +34,7 @@ class Case:
     measured_time   of a step; nan where the run states none   [s]
     measured_memory of the fullest chip; nan where unknown     [byte]
     ran             True / False where the run is known to have fitted / to have run out of memory; None: not known
+    noted_all_reduce   bandwidth of an all-reduce in the node that its notes give (for choosing what to judge only); nan: none   [byte/s]
     reason          what is wrong with the line itself ("" if nothing)
     """
 
@@ -39,6 +44,7 @@ class Case:
     measured_time: float = math.nan
     measured_memory: float = math.nan
     ran: bool | None = None
+    noted_all_reduce: float = math.nan
     tier: str = ""
     reason: str = ""
 
@@ -78,6 +84,7 @@ def parse_case(line: bytes | str, number: int) -> Case:
         measured_time=time,
         measured_memory=memory,
         ran=_ran(data, time),
+        noted_all_reduce=_noted_all_reduce(data.get("notes")),
         tier=str(data.get("tier") or "")[:40],
     )
 
@@ -107,6 +114,11 @@ def _positive(value: object) -> float:
     except OverflowError:
         return math.nan
     return number if math.isfinite(number) and number > 0 else math.nan
+
+
+def _noted_all_reduce(notes: object) -> float:
+    found = _NOTED_ALL_REDUCE.search(notes[:5000]) if isinstance(notes, str) else None
+    return float(found[1]) * 1e9 if found else math.nan
 
 
 def _ran(data: Mapping[str, Any], time: float) -> bool | None:

@@ -147,10 +147,10 @@ def search_figure(result: SearchResult) -> Figure:
     values = [*memory, *points(shown)[0]]
     if max(values) > 6 * capacity or max(values) > 20 * min(values):
         axes.set_xscale("log")
-        _plain_numbers(axes.xaxis)
+        plain_numbers(axes.xaxis)
     if max(points(shown)[1]) > 6 * min(points(shown)[1]):
         axes.set_yscale("log")
-        _plain_numbers(axes.yaxis)
+        plain_numbers(axes.yaxis)
     else:
         axes.set_ylim(bottom=0)
     axes.set_xlabel("memory of the fullest chip [GiB]")
@@ -228,10 +228,10 @@ def _ink(name: str, colours: dict[str, str]) -> str:
     return "white" if colours.get(name) in _DARK else "black"
 
 
-def _plain_numbers(axis: Any) -> None:
-    """Numbers as they are, not as powers of ten."""
+def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: float = 10.0) -> None:
+    """Numbers on a logarithmic axis as they are, not as powers: `subs` times the powers of `base`."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(base=base, subs=subs))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter("")

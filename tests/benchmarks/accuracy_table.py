@@ -5,7 +5,8 @@ import math
 import time
 
 from perfmodel.report.cases import read_cases
-from perfmodel.report.validate import CasePredictor, ErrorSummary, summarise
+from perfmodel.report.judgement import ErrorSummary, summarise
+from perfmodel.report.validate import CasePredictor
 
 
 def percent(share: float) -> str:

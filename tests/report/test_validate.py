@@ -14,7 +14,8 @@ from perfmodel.parallel.profile import load_profile
 from perfmodel.report.case_plan import plan_of_case
 from perfmodel.report.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.report.frameworks import framework_of, stage_layers_by_cost, stage_layers_with_ends, with_settings
-from perfmodel.report.validate import COLUMNS, CasePredictor, summarise, validate_cases
+from perfmodel.report.judgement import summarise
+from perfmodel.report.validate import COLUMNS, CasePredictor, validate_cases
 
 MODEL = {
     "name": "Llama-3-8B",
