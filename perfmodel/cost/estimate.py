@@ -141,17 +141,21 @@ class Estimator:
 
 
 def make_estimator(job: TrainingJob, cluster: Cluster, machine: Machine, profile: ExecutionProfile) -> Estimator:
-    machine = with_attention_of(profile, machine, cluster.chip.launch_year)
+    machine = with_rates_of(profile, machine, cluster.chip.launch_year)
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=element_bytes(job.policy, job.optimizer, profile))
 
 
-def with_attention_of(profile: ExecutionProfile, machine: Machine, launch_year: int) -> Machine:
-    """The machine with the framework's generation of fused attention, where that is older than the one it was calibrated with."""
-    share = profile.attention_rate_fraction_since_2022 if launch_year >= 2022 else profile.attention_rate_fraction
-    if share == 1.0:
-        return machine
-    rates = {name: replace(kernel, flop_rate=kernel.flop_rate * share) for name, kernel in machine.attention.items()}
-    return replace(machine, attention=rates)
+def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int) -> Machine:
+    """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
+    attention, matmul = (
+        (profile.attention_rate_fraction_since_2022, profile.matmul_rate_fraction_since_2022)
+        if launch_year >= 2022
+        else (profile.attention_rate_fraction, profile.matmul_rate_fraction)
+    )
+    if attention != 1.0:
+        rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
+        machine = replace(machine, attention=rates)
+    return machine if matmul == 1.0 else replace(machine, matmul=replace(machine.matmul, flop_rate=machine.matmul.flop_rate * matmul))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,6 +3,7 @@
 Shipped: `hardware_specs/chips/*.yaml`, `clusters/*.yaml`, `calibrations/*.yaml` and `prices.tsv`. A bad file or name is an `InputError`.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,7 +96,7 @@ def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> 
 
 
 def calibrations_for(chip_name: str, folders: Sequence[Path] = ()) -> "tuple[Calibration, ...]":
-    """The calibrations that name this chip, those in `folders` first; files that do not are not parsed."""
+    """The calibrations that name this chip, those in `folders` first; a relative's at this chip's power. Others are not parsed."""
     found = []
     for path in _calibration_paths(folders):
         try:
@@ -103,8 +104,33 @@ def calibrations_for(chip_name: str, folders: Sequence[Path] = ()) -> "tuple[Cal
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable or remove it") from error
         if mentions:
-            found.append(_read_calibration(path))
+            found.append(_at_power_of(chip_name, _read_calibration(path)))
     return tuple(found)
+
+
+def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
+    """The calibration of a relative, with the sustained clock that the power limit of this chip allows."""
+    if chip_name not in calibration.relatives or not set(calibration.chips) & set(list_chips()):
+        return calibration
+    measured = next(load_chip(name) for name in calibration.chips if name in list_chips())
+    clock = calibration.sustained_clock_fraction * power_limited_fraction(load_chip(chip_name), measured)
+    return dataclasses.replace(calibration, sustained_clock_fraction=clock)
+
+
+def power_limited_fraction(chip: Chip, relative: Chip) -> float:
+    """Sustained clock of a chip over that of a relative with more power for its peak. [-]
+
+    x = min(1, (W / F) / (W' / F'))^(1/3)
+
+    W, F    the chip's power limit [W] and its dense bf16 peak [FLOP/s];  W', F'  the relative's
+
+    Dynamic power grows with clock times voltage squared, and voltage with the clock. More power than the relative's is not counted: it
+    may be another process, or a host in the same package. A 500 W H100 has .89 of the 700 W part's clock.
+    """
+    rates = [each.peak_flop_rate.get(Dtype.BF16, each.peak_flop_rate.get(Dtype.FP16, 0.0)) for each in (chip, relative)]
+    if not all(rates) or not (chip.tdp_watts and relative.tdp_watts):
+        return 1.0
+    return min(1.0, float((chip.tdp_watts / rates[0] * rates[1] / relative.tdp_watts) ** (1 / 3)))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ from perfmodel.hardware.reader import (
     load_prices,
     parse_chip,
     parse_cluster,
+    power_limited_fraction,
 )
 from perfmodel.hardware.writer import calibration_text, cluster_text, save_calibration, save_cluster
 from perfmodel.resources import resource_dir
@@ -191,6 +192,19 @@ def test_a_calibration_file_has_units():
     assert "dtensor_op: 123.4567 us" in text
     assert "flop_rate.bf16: 150 GFLOP/s" in text
     assert "step_time: 0.1\n" in text
+
+
+def test_a_relative_with_less_power_has_a_lower_clock_and_one_with_more_the_same():
+    """Cube root: 500 W instead of 700 W leave .894; only the chip that was measured keeps the file's figure exactly."""
+    measured = load_calibration("h100").sustained_clock_fraction
+
+    def clock(chip):
+        return next(c for c in calibrations_for(chip) if c.name == "h100").sustained_clock_fraction
+
+    assert clock("h100-sxm-80gb") == measured
+    assert clock("h100-sxm-96gb-hbm2e") == pytest.approx(measured * (500 / 700) ** (1 / 3), rel=1e-12)
+    assert clock("gh200-96gb") == measured
+    assert power_limited_fraction(load_chip("gh200-96gb"), load_chip("h100-sxm-80gb")) == 1.0
 
 
 def test_only_calibrations_that_name_the_chip_are_read(tmp_path):
