@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from perfmodel.errors import InputError, one_line, suggest
 from perfmodel.report.case_plan import PlannedCase
 from perfmodel.report.cases import Case
+from perfmodel.report.predictions import degrees_line
 
 UNKNOWN = "?"
 
@@ -44,6 +45,7 @@ class RunLabels:
 
     size      class of the number of parameters      form    its parallel form, such as tp+pp+dp
     chips     class of the number of chips           parameters, num_chips   the numbers themselves; nan where unknown
+    degrees   the plan's, such as "pp 2, tp 4"
     """
 
     source: str
@@ -56,6 +58,7 @@ class RunLabels:
     tier: str = UNKNOWN
     precision: str = UNKNOWN
     profile: str = UNKNOWN
+    degrees: str = UNKNOWN
     parameters: float = math.nan
     num_chips: float = math.nan
 
@@ -98,6 +101,7 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
         tier=case.tier or UNKNOWN,
         precision=_text(inputs.get("precision")),
         profile=UNKNOWN if planned is None else planned.framework.profile,
+        degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
         parameters=parameters,
         num_chips=chips,
     )

@@ -1,0 +1,99 @@
+"""The accuracy document: its figures are those of `validate`, its marks are true."""
+
+import csv
+
+import pytest
+
+from perfmodel.report.accuracy import main, read_left_out, write_report
+from perfmodel.report.accuracy_lines import LINES, cause_of, is_scored
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
+from tests.report.published_cases import CASE, changed, sweep, write
+
+
+@pytest.fixture
+def cases(tmp_path):
+    return write(
+        tmp_path / "cases.jsonl",
+        [
+            *sweep(),
+            changed(id="mcore-1", framework="Megatron-LM dev (CI)"),
+            changed(id="dgxc-1", tier="secondary", recompute=None),
+            changed(id="nanotron-oom", measured=None, outcome="out_of_memory", micro_batch=16),
+            changed(id="moe-1", model={**CASE["model"], "num_experts": 8}),
+        ],
+    )
+
+
+def test_the_document_is_written_with_its_figures(cases, tmp_path):
+    out = tmp_path / "accuracy.md"
+    report = write_report([cases], out)
+    text = out.read_text(encoding="utf-8")
+    assert [row.id for row in report.scored] == [f"nanotron-{i}" for i in range(5)]
+    assert "5 runs of 1 sources are scored" in text
+    assert "**These figures are in-sample**" in text
+    assert "left out |" not in text
+    for heading in ("Step time", "What is compared", "Does it pick the right plan?", "Memory", "What is fitted to what", "Not scored"):
+        assert f"## {heading}\n" in text
+    for name in ("predicted_against_measured", "error_by_chips", "error_distribution"):
+        assert f"(figures/{name}.png)" in text
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 1000
+    assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "-", "#", "!"))) <= 140
+
+
+def test_lines_hold_each_scored_run_once(cases, tmp_path):
+    for row in write_report([cases], tmp_path / "a.md").scored:
+        assert sum(line.holds(row) for line in LINES) == 1
+
+
+def test_left_out_predictions_stand_beside_the_others(cases, tmp_path):
+    table = tmp_path / "left.csv"
+    with table.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerows([("id", "predicted_step_time", "fold"), *((f"nanotron-{i}", 2.2, "x") for i in range(5)), ("other", 1.0, "y")])
+    out = tmp_path / "accuracy.md"
+    report = write_report([cases], out, left_out=table)
+    text = out.read_text(encoding="utf-8")
+    assert "mean, left out" in text
+    assert "Left out:" in text
+    errors = [2.2 / time - 1 for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
+    mean = sum(map(abs, errors)) / 5
+    assert f"{100 * mean:.1f}" in text
+    assert [row.predicted_step_time for row in report.scored_left_out] == [2.2] * 5
+    assert len(read_left_out(table)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none.jsonl"], "cannot be read"),
+        (["cases.jsonl", "--left-out", "none.csv"], "left_out="),
+        (["cases.jsonl", "--out", "no/where.md"], "its folder does not exist"),
+        (["empty.jsonl"], "nothing to report"),
+    ],
+)
+def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    if "--out" not in arguments:
+        arguments = [*arguments, "--out", "a.md"]
+    assert main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "a.md").exists()
+
+
+def test_a_cause_is_named_where_a_source_tells_it(cases, tmp_path):
+    report = write_report([cases], tmp_path / "a.md")
+    assert {cause_of(row) for row in report.scored} <= {
+        "not known",
+        "much slower than what the model knows of explains, on several nodes: cause not known",
+    }
+    assert not is_scored(next(row for row in report.result.rows if row.id == "mcore-1"))
+
+
+def test_a_pipe_in_a_cell_is_escaped():
+    assert markdown_table(Table(title="t", headers=("a", "b"), rows=(("x|y", ""),), right=("b",))).splitlines() == [
+        "| a | b |",
+        "| --- | ---: |",
+        "| x\\|y |   |",
+    ]
