@@ -66,7 +66,8 @@ def test_validate_writes_its_table(tmp_path):
     result = perfmodel.validate_cases(tmp_path / "cases.jsonl", out=tmp_path / "out.csv")
     assert result.num_predicted == 0
     lines = (tmp_path / "out.csv").read_text().splitlines()
-    assert lines[0] == "id,predicted_step_time,measured_step_time,predicted_memory,measured_memory,predicted_fits,reason"
+    # more columns may follow, these stay
+    assert lines[0].startswith("id,predicted_step_time,measured_step_time,predicted_memory,measured_memory,predicted_fits,reason")
     assert lines[1].startswith("nothing,,,,,,")
 
 
