@@ -29,14 +29,17 @@ if TYPE_CHECKING:
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.parallel.residuals import StepInterval
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import SearchResult
     from perfmodel.planner.space import Space
     from perfmodel.report.judgement import ValidationResult
+    from perfmodel.report.sensitivity import Sensitivity
     from perfmodel.results import Comparison, Measurement
     from perfmodel.workload.imported_graph import ImportedGraph
 
 Name: TypeAlias = str | Path
+Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,23 @@ def placed(plan: Plan, setting: Setting) -> Plan:
 def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = 0.0) -> Prediction:
     _check_headroom(memory_headroom)
     return setting.estimator.predict(plan, memory_headroom=memory_headroom)
+
+
+def confidence_in(setting: Setting, plan: Plan) -> Confidence:
+    """An 80 % interval of the plan's step time, and the parameters that it hangs on most."""
+    from perfmodel.parallel.residuals import interval_of_plan, load_residuals
+    from perfmodel.report.calibrated import is_calibrated
+    from perfmodel.report.sensitivity import sensitivities
+
+    estimator = setting.estimator
+    interval = interval_of_plan(
+        load_residuals(),
+        plan,
+        family=estimator.profile.name,
+        chip=setting.cluster.chip.name,
+        is_calibrated=is_calibrated(estimator.machine),
+    )
+    return interval, sensitivities(estimator, plan)
 
 
 def setting_of_plan(

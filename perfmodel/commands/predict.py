@@ -12,7 +12,8 @@ from perfmodel.commands.output import print_facts, print_json, print_tables
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from perfmodel.api import Knobs
+    from perfmodel.api import Confidence, Knobs, Setting
+    from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.workload.job import TrainingJob
 
@@ -44,6 +45,10 @@ def predict(
     profile: options.Profile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = "0%",
+    interval: Annotated[
+        bool,
+        typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),
+    ] = False,
     tokens: options.Tokens = "",
     json: options.Json = False,
     plot: options.Plot = None,
@@ -89,9 +94,9 @@ def predict(
         predictions, failures = request.of_job(job, cluster, counts)
     _save_and_plot(predictions, save, plot)
     if len(predictions) + len(failures) > 1:
-        _show_several(predictions, failures, json=json, tokens=num_tokens)
+        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=request.confidences if interval else [])
     else:
-        _show_one(predictions[0], json=json, tokens=num_tokens)
+        _show_one(predictions[0], json=json, tokens=num_tokens, confidences=request.confidences if interval else [])
     if plot is not None and not json:
         print(f"\nfigure: {plot}")
     if save is not None and not json:
@@ -103,10 +108,25 @@ class _Request:
 
     def __init__(self, knobs: Knobs, *, calibration: str | None, profile: str | None, headroom: float) -> None:
         self._knobs, self._calibration, self._profile, self._headroom = knobs, calibration, profile, headroom
+        self._settings: list[tuple[Setting, Plan]] = []
+
+    @property
+    def confidences(self) -> list[Confidence]:
+        """How sure each prediction is, in their order."""
+        from perfmodel.api import confidence_in
+
+        return [confidence_in(setting, plan) for setting, plan in self._settings]
+
+    def _predicted(self, setting: Setting, plan: Plan) -> Prediction:
+        from perfmodel.api import predict_in
+
+        prediction = predict_in(setting, plan, memory_headroom=self._headroom)
+        self._settings.append((setting, plan))
+        return prediction
 
     def of_job(self, job: TrainingJob, clusters: list[str], counts: list[int]) -> tuple[list[Prediction], list[dict[str, Any]]]:
         """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised."""
-        from perfmodel.api import make_setting, plan_in, predict_in
+        from perfmodel.api import make_setting, plan_in
         from perfmodel.hardware.reader import load_cluster
 
         predictions, failures = [], []
@@ -118,7 +138,7 @@ class _Request:
         for cluster, count in places:
             try:
                 setting = make_setting(job, cluster, chips=count, calibration=self._calibration, profile=self._profile)
-                predictions.append(predict_in(setting, plan_in(setting, self._knobs), memory_headroom=self._headroom))
+                predictions.append(self._predicted(setting, plan_in(setting, self._knobs)))
             except InputError as error:
                 if len(places) == 1:
                     raise
@@ -128,13 +148,14 @@ class _Request:
         return predictions, failures
 
     def of_plan(self, plan: Any, clusters: list[str]) -> tuple[list[Prediction], list[dict[str, Any]]]:
-        from perfmodel.api import predict_plan
+        from perfmodel.api import placed, setting_of_plan
 
         every: list[str | None] = [*clusters] or [None]
-        return [
-            predict_plan(plan, cluster=cluster, calibration=self._calibration, profile=self._profile, memory_headroom=self._headroom)
-            for cluster in every
-        ], []
+        predictions = []
+        for cluster in every:
+            setting = setting_of_plan(plan, cluster=cluster, calibration=self._calibration, profile=self._profile)
+            predictions.append(self._predicted(setting, placed(plan, setting)))
+        return predictions, []
 
 
 def _refuse_beside_a_plan(plan: str, **flags: Any) -> None:
@@ -157,24 +178,40 @@ def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path 
         plot_predictions(predictions, plot)
 
 
-def _show_one(prediction: Prediction, *, json: bool, tokens: float) -> None:
-    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, prediction_object
+def _show_one(prediction: Prediction, *, json: bool, tokens: float, confidences: list[Confidence]) -> None:
+    from perfmodel.report.predictions import (
+        confidence_lines,
+        confidence_object,
+        headline,
+        job_line,
+        memory_table,
+        parts_table,
+        prediction_object,
+        sensitivity_table,
+    )
 
     if json:
-        print_json(prediction_object(prediction, tokens=tokens))
+        more = [confidence_object(prediction, interval, named) for interval, named in confidences]
+        print_json(prediction_object(prediction, tokens=tokens) | (more[0] if more else {}))
         return
-    print_facts(job_line(prediction.plan), headline(prediction, tokens=tokens))
-    print_tables([parts_table(prediction), memory_table(prediction)])
+    lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
+    print_facts(job_line(prediction.plan), headline(prediction, tokens=tokens) + lines)
+    print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences)])
 
 
-def _show_several(predictions: list[Prediction], failures: list[dict[str, Any]], *, json: bool, tokens: float) -> None:
-    from perfmodel.report.predictions import prediction_object, settings_table, workload_line
+def _show_several(
+    predictions: list[Prediction], failures: list[dict[str, Any]], *, json: bool, tokens: float, confidences: list[Confidence]
+) -> None:
+    from perfmodel.report.predictions import confidence_object, prediction_object, settings_table, workload_line
 
     if json:
-        print_json({"predictions": [prediction_object(each, tokens=tokens) for each in predictions], "not_predicted": failures})
+        objects = [prediction_object(each, tokens=tokens) for each in predictions]
+        for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
+            content |= confidence_object(prediction, interval, named)
+        print_json({"predictions": objects, "not_predicted": failures})
         return
     print(workload_line(predictions[0].plan))
-    print_tables([settings_table(predictions, tokens=tokens)])
+    print_tables([settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences])])
     print(f"\nMFU is PaLM's (attention on the full square), of the dense {predictions[0].peak_dtype} peak of each chip.")
     for failure in failures:
         print(f"not predicted: {failure['cluster']}, {failure['chips']} chips: {failure['reason']}")

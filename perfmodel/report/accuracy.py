@@ -52,7 +52,14 @@ class AccuracyReport:
 
     @property
     def scored_left_out(self) -> list[ValidationRow]:
-        return [replace(row, predicted_step_time=self.left_out[row.id]) for row in self.scored if row.id in self.left_out]
+        return [predicted_as(row, self.left_out[row.id]) for row in self.scored if row.id in self.left_out]
+
+
+def predicted_as(row: ValidationRow, time: float) -> ValidationRow:
+    """The row with another predicted time; its interval keeps its factors."""
+    factor = time / row.predicted_step_time
+    low, high = row.step_time_low * factor, row.step_time_high * factor
+    return replace(row, predicted_step_time=time, step_time_low=low, step_time_high=high)
 
 
 def read_left_out(path: Path) -> dict[str, float]:
@@ -259,33 +266,28 @@ def _memory_and_fits(report: AccuracyReport) -> str:
 
 
 def _intervals(report: AccuracyReport) -> str:
-    summaries = [each for each in errors_by(report.scored, "source") if each.num_intervals]
-    if not summaries:
-        return ""
-    overall = error_summary("all", report.scored)
-    rows = tuple(
-        (each.name, f"{each.num_intervals:,}", f"{each.coverage:.0%}", _width([row for row in report.scored if row.group == each.name]))
-        for each in summaries
-    )
-    rows = (*rows, ("all", f"{overall.num_intervals:,}", f"{overall.coverage:.0%}", _width(report.scored)))
-    headers = ("source", "runs", "in the interval", "median width")
-    return "\n".join(
-        [
-            "## Intervals",
-            "",
-            "`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80",
-            "% interval: quantiles of",
-            "log(measured / predicted) of published runs of the same framework at the same scale, widened by the",
-            "scatter between models, and",
-            "between frameworks where there are no runs (`strategies/residuals.yaml`). A run is judged with the",
-            "quantiles of the *other* models, so",
-            "the coverage is that of a model nobody has measured; the median predictions themselves are in-sample",
-            "unless the file says otherwise.",
-            "Width: high / low - 1. To reach: 70 to 90 %.",
-            "",
-            markdown_table(Table(title="", headers=headers, rows=rows, right=headers[1:])),
-        ]
-    )
+    headers = ["source", "runs", "in the interval", "median width"]
+    others = report.scored_left_out
+    if others:
+        headers.append("in the interval, left out")
+    rows = []
+    for name in [*sorted({row.group for row in report.scored}), "all"]:
+        own, left = ([row for row in part if name in (row.group, "all")] for part in (report.scored, others))
+        summary = error_summary(name, own)
+        if not summary.num_intervals:
+            return ""
+        unseen = [f"{error_summary(name, left).coverage:.0%}" if left else "-"] if others else []
+        rows.append((name, f"{summary.num_intervals:,}", f"{summary.coverage:.0%}", _width(own), *unseen))
+    text = """## Intervals
+
+`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval: quantiles of
+log(measured / predicted) of published runs of the same framework at the same scale, widened by the scatter between models, between
+frameworks where a framework has no runs of its own (measured: every framework predicted with its nearest relative's habits), and
+between chips (`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
+Width: high / low - 1. To reach: 70 to 90 %.
+
+"""
+    return text + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
 
 
 def _width(rows: Sequence[ValidationRow]) -> str:

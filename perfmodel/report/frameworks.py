@@ -26,6 +26,7 @@ class Framework:
     fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
     memory_kind  what its memory figures count: reserved (all that the allocator holds) or allocated (what is in tensors)
     memory_rank  the pipeline rank that they are of: first, last or the fullest
+    borrows      the profile is that of its nearest relative: an interval is wider
     """
 
     pattern: str
@@ -38,6 +39,7 @@ class Framework:
     fills_memory: bool = False
     memory_kind: str = "reserved"
     memory_rank: str = "fullest"
+    borrows: bool = False
 
 
 #: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
@@ -59,7 +61,7 @@ FRAMEWORKS = (
     Framework(pattern=r"megatron-?deepspeed|deepspeed", profile="deepspeed", attention="unfused"),
     Framework(pattern=r"megatron-lm (2020|\(sc21\)|\(ptd-p\))", profile="megatron-2020", attention="unfused"),
     Framework(pattern=r"megatron-lm \(2022\)", profile="megatron", attention="unfused"),
-    Framework(pattern=r"megascale", profile="megatron", zero=2),
+    Framework(pattern=r"megascale", profile="megatron", zero=2, borrows=True),
     # its continuous integration records the allocator's peak on the rank that logs, the last one
     Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
     Framework(pattern=r"nemo|megatron-bridge", profile="nemo", zero=1, sequence_parallel=True),
@@ -68,10 +70,10 @@ FRAMEWORKS = (
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
     Framework(pattern=r"torchtitan", profile="torchtitan", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
     Framework(pattern=r"fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True),
-    Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="torch-fsdp2", zero=3, recompute="full", fills_memory=True),
+    Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="torch-fsdp2", zero=3, recompute="full", fills_memory=True, borrows=True),
     Framework(pattern=r"llm\.c", profile="llm-c"),
-    Framework(pattern=r"colossal", profile="megatron"),
-    Framework(pattern=r".*", profile="megatron"),
+    Framework(pattern=r"colossal", profile="megatron", borrows=True),
+    Framework(pattern=r".*", profile="megatron", borrows=True),
 )
 
 

@@ -19,6 +19,7 @@ class ValidationRow:
     labels          what the row is counted under
     framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
     step_time_low, step_time_high         80 % interval
+    shape, is_framework_known             the model's sizes; whether the framework is one with a profile of its own
     choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
     """
 
@@ -40,6 +41,8 @@ class ValidationRow:
     ran: bool | None = None
     reason: str = ""
     assumed: tuple[str, ...] = ()
+    shape: str = ""
+    is_framework_known: bool = True
     choice_group: str = ""
     choice_plan: str = ""
     noted_all_reduce: float = math.nan

@@ -9,6 +9,8 @@ from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.residuals import COVERAGE, StepInterval
+from perfmodel.report.sensitivity import STEP, Sensitivity
 from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.units import format_bytes, format_count, format_flop_rate, format_time
 
@@ -57,6 +59,33 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "plan_hash": plan.hash(),
         "rests_on": dict(prediction.rests_on),
     }
+
+
+def confidence_object(prediction: Prediction, interval: StepInterval, named: Sequence[Sensitivity]) -> dict[str, Any]:
+    """What `--interval` adds to `--json`: the interval [s] and the parameters that the step hangs on most."""
+    return {
+        "step_time_low": prediction.step_time * interval.low,
+        "step_time_high": prediction.step_time * interval.high,
+        "interval": {"coverage": COVERAGE, "rests_on": interval.rests_on, "num_runs": interval.num_runs},
+        "sensitivities": [
+            {"parameter": each.parameter, "parameter_change": STEP, "step_time_change": each.change, "rests_on": each.rests_on}
+            for each in named
+        ],
+    }
+
+
+def confidence_lines(prediction: Prediction, interval: StepInterval) -> list[tuple[str, str]]:
+    low, high = (step_text(prediction.step_time * factor) for factor in (interval.low, interval.high))
+    return [(f"{COVERAGE:.0%} interval", f"{low} to {high}"), ("", f"from {interval.rests_on}")]
+
+
+def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
+    return Table(
+        title=f"What the step hangs on most: each {STEP:.0%} larger",
+        headers=("parameter", "step time", "rests on"),
+        rows=tuple((each.parameter, f"{each.change:+.1%}", each.rests_on) for each in named),
+        right=("step time",),
+    )
 
 
 def workload_line(plan: Plan) -> str:
@@ -166,11 +195,15 @@ def memory_table(prediction: Prediction) -> Table:
     )
 
 
-def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0) -> Table:
-    """One line for each cluster and number of chips."""
+def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, intervals: Sequence[StepInterval] = ()) -> Table:
+    """One line for each cluster and number of chips. intervals: none, or one for each prediction."""
     days = ("days", "chip-hours") if tokens else ()
+    held = (f"{COVERAGE:.0%} interval",) if intervals else ()
     rows = []
-    for each in predictions:
+    for place, each in enumerate(predictions):
+        bounds = tuple(
+            f"{step_text(each.step_time * found.low)} to {step_text(each.step_time * found.high)}" for found in intervals[place : place + 1]
+        )
         cost: tuple[str, ...] = ()
         if tokens:
             taken, hours = training_time(each, tokens)
@@ -180,6 +213,7 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0) ->
                 each.plan.cluster,
                 f"{each.plan.num_chips:,}",
                 step_text(each.step_time),
+                *bounds,
                 f"{each.tokens_per_second_per_chip:,.0f}",
                 percent(each.mfu_palm),
                 format_bytes(each.memory["total"]),
@@ -191,9 +225,9 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0) ->
         )
     return Table(
         title="",
-        headers=("cluster", "chips", "step time", "tokens/s/chip", "MFU", "memory", "fits", *days, "plan", "rests on"),
+        headers=("cluster", "chips", "step time", *held, "tokens/s/chip", "MFU", "memory", "fits", *days, "plan", "rests on"),
         rows=tuple(rows),
-        right=("chips", "step time", "tokens/s/chip", "MFU", "memory", *days),
+        right=("chips", "step time", *held, "tokens/s/chip", "MFU", "memory", *days),
     )
 
 

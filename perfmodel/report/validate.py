@@ -19,6 +19,8 @@ from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, default_cali
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.residuals import interval_of_plan, load_residuals, shape_of
+from perfmodel.report.calibrated import is_calibrated
 from perfmodel.report.case_plan import HardwareOfCase, PlannedCase, plan_of_case
 from perfmodel.report.cases import Case, read_cases
 from perfmodel.report.judgement import ValidationResult, ValidationRow, summarise
@@ -140,6 +142,7 @@ class CasePredictor:
     """Predicts cases one after the other; what they share (clusters, machines, compiled programs) is made once."""
 
     calibration: str | Path | None = None
+    has_intervals: bool = True
     estimators: dict[Any, Estimator] = field(default_factory=dict)
 
     def row(self, case: Case) -> ValidationRow:
@@ -169,6 +172,8 @@ class CasePredictor:
         time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
             return replace(row, reason="the prediction is not a finite number; please report this case")
+        shape = shape_of(planned.plan.job.model)
+        low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
         return replace(
             row,
             labels=labels_of(case, planned),
@@ -176,12 +181,30 @@ class CasePredictor:
             memory_kind=planned.framework.memory_kind,
             memory_rank=planned.framework.memory_rank,
             predicted_step_time=time,
+            step_time_low=time * low,
+            step_time_high=time * high,
+            shape=shape,
+            is_framework_known=not planned.framework.borrows,
             predicted_memory=memory,
             predicted_fits=prediction.fits,
             assumed=planned.assumed,
             choice_group=plan_group(case),
             choice_plan=plan_of(case, planned),
         )
+
+    def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
+        """Factors of the prediction, from runs of other models only: what they would be if nobody had run this one."""
+        framework, chip = planned.framework, planned.hardware.chip
+        found = interval_of_plan(
+            load_residuals(),
+            planned.plan,
+            family=framework.profile,
+            chip=chip,
+            borrows=framework.borrows,
+            is_calibrated=is_calibrated(self.estimator(planned).machine),
+            unseen=shape,
+        )
+        return found.low, found.high
 
     def measured_memory(self, planned: PlannedCase) -> float:
         """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""

@@ -1,0 +1,203 @@
+"""How far published runs were from their predictions: what an interval of a step time is made from.
+
+A family is an execution profile. It keeps, of each model that was published with it, quantiles of r = log(measured / predicted), by
+chip and scale. Only these ship, not the runs (`strategies/residuals.yaml`, written by `python -m perfmodel.report.residuals`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.plan import Plan
+from perfmodel.resources import resource_dir
+from perfmodel.workload.config import TransformerConfig
+
+COVERAGE = 0.8
+"""Share of measured times that an interval is to hold."""
+
+_TAIL = (1.0 - COVERAGE) / 2.0
+_NORMAL = 1.2816
+"""Standard deviations to that quantile of a normal distribution."""
+
+#: Scales with errors of their own: a node, a few, many (what the network shares, who waits for whom).
+_SCALES = ((8, "one node"), (64, "several nodes"), (math.inf, "many nodes"))
+
+_ENOUGH = 10
+"""Runs that quantiles are taken of; with fewer the next wider set is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelResiduals:
+    """Residuals of the runs of one model on one chip and scale.
+
+    model       its shape (`shape_of`), whatever its name        num_runs  how many
+    quantiles   of log(measured / predicted), at (i + 1/2) / n; as many as there are runs where those are few
+    """
+
+    family: str
+    model: str
+    chip: str
+    scale: str
+    num_runs: int
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """Every family's residuals.
+
+    between_models     standard deviation of a model's median about its family's
+    between_families   the same of a source that no constant was fitted to, about 0: a framework without runs
+    between_chips      the same of a chip about its family, each with a calibration of its own
+    between_calibrations   the same of a chip that is predicted with another chip's calibration, about 0: a chip without one
+    """
+
+    source: str
+    date: str
+    num_runs: int
+    between_models: float
+    between_families: float
+    between_chips: float
+    between_calibrations: float
+    models: tuple[ModelResiduals, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInterval:
+    """An interval for a step time as factors of the prediction, and what it rests on in words."""
+
+    low: float
+    high: float
+    rests_on: str
+    num_runs: int
+
+
+def scale_of(num_chips: float) -> str:
+    return next(name for bound, name in _SCALES if num_chips <= bound)
+
+
+def shape_of(model: TransformerConfig) -> str:
+    """A model's architecture and sizes: two names for one shape are one model."""
+    return (
+        f"{model.architecture} {model.num_hidden_layers}x{model.hidden_size} {model.num_attention_heads}/{model.num_key_value_heads} "
+        f"{model.intermediate_size}"
+    )
+
+
+def interval_of_plan(
+    residuals: Residuals, plan: Plan, *, family: str, chip: str, borrows: bool = False, is_calibrated: bool = True, unseen: str = ""
+) -> StepInterval:
+    """The interval of a plan under the profile `family` on `chip`; see `interval`."""
+    return interval(
+        residuals, family=family, chip=chip, scale=scale_of(plan.num_chips), borrows=borrows, is_calibrated=is_calibrated, unseen=unseen
+    )
+
+
+@lru_cache(maxsize=4096)
+def interval(
+    residuals: Residuals, *, family: str, chip: str, scale: str, borrows: bool = False, is_calibrated: bool = True, unseen: str = ""
+) -> StepInterval:
+    """Quantiles of the family's runs at that scale, widened by what those runs cannot show.
+
+    borrows   the framework is not the family's: it has its profile for want of one
+    is_calibrated   the chip has a calibration of its own
+    unseen    shape of a model whose runs are not looked at
+
+    The runs of k models show how runs of a model differ and, between them, how models do; a further model lies about their mean, itself
+    known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the pooled quantiles. It is added in quadrature to each
+    side; so is the variance between families for a framework without runs, and that between chips for a chip without.
+    """
+    known = [each for each in residuals.models if each.model != unseen]
+    own = [each for each in known if each.family == family]
+    widened, words = 0.0, []
+    if borrows or not own:
+        widened += residuals.between_families**2
+        words.append("another framework's" if own else f"no runs of {family}: those of every framework")
+        own = own or known
+    chosen = [each for each in own if each.scale == scale]
+    if _count(chosen) < _ENOUGH:
+        chosen = own
+    if not chosen:
+        raise InputError("residuals: hold no runs; write them with `python -m perfmodel.report.residuals`")
+    num_models = len({each.model for each in chosen})
+    widened += 2.0 / num_models * residuals.between_models**2
+    if all(each.chip != chip for each in own):
+        widened += (residuals.between_chips if is_calibrated else residuals.between_calibrations) ** 2
+        words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
+    low, middle, high = (_quantile(chosen, share) for share in (_TAIL, 0.5, 1.0 - _TAIL))
+    more = _NORMAL * math.sqrt(widened)
+    families = family if any(each.family == family for each in chosen) else "all families"
+    at_scale = f" on {scale}" if chosen is not own else ""
+    return StepInterval(
+        low=math.exp(min(middle - math.hypot(middle - low, more), 0.0)),
+        high=math.exp(max(middle + math.hypot(high - middle, more), 0.0)),
+        rests_on=f"{_count(chosen):,} runs of {num_models} model{'s' if num_models > 1 else ''} of {families}{at_scale}"
+        + (f"; widened: {', '.join(words)}" if words else ""),
+        num_runs=_count(chosen),
+    )
+
+
+def _count(models: Iterable[ModelResiduals]) -> int:
+    return sum(each.num_runs for each in models)
+
+
+def _quantile(models: Sequence[ModelResiduals], share: float) -> float:
+    """Of the pooled runs. As many of n + 1 equally likely places lie below it as `share` says: a further run is one of them."""
+    points = sorted((point, each.num_runs / len(each.quantiles)) for each in models for point in each.quantiles)
+    total = sum(weight for _, weight in points)
+    wanted = share * (total + 1.0) - 0.5
+    below = 0.0
+    place, previous = points[0][0], (-math.inf, points[0][0])
+    for value, weight in points:
+        centre = below + weight / 2.0
+        if centre >= wanted:
+            start, place = previous
+            if math.isinf(start):
+                return value
+            return place + (value - place) * (wanted - start) / (centre - start)
+        previous = (centre, value)
+        below += weight
+    return points[-1][0]
+
+
+def load_residuals(path: str | Path | None = None) -> Residuals:
+    """The shipped residuals, or those of a file."""
+    return _load(resource_dir("strategies") / "residuals.yaml" if path is None else Path(path))
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path) -> Residuals:
+    import yaml
+
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        models = tuple(
+            ModelResiduals(
+                family=str(family),
+                model=str(row["model"]),
+                chip=str(row["chip"]),
+                scale=str(row["scale"]),
+                num_runs=int(row["num_runs"]),
+                quantiles=tuple(float(value) for value in row["quantiles"]),
+            )
+            for family, rows in data["families"].items()
+            for row in rows
+        )
+        return Residuals(
+            source=str(data["source"]),
+            date=str(data["date"]),
+            num_runs=int(data["num_runs"]),
+            between_models=float(data["between_models"]),
+            between_families=float(data["between_families"]),
+            between_chips=float(data["between_chips"]),
+            between_calibrations=float(data["between_calibrations"]),
+            models=models,
+        )
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"residuals={path}: cannot be read ({reason}); write it with `python -m perfmodel.report.residuals`") from None

@@ -1,0 +1,163 @@
+"""Which parameters a prediction hangs on: each ten percent larger, everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.machine import LINK_ROWS, LinkRates, Machine, StreamingRates, tier_kind
+from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import ExecutionProfile
+
+STEP = 0.1
+"""By how much a parameter grows."""
+
+NUM_NAMED = 3
+
+_BANDWIDTHS = ("inverse_bandwidth", "in_switch")
+_LATENCIES = ("base", "hop", "tree", "one_shot", "inner_hop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """change: of the step time, as a share of it, where the parameter is `STEP` larger."""
+
+    parameter: str
+    change: float
+    rests_on: str
+
+
+def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) -> tuple[Sensitivity, ...]:
+    """The parameters that change the step most, the largest change first; one that changes nothing is left out."""
+    base = estimator.predict(plan).step_time
+    found = []
+    for name, (source, change) in _PARAMETERS.items():
+        other = change(estimator)
+        if other is not None:
+            share = other.predict(plan).step_time / base - 1.0
+            found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source)))
+    ordered = sorted(found, key=lambda each: -abs(each.change))
+    return tuple(each for each in ordered[:most] if abs(each.change) > _NOTHING)
+
+
+_NOTHING = 1e-6
+
+
+def _source(estimator: Estimator, part: str) -> str:
+    return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.rests_on.get(part, "spec sheet")
+
+
+def _on_machine(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
+    """The same programs on another machine."""
+    return lambda estimator: replace(estimator, machine=change(estimator.machine, estimator.cluster))
+
+
+def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
+    """Fields of the profile, shares at most 1; None where all of them are 0."""
+
+    def change(estimator: Estimator) -> Estimator | None:
+        profile = estimator.profile
+        values = {name: getattr(profile, name) for name in names}
+        if not any(values.values()):
+            return None
+        larger = {name: min(value * (1.0 + STEP), 1.0) if name in _SHARES else value * (1.0 + STEP) for name, value in values.items()}
+        return _with_profile(estimator, replace(profile, **larger))
+
+    return change
+
+
+#: Fields that are a share of something.
+_SHARES = frozenset({"exposed_gradient_fraction", "tp_overlap_fraction", "tp_backward_overlap_fraction", "uneven_stage_weight"})
+
+
+def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
+    """Programs hold what the profile says: they are compiled again; the graphs do not."""
+    return Estimator(
+        job=estimator.job,
+        cluster=estimator.cluster,
+        machine=estimator.machine,
+        profile=profile,
+        sizes=estimator.sizes,
+        graphs=estimator.graphs,
+        rule_sets=estimator.rule_sets,
+    )
+
+
+def _faster_matmul(machine: Machine, _: Cluster) -> Machine:
+    matmul = replace(machine.matmul, flop_rate=machine.matmul.flop_rate * (1.0 + STEP))
+    convolution = machine.convolution
+    if convolution is not None:
+        convolution = replace(convolution, flop_rate=convolution.flop_rate * (1.0 + STEP))
+    return replace(machine, matmul=matmul, convolution=convolution)
+
+
+def _faster_attention(machine: Machine, _: Cluster) -> Machine:
+    kernels = {name: replace(rates, flop_rate=rates.flop_rate * (1.0 + STEP)) for name, rates in machine.attention.items()}
+    return replace(machine, attention=MappingProxyType(kernels))
+
+
+def _faster_memory(machine: Machine, _: Cluster) -> Machine:
+    """Of every kernel: streaming, the operands of matrix multiplies and of attention."""
+    kernels = {name: replace(rates, bandwidth=rates.bandwidth * (1.0 + STEP)) for name, rates in machine.attention.items()}
+    return replace(
+        machine,
+        memory_bandwidth=machine.memory_bandwidth * (1.0 + STEP),
+        streaming=_faster_streaming(machine.streaming),
+        matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth * (1.0 + STEP)),
+        attention=MappingProxyType(kernels),
+    )
+
+
+def _faster_streaming(rates: StreamingRates) -> StreamingRates:
+    table = rates.table * np.array([[1.0], [1.0 / (1.0 + STEP)], [1.0]])
+    caches = tuple(cache * np.array([[1.0], [1.0 / (1.0 + STEP)]]) for cache in rates.caches)
+    return replace(rates, table=table, caches=caches)
+
+
+def _links(kind: str, rows: tuple[str, ...], factor: float) -> Callable[[Machine, Cluster], Machine]:
+    """Rows of the link table times `factor`, on the tiers of one kind."""
+
+    def change(machine: Machine, cluster: Cluster) -> Machine:
+        table = machine.links.table.copy()
+        tiers = [index for index, tier in enumerate(cluster.tiers) if tier_kind(tier) == kind]
+        for row in rows:
+            table[LINK_ROWS.index(row), tiers] *= factor
+        links: LinkRates = replace(machine.links, table=table)
+        return replace(machine, links=links)
+
+    return change
+
+
+def _slower_host(machine: Machine, _: Cluster) -> Machine:
+    times = {name: time * (1.0 + STEP) for name, time in machine.host_times.items()}
+    return replace(machine, launch_time=machine.launch_time * (1.0 + STEP), host_times=MappingProxyType(times))
+
+
+#: Name -> (what it rests on: a part of the calibration, or the profile; the estimator with it a tenth larger).
+_PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] = {
+    "rate of matrix multiplies (sustained clock)": ("matmul", _on_machine(_faster_matmul)),
+    "rate of attention": ("attention", _on_machine(_faster_attention)),
+    "memory bandwidth": ("streaming", _on_machine(_faster_memory)),
+    "link bandwidth inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link bandwidth between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link latency inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
+    "link latency between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
+    "launch and host times of operators": ("streaming", _on_machine(_slower_host)),
+    "host floor of a layer": (
+        "profile",
+        _of_profile("host_layer_time", "host_layer_time_per_tp", "host_layer_time_per_tp_across_nodes"),
+    ),
+    "step constant": ("profile", _of_profile("step_time_constant")),
+    "traffic of elementwise operators": ("profile", _of_profile("elementwise_traffic")),
+    "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction")),
+    "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
+    "slow-down of compute beside communication": ("profile", _of_profile("compute_slowdown_under_communication")),
+    "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),
+}
+"""What is only a way of saying the same (tiles, ramps, offsets) is left out: these are what a person could measure or buy."""

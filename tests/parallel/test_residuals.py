@@ -1,0 +1,125 @@
+"""Intervals from residuals: they hold what they should, and widen where less is known."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.profile import list_profiles
+from perfmodel.parallel.residuals import ModelResiduals, Residuals, interval, load_residuals, scale_of, shape_of
+from perfmodel.workload.models import load_model
+
+
+def model_of(values, *, model="m", family="f", chip="c", scale="one node"):
+    return ModelResiduals(family=family, model=model, chip=chip, scale=scale, num_runs=len(values), quantiles=tuple(sorted(values)))
+
+
+def residuals_of(*models, **scatter):
+    values = dict(between_models=0.0, between_families=0.2, between_chips=0.04, between_calibrations=0.1) | scatter
+    return Residuals(source="s", date="d", num_runs=sum(each.num_runs for each in models), models=models, **values)
+
+
+UNIFORM = [i / 100 for i in range(-50, 51)]
+
+
+def found(residuals, **values):
+    return interval(residuals, **(dict(family="f", chip="c", scale="one node") | values))
+
+
+def test_many_runs_give_their_own_quantiles():
+    bounds = found(residuals_of(model_of(UNIFORM)))
+    assert (math.log(bounds.low), math.log(bounds.high)) == pytest.approx((-0.4, 0.4), abs=0.01)
+    assert bounds.num_runs == 101
+
+
+def test_a_further_run_lies_in_the_interval_of_few_four_times_of_five():
+    """Twenty runs of a heavy-tailed distribution, and one more."""
+    source = random.Random(5)
+    held = 0
+    for _ in range(2000):
+        *seen, new = [source.gauss(0.0, 0.05) + 0.2 * (source.random() < 0.1) for _ in range(21)]
+        bounds = found(residuals_of(model_of(seen)))
+        held += math.log(bounds.low) <= new <= math.log(bounds.high)
+    assert held / 2000 == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_model_counts_by_its_runs_however_few_quantiles_it_keeps():
+    many = replace(model_of([i / 100 for i in range(-10, 10)]), num_runs=100)
+    few = model_of([1.0] * 5, model="other")
+    assert math.log(found(residuals_of(many, few)).high) < 0.2
+
+
+@pytest.mark.parametrize(
+    "wider",
+    [
+        dict(family="g"),
+        dict(borrows=True),
+        dict(chip="other"),
+        dict(chip="other", is_calibrated=False),
+    ],
+)
+def test_what_has_no_runs_is_wider(wider):
+    residuals = residuals_of(model_of(UNIFORM))
+    base, more = found(residuals), found(residuals, **wider)
+    assert more.low < base.low
+    assert more.high > base.high
+    assert "widened" in more.rests_on
+    assert "widened" not in base.rests_on
+
+
+def test_a_chip_without_a_calibration_is_wider_than_one_with():
+    residuals = residuals_of(model_of(UNIFORM))
+    assert found(residuals, chip="x", is_calibrated=False).high > found(residuals, chip="x").high
+
+
+def test_few_models_are_wider_than_many():
+    one = residuals_of(model_of(UNIFORM), between_models=0.1)
+    four = residuals_of(*(model_of(UNIFORM, model=name) for name in "abcd"), between_models=0.1)
+    assert found(one).high > found(four).high > found(residuals_of(model_of(UNIFORM))).high
+
+
+def test_the_runs_of_an_unseen_model_are_not_looked_at():
+    residuals = residuals_of(model_of(UNIFORM), model_of([5.0] * 50, model="own"))
+    assert found(residuals, unseen="own").high == found(residuals_of(model_of(UNIFORM))).high
+
+
+def test_a_scale_with_too_few_runs_takes_the_family():
+    residuals = residuals_of(model_of(UNIFORM), model_of([3.0, 3.1], scale="many nodes"))
+    few = found(residuals, scale="many nodes")
+    assert few.num_runs == 103
+    assert "on many nodes" not in few.rests_on
+    assert "on one node" in found(residuals).rests_on
+
+
+def test_an_interval_holds_the_prediction():
+    bounds = found(residuals_of(model_of([0.1 + i / 1000 for i in range(50)])))
+    assert bounds.low == 1.0
+    assert bounds.high > 1.1
+
+
+def test_the_shipped_residuals_are_read_and_cover_the_profiles():
+    residuals = load_residuals()
+    assert residuals.source
+    assert residuals.date
+    assert residuals.num_runs == sum(each.num_runs for each in residuals.models) > 700
+    assert all(len(each.quantiles) == min(each.num_runs, 20) for each in residuals.models)
+    assert {each.family for each in residuals.models} <= set(list_profiles())
+    bounds = interval(residuals, family="nanotron", chip="h100-sxm-80gb", scale="several nodes")
+    assert 0.7 < bounds.low < 1.0 < bounds.high < 1.4
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "families: {f: [{model: m}]}", "[]"])
+def test_a_broken_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "residuals.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"residuals=.*cannot be read"):
+        load_residuals(path)
+
+
+def test_scales_and_shapes():
+    assert [scale_of(chips) for chips in (1, 8, 9, 64, 65, 4096)] == [
+        "one node", "one node", "several nodes", "several nodes", "many nodes", "many nodes",
+    ]  # fmt: skip
+    assert shape_of(load_model("llama-3-8b")) == shape_of(load_model("llama-3.1-8b")) != shape_of(load_model("llama-3-70b"))
