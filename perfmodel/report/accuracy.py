@@ -23,6 +23,7 @@ from perfmodel.parallel.profile import list_profiles, load_profile
 from perfmodel.report.accuracy_lines import LINES, NO_TIMES, AccuracyLine, cause_of, is_scored
 from perfmodel.report.judgement import ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
 from perfmodel.report.markdown import markdown_table
+from perfmodel.report.plan_choice import NEAR_BEST, PlanGroup
 from perfmodel.report.table import Table
 from perfmodel.report.validate import validate_cases
 from perfmodel.report.validation_figures import write_figures
@@ -223,7 +224,7 @@ def _plan_choice(report: AccuracyReport) -> str:
         choices = summarise(rows, skip_broken_nvlink=True).choices
         if choices.groups:
             table = choice_table(choices)
-            parts += ["", f"{name.capitalize()}:", "", markdown_table(table)]
+            parts += ["", f"{name.capitalize()}:", "", markdown_table(table), *_worst_groups(choices.groups)]
             num_broken = choices.num_broken_nvlink
     if not parts:
         return ""
@@ -245,11 +246,26 @@ def _plan_choice(report: AccuracyReport) -> str:
     )
 
 
+def _worst_groups(groups: Sequence[PlanGroup]) -> list[str]:
+    """The groups that cost most, of those that cost more than noise."""
+    worst = [group for group in sorted(groups, key=lambda each: -each.regret) if group.regret > NEAR_BEST]
+    return [
+        "",
+        "; ".join(
+            f"{group.source} {group.model} on {group.num_chips:,.0f} chips ({group.num_plans} plans): {_pct(group.regret)}, best of the "
+            f"first three {_pct(group.best_of_three)}"
+            for group in worst
+        )
+        + "; every other group: at most 3 %.",
+    ]
+
+
 def _memory_and_fits(report: AccuracyReport) -> str:
     result = report.result
     parts = ["## Memory", ""]
     if result.memories:
         parts += [
+            "In-sample: what a framework's allocator holds beyond its tensors was set with these runs in view.",
             "Against the framework's own figure: what its allocator holds (reserved) or what is in tensors",
             "(allocated), of the rank that reports.",
             "",

@@ -43,14 +43,14 @@ JOB_FLAGS = (
     "--save",
 )
 FLAGS = {
-    "predict": (*PLAN_FLAGS, *JOB_FLAGS, "--calibration", "--order"),
+    "predict": (*PLAN_FLAGS, *JOB_FLAGS, "--calibration", "--order", "--interval"),
     "search": (*PLAN_FLAGS, *JOB_FLAGS, "--objective", "--top", "--max-tp", "--max-pp", "--max-dp-shard"),
     "explain": ("--why-not", "--json"),
     "compare": ("--json",),
     "run": ("--steps", "--shrink", "--json"),
     "audit": ("--rank", "--all-stages", "--json"),
     "calibrate": ("--save",),
-    "validate": ("--out",),
+    "validate": ("--out", "--by", "--plots", "--tier", "--skip-broken-nvlink", "--json"),
     "pase-report": ("--graph", "--devices", "--figure", "--plot", "--json"),
     "import": ("--inputs", "--save", "--search", "--json"),
 }

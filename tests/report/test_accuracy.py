@@ -97,3 +97,12 @@ def test_a_pipe_in_a_cell_is_escaped():
         "| --- | ---: |",
         "| x\\|y |   |",
     ]
+
+
+def test_groups_that_cost_most_are_named(cases, tmp_path):
+    out = tmp_path / "a.md"
+    report = write_report([cases], out)
+    text = out.read_text(encoding="utf-8")
+    (group,) = report.result.choices.groups
+    assert f"nanotron Llama-3-8B on 64 chips (5 plans): {100 * group.regret:.1f} %" in text or group.regret <= 0.03
+    assert "every other group: at most 3 %" in text
