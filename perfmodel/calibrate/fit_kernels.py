@@ -21,6 +21,7 @@ from perfmodel.calibrate.fits import (
     CollectiveTable,
     Indices,
     MatmulTable,
+    Tiles,
     bare_machine,
     fit_attention,
     fit_collective,
@@ -28,13 +29,13 @@ from perfmodel.calibrate.fits import (
     fit_logarithm,
     fit_matmul,
     held_out_errors,
-    predict_attention,
-    predict_collective,
     predict_matmul,
     relative_errors,
     rounded,
 )
+from perfmodel.calibrate.held_out import attention_errors, collective_errors, matmul_errors, sample, size_decades
 from perfmodel.calibrate.kernel_tables import (
+    AICONFIGURATOR_KINDS,
     read_attention,
     read_collectives,
     read_llmcompass,
@@ -51,6 +52,7 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import PerfModelError
 from perfmodel.hardware.calibration import (
+    GPU_TILES,
     SCALE_OUT,
     SCALE_UP,
     AttentionModel,
@@ -83,7 +85,11 @@ class ChipTables:
     relatives: tuple[str, ...]
     sustained_clock_fraction: float
     clock_source: str
+    tiles: Tiles = GPU_TILES
 
+
+NARROW_TILE = (64.0, 32.0, 6.0)
+"""Ampere's libraries choose it for small products (its table is 1 % nearer with it); on Hopper and Blackwell it makes the fit no better."""
 
 _HOPPER_CLOCK = (
     "clock .72: short bursts against training at the 700 W limit; with FlashAttention-2 counted apart .70-.74 explains nanotron's H100 "
@@ -102,6 +108,7 @@ TABLES = {
                    "v100-sxm2-16gb", "v100-sxm2-32gb", "v100-sxm3-32gb", "v100-sxm3-32gb-450w"),
         sustained_clock_fraction=0.95,
         clock_source="clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip",
+        tiles=(*GPU_TILES, NARROW_TILE),
     ),
     "h100": ChipTables(
         chip="h100-sxm-80gb",
@@ -142,6 +149,9 @@ TABLES = {
     ),
 }  # fmt: skip
 
+DECODE_ROWS = 128
+"""Matrix multiplies of fewer rows are those of decoding."""
+
 EXPOSED_FLOOR_FRACTION = 0.5
 """Kernels of one stream follow one another: the launch and drain of about half their floor hide under the neighbours."""
 
@@ -157,9 +167,6 @@ NVLINK_OVER_NETWORK_HOP = 3.4 / 14.0
 SIMAI_NIC_BANDWIDTH = 50e9
 """[byte/s] of one chip: SimAI's tables are taken to be of 400 Gbit/s NICs."""
 
-FIT_POINTS = 6000
-"""Points of a table that a fit looks at (drawn at random, seed 0); errors are on all of them."""
-
 
 def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> Calibration:
     """The calibration of one chip from the tables in `folder`; `say` reports each part."""
@@ -168,13 +175,13 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     points: dict[str, int] = {}
     errors: dict[str, float] = {}
 
-    def note(part: str, number: int, error: float) -> None:
-        points[part], errors[part] = number, round(float(error), 4)
-        say(f"{name} {part}: {number} points, held-out median error {error:.1%}")
+    def note(part: str, found: Array) -> None:
+        points[part], errors[part] = len(found), round(float(np.median(found)), 4)
+        say(f"{name} {part}: {len(found)} points, held-out errors: median {np.median(found):.1%}, p90 {np.quantile(found, 0.9):.1%}")
 
-    matmul = {Dtype.BF16: _fit_matmuls(read_matmuls(folder, tables.folder, tables.gemm, "bfloat16"), cluster, Dtype.BF16, note)}
-    if Dtype.FP8 in cluster.chip.peak_flop_rate:
-        matmul[Dtype.FP8] = _fit_matmuls(read_matmuls(folder, tables.folder, tables.gemm, "fp8"), cluster, Dtype.FP8, note)
+    matmul = {
+        dtype: _fit_matmuls(folder, tables, cluster, dtype, note) for dtype in MEASURED_DTYPES if dtype in cluster.chip.peak_flop_rate
+    }
     attention = _fit_attention(folder, tables, cluster, note)
     streaming = _fit_streaming(folder, tables, cluster, note)
     inside = _fit_inside(folder, tables, cluster, note)
@@ -206,46 +213,37 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         points=points,
         errors=errors,
         notes=(
-            "Matmul fitted for m >= 128 and n, k >= 64; smaller ones are extrapolated. No table has batches of small products: tiles "
-            "are counted over the batch. Softmax, layernorm, cross-entropy and GELU: A100 figures, on the other chips in the same "
+            "No table has batches of small products: tiles are counted over the batch. Attention fitted for lengths from 512 and head dims "
+            "64 and 128. Softmax, layernorm, cross-entropy and GELU: A100 figures, on the other chips in the same "
             "proportion to plain streaming. Between nodes: one set of figures for all chips (SimAI, nccl-tests of H100 and H200)."
         ),
     )
 
 
-Note = Callable[[str, int, float], None]
+Note = Callable[[str, Array], None]
+MEASURED_DTYPES = {Dtype.BF16: "bfloat16", Dtype.FP8: "fp8"}
+"""What the tables call them."""
 
 
-def _sample(number: int) -> Indices:
-    return np.sort(np.random.default_rng(0).permutation(number)[:FIT_POINTS])
-
-
-def _fit_matmuls(table: MatmulTable, cluster: Cluster, dtype: Dtype, note: Note) -> MatmulModel:
-    table = table.rows((table.m >= 128) & (table.n >= 64) & (table.k >= 64))
-
-    def refit(chosen: Indices) -> Callable[[Indices], Array]:
-        model = fit_matmul(table.rows(chosen[_sample(len(chosen))]), cluster, dtype)
-        return lambda rows: predict_matmul(model, table.rows(rows), cluster, dtype)
-
-    held_out = held_out_errors(table.n * 1e6 + table.k, table.time, refit)
-    note(f"matmul.{dtype}", len(table.time), np.median(held_out))
-    is_large = table.m >= 1024
-    note(f"matmul.{dtype}.m>=1024", int(is_large.sum()), np.median(held_out[is_large]))
-    return fit_matmul(table.rows(_sample(len(table.time))), cluster, dtype)
+def _fit_matmuls(folder: Path, tables: ChipTables, cluster: Cluster, dtype: Dtype, note: Note) -> MatmulModel:
+    table: MatmulTable = read_matmuls(folder, tables.folder, tables.gemm, MEASURED_DTYPES[dtype])
+    held_out = matmul_errors(table, cluster, dtype, tiles=tables.tiles)
+    note(f"matmul.{dtype}", held_out[table.m >= DECODE_ROWS])
+    note(f"matmul.{dtype}.m>=1024", held_out[table.m >= 1024])
+    note(f"matmul.{dtype}.m<{DECODE_ROWS}", held_out[table.m < DECODE_ROWS])
+    return fit_matmul(table.rows(sample(len(table.time))), cluster, dtype, tiles=tables.tiles)
 
 
 def _fit_attention(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[str, AttentionModel]:
-    table: AttentionTable = read_attention(folder, tables.folder, tables.attention)
-    table = table.rows((table.length >= 512) & np.isin(table.head_dim, (64, 128)))
+    table = training_attention(read_attention(folder, tables.folder, tables.attention))
     backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie" if tables.folder == "a100_sxm" else "b200_bf16_ceperm"))
-
-    def refit(chosen: Indices) -> Callable[[Indices], Array]:
-        model = fit_attention(table.rows(chosen), cluster, Dtype.BF16, backward_rate=backward_rate)
-        return lambda rows: predict_attention(model, table.rows(rows), cluster, Dtype.BF16)
-
-    held_out = held_out_errors(table.heads * 1e6 + table.batch * 1e3 + table.head_dim, table.time, refit)
-    note("attention.flash", len(table.time), np.median(held_out))
+    note("attention.flash", attention_errors(table, cluster))
     return {"flash": fit_attention(table, cluster, Dtype.BF16, backward_rate=backward_rate)}
+
+
+def training_attention(table: AttentionTable) -> AttentionTable:
+    """The shapes of training: lengths from 512, head dims 64 and 128."""
+    return table.rows((table.length >= 512) & np.isin(table.head_dim, (64, 128)))
 
 
 def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:
@@ -270,7 +268,7 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
         floor_time, bandwidth = _linear_stream(num_bytes[chosen], time[chosen])
         return lambda rows: floor_time + num_bytes[rows] / bandwidth
 
-    note("streaming.default", len(time), np.median(held_out_errors(num_bytes, time, refit)))
+    note("streaming.default", held_out_errors(num_bytes, time, refit))
     floor_time, bandwidth = _linear_stream(num_bytes, time)
     a100 = load_cluster("dgx-a100").chip.memory.bandwidth
     _, a100_stream = _linear_stream(*_weight_stream(folder, TABLES["a100"]))
@@ -282,8 +280,7 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
         kernel_bytes, kernel_time = 4 * elements[is_large], kernel_time[is_large]
         host_time, kernel_bandwidth = _linear_stream(kernel_bytes, kernel_time)
         shares[kernel] = min(kernel_bandwidth / a100_stream, 1.0)
-        error = relative_errors(host_time + kernel_bytes / kernel_bandwidth, kernel_time)
-        note(f"streaming.{kernel} (in sample, A100)", len(kernel_time), np.median(error))
+        note(f"streaming.{kernel} (in sample, A100)", relative_errors(host_time + kernel_bytes / kernel_bandwidth, kernel_time))
     simumax = read_simumax(folder, "a100_pcie")["accelerator"]["bandwidth"]
     pcie = 1935e9  # [byte/s] of its A100 PCIe 80 GB
     plain = simumax["default"]["efficient_factor"] * simumax["default"]["gbps"] * 1e9 / pcie * a100 / a100_stream
@@ -301,17 +298,27 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
 
 def _fit_inside(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[CollectiveKind, CollectiveModel]:
     models = {}
-    for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL):
-        table = read_collectives(folder, tables.folder, tables.nccl, kind)
-        if kind is CollectiveKind.ALL_REDUCE and tables.folder == "h100_sxm":
-            table = _joined(table, _large(read_published_all_reduce(folder, "H100", nodes=1)))
-        models[kind] = _fit_one_inside(table, kind, cluster, note)
+    for kind in AICONFIGURATOR_KINDS:
+        models[kind] = _fit_one_inside(inside_table(folder, tables, kind), kind, cluster, note)
     num_bytes, time = read_vidur_sends(folder, tables.sends, per_node=2)
     floor_time, bandwidth = _linear_stream(num_bytes, time)
     link = load_cluster({"a100_dgx": "dgx-a100", "h100_dgx": "dgx-h100"}[tables.sends]).tiers[0].link.bandwidth
-    note("scale_up.send_recv", len(time), np.median(relative_errors(floor_time + num_bytes / bandwidth, time)))
+    note("scale_up.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
     models[CollectiveKind.SEND_RECV] = CollectiveModel(hop_time=floor_time, bandwidth_fraction=rounded(bandwidth / link))
     return models
+
+
+def inside_table(folder: Path, tables: ChipTables, kind: CollectiveKind) -> CollectiveTable:
+    """What was measured of a collective in a node of the chip."""
+    table = read_collectives(folder, tables.folder, tables.nccl, kind)
+    if kind is CollectiveKind.ALL_REDUCE and tables.folder == "h100_sxm":
+        return _joined(table, _large(read_published_all_reduce(folder, "H100", nodes=1)))
+    return table
+
+
+def reduces_in_switch(kind: CollectiveKind, cluster: Cluster) -> bool:
+    """Whether the switches can add: NVLink SHARP came with the H100's."""
+    return kind is CollectiveKind.ALL_REDUCE and cluster.name != "dgx-a100"
 
 
 def _large(table: CollectiveTable) -> CollectiveTable:
@@ -329,25 +336,27 @@ def _joined(first: CollectiveTable, second: CollectiveTable) -> CollectiveTable:
 
 
 def _fit_one_inside(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, note: Note) -> CollectiveModel:
-    in_switch = kind is CollectiveKind.ALL_REDUCE and cluster.name != "dgx-a100"  # NVLink SHARP came with the H100's switches
-
-    def refit(chosen: Indices) -> Callable[[Indices], Array]:
-        model = fit_collective(table.rows(chosen), kind, cluster, reduces_in_switch=in_switch)
-        return lambda rows: predict_collective(model, kind, table.rows(rows), cluster)
-
-    held_out = held_out_errors(np.round(np.log2(table.num_bytes)), table.time, refit)
-    note(f"scale_up.{kind}", len(table.time), np.median(held_out))
+    in_switch = reduces_in_switch(kind, cluster)
+    note(f"scale_up.{kind}", collective_errors(table, kind, cluster, reduces_in_switch=in_switch))
     model = fit_collective(table, kind, cluster, reduces_in_switch=in_switch)
     # A tree instead of the ring's hops beyond the ranks that were measured; equal to the ring at the largest that was.
     most_ranks = float(table.ranks.max())
     return replace(model, tree_hop_time=rounded(model.hop_time * (most_ranks - 1) / np.ceil(np.log2(most_ranks))))
 
 
+def between_nodes_errors(folder: Path) -> dict[CollectiveKind, Array]:
+    """Of every message between nodes, by a fit that saw none of its decade of sizes. Sends, a straight line, are left aside. [-]"""
+    found: dict[str, Array] = {}
+    _fit_outside(folder, found.__setitem__)
+    kinds = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
+    return {kind: found[f"{SCALE_OUT}.{kind}"] for kind in kinds}
+
+
 def _fit_outside(folder: Path, note: Note) -> dict[CollectiveKind, CollectiveModel]:
     """Between nodes, from H100 and H200 tables; fractions of the NIC's rate, so that they carry over to other chips."""
     tables = TABLES["h100"]
     cluster = load_cluster("dgx-h100", num_chips=1024)
-    silent: Note = lambda part, number, error: None  # noqa: E731
+    silent: Note = lambda part, found: None  # noqa: E731
     inside = {
         kind: fit_collective(read_collectives(folder, tables.folder, tables.nccl, kind), kind, cluster)
         for kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
@@ -383,7 +392,7 @@ def _fit_outside(folder: Path, note: Note) -> dict[CollectiveKind, CollectiveMod
     )
     num_bytes, time = read_vidur_sends(folder, "h100_dgx", per_node=1)
     floor_time, bandwidth = _linear_stream(num_bytes, time)
-    note("scale_out.send_recv", len(time), np.median(relative_errors(floor_time + num_bytes / bandwidth, time)))
+    note("scale_out.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
     send = CollectiveModel(hop_time=floor_time, bandwidth_fraction=rounded(bandwidth / cluster.tiers[-1].link.bandwidth))
     return {
         CollectiveKind.ALL_REDUCE: reduce,
@@ -426,7 +435,8 @@ def _fit_one_outside(
         found = fit(table.rows(chosen))
         return lambda rows: predict(found, table.rows(rows))
 
-    note(f"scale_out.{kind}", len(table.time), np.median(held_out_errors(np.round(np.log2(table.num_bytes)), table.time, refit)))
+    decades = size_decades(table)
+    note(f"scale_out.{kind}", held_out_errors(decades, table.time, refit, num_folds=len(np.unique(decades))))
     return model(fit(table))
 
 

@@ -21,11 +21,22 @@ from perfmodel.hardware.cluster import Cluster
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.integer]
+Tiles = tuple[tuple[float, float, float], ...]
 
 OUTLIER = 0.1
 """Relative error from which a point counts less than its square (soft L1): tables hold kernels that the library chose badly."""
 
 NUM_FOLDS = 5
+
+REDUCE_RAMP_EXPONENT = 0.7
+"""An all-reduce changes its algorithm as well (tree, ring, in the switch): beside the steps of the protocol a slow rise remains."""
+
+RING_STEP_BYTES, EXCHANGE_STEP_BYTES, BULK_BYTES = 2.0**12, 2.0**14.5, 2.0**20
+"""Chunks at which NCCL's latency steps up, of rings and of all-to-alls, and from which it moves data in bulk: much the same on A100, H100
+and B200 with 2, 4 and 8 ranks, so they are not fitted to each."""
+
+NO_SOFTNESS = 1e-3
+"""A share of the last wave below it is 0, which costs less to evaluate."""
 
 NEGLIGIBLE = 1e-12
 """Parameters (s, fractions) below it are 0: a bound that a fit came to rest on."""
@@ -136,21 +147,27 @@ def relative_errors(predicted: Array, time: Array) -> Array:
     return np.abs(predicted / time - 1.0)
 
 
-def held_out_errors(group: NDArray[Any], time: Array, refit: Callable[[Indices], Callable[[Indices], Array]]) -> Array:
+def held_out_errors(
+    group: NDArray[Any], time: Array, refit: Callable[[Indices], Callable[[Indices], Array]], *, num_folds: int = NUM_FOLDS
+) -> Array:
     """Relative errors where each group of shapes is predicted by a fit to the others. [-]
 
-    group  an integer for each point; whole groups go into one of five folds, by their order
+    group  an integer for each point; whole groups go into one of `num_folds` folds, at random (seed 0)
     refit  (indices to fit) -> (indices to predict -> predicted times)
     """
     names = np.unique(group)
-    fold_of = {name: index % NUM_FOLDS for index, name in enumerate(np.random.default_rng(0).permutation(names))}
+    fold_of = {name: index % num_folds for index, name in enumerate(np.random.default_rng(0).permutation(names))}
     fold = np.array([fold_of[name] for name in group])
     errors = np.empty(len(time))
-    for held_out in range(min(NUM_FOLDS, len(names))):
+    for held_out in range(min(num_folds, len(names))):
         inside, outside = np.flatnonzero(fold == held_out), np.flatnonzero(fold != held_out)
         if len(inside) and len(outside):
             errors[inside] = relative_errors(refit(outside)(inside), time[inside])
     return errors
+
+
+LARGE_TIME = 1e-4
+"""[s] at peak: products of this size count twice as much in a fit as small ones, larger ones up to three times. A step is made of them."""
 
 
 def octave_weight(*columns: Array) -> Array:
@@ -166,28 +183,32 @@ def predict_matmul(model: MatmulModel, table: MatmulTable, cluster: Cluster, dty
     return np.asarray(matmul_time(batch=1.0, m=table.m, n=table.n, k=table.k, itemsize=itemsize(dtype), machine=machine))
 
 
-def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype) -> MatmulModel:
+def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Tiles = GPU_TILES) -> MatmulModel:
     """The model of a GPU's matrix multiplies. Starts from, and stays around, what the tables of four chips gave."""
+    size = 2 * table.m * table.n * table.k / (cluster.chip.flop_rate(dtype) * LARGE_TIME)
+    weight = octave_weight(table.m, table.n, table.k) * (1.0 + 2.0 * size / (1.0 + size))
 
     def model(x: Array) -> MatmulModel:
         return MatmulModel(
             peak_fraction=rounded(x[0]),
             depth_offset=rounded(x[1]),
-            wave_softness=rounded(x[2]),
+            wave_softness=rounded(x[2]) if x[2] > NO_SOFTNESS else 0.0,
             memory_fraction=rounded(x[3]),
             floor_time=rounded(x[4] * 1e-6),
             sharpness=rounded(x[5]),
             small_tile_penalty=rounded(x[6]),
-            tiles=GPU_TILES,
+            least_waves=rounded(x[7]),
+            split_depth=rounded(np.exp(x[8])),
+            tiles=tiles,
         )
 
     found = fit_logarithm(
         lambda x: predict_matmul(model(x), table, cluster, dtype),
         table.time,
-        start=(0.8, 80, 0.2, 0.9, 4, 3, 0.03),
-        lower=(0.3, 0, 0, 0.3, 0.1, 1, 0),
-        upper=(1.2, 600, 1, 1.2, 20, 8, 1),
-        weight=octave_weight(table.m, table.n, table.k),
+        start=(0.8, 80, 0.2, 0.9, 3, 3, 0.1, 0.6, 8),
+        lower=(0.3, 0, 0, 0.3, 0.1, 1, 0, 0.05, 4),
+        upper=(1.2, 600, 1, 1.2, 20, 8, 1, 2, 11.5),
+        weight=weight / weight.mean(),
     )
     return model(found)
 
@@ -241,22 +262,29 @@ def predict_collective(model: CollectiveModel, kind: CollectiveKind, table: Coll
 
 def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, reduces_in_switch: bool = False) -> CollectiveModel:
     """The model of a collective inside a node; `reduces_in_switch`: the switch can add, so that all-reduce has a second bound."""
+    step_bytes = EXCHANGE_STEP_BYTES if kind is CollectiveKind.ALL_TO_ALL else RING_STEP_BYTES
 
     def model(x: Array) -> CollectiveModel:
         return CollectiveModel(
             base_time=rounded(x[0] * 1e-6),
             hop_time=rounded(x[1] * 1e-6),
             bandwidth_fraction=rounded(x[2]),
-            ramp_time=rounded(x[3] * 1e-6),
-            ramp_exponent=rounded(x[4]),
-            switch_fraction=rounded(x[5]) if reduces_in_switch else 0.0,
+            own_share=rounded(x[3]),
+            step_share=rounded(x[4]),
+            step_bytes=step_bytes,
+            bulk_time=rounded(x[5] * 1e-6),
+            bulk_bytes=BULK_BYTES,
+            switch_fraction=rounded(x[6]) if reduces_in_switch else 0.0,
+            ramp_time=rounded(x[7] * 1e-6) if kind is CollectiveKind.ALL_REDUCE else 0.0,
+            ramp_exponent=REDUCE_RAMP_EXPONENT,
         )
 
     found = fit_logarithm(
         lambda x: predict_collective(model(x), kind, table, cluster),
         table.time,
-        start=(8, 1, 0.8, 6, 0.6, 0.6),
-        lower=(0.1, 0, 0.05, 0, 0.2, 0.1),
-        upper=(60, 30, 1.0, 100, 0.95, 1.0),
+        start=(8, 1, 0.8, 0.4, 0.3, 10, 0.6, 2),
+        lower=(0.1, 0, 0.5, 0, 0, 0, 0.5, 0),
+        upper=(60, 30, 1.0, 1.5, 3, 100, 1.0, 60),
+        weight=np.sqrt(table.ranks / table.ranks.mean()),
     )
     return model(found)

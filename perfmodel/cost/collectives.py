@@ -37,6 +37,10 @@ def collective_time(
     """One collective of a group, alone on its links. [s]
 
     t = sum over crossed tiers of a  +  min(sum h_ring a1, sum h_tree a_tree)  +  max over tiers of (V_i / B_i + c (V_i / MiB)^x)
+        + sum over crossed tiers of  l L_i s(V / n / v_l) + J s(V / n / v_J),   s(x) = x^2 / (1 + x^2)
+    L_i = a + min(h_ring a1, h_tree a_tree): the tier's own latency
+
+    V_i also counts p g V / n, the chunk that stays where it is.
 
     A ring that leaves an inner domain takes `inner_hop_time` more for each hop inside.
 
@@ -55,8 +59,9 @@ def collective_time(
     Where the library can (`one_shot_time`), a small all-reduce instead sends V to each of the n - 1 peers at once.
     Full mesh: B_i grows with the peers, min(bandwidth, (n - 1) * pair bandwidth). Torus: see `machine._torus_slowdown`.
 
-    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005 (ring, recursive halving and doubling); the base, the ramp and the achieved
-    fraction of B_i are fitted to NCCL (or gloo), whose own choice of algorithm and protocol they contain.
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005 (ring, recursive halving and doubling); the base, the steps or the ramp and the
+    achieved fraction of B_i are fitted to NCCL (or gloo), whose own choice of algorithm and protocol they contain: the steps l and J are
+    where NCCL leaves its low-latency protocol and enters its bulk protocol.
     """
     links = machine.links
     code = _code(kind)
@@ -70,22 +75,28 @@ def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
 
 
 def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates) -> Any:
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _, in_switch = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _, in_switch, *protocols = coefficients
     n = group_size
     peers = n - 1.0
     crossed = np.minimum(peers, 1.0)
-    latency = np.minimum(peers * hop, _tree_levels(n) * tree)
+    latency = base * crossed + np.minimum(peers * hop, _tree_levels(n) * tree)
+    sent = (nested + ring + pairwise) * num_bytes * (peers / n)
+    if links.stepped:
+        chunk = num_bytes / n
+        latency = latency + _protocol_time(chunk, crossed, latency, protocols)
+        sent = sent + protocols[0] * (crossed * chunk)
     seconds = inverse_bandwidth
     if links.mesh[0] > 1:
         seconds = seconds * _mesh_slowdown(peers, links.mesh[0])
-    sent = (nested + ring + pairwise) * num_bytes * (peers / n)
     if links.torus[0][0].size:
         rings, exchanges = _torus_slowdown(n, links, 0)
         seconds = seconds * np.where(pairwise > 0, exchanges, rings)
     moving = sent * seconds
     if links.has_in_switch:
         moving = np.minimum(moving, num_bytes * in_switch)
-    time = base * crossed + latency + moving + ramp * np.power(sent, exponent)
+    time = latency + moving
+    if links.has_ramp:
+        time = time + ramp * np.power(sent, exponent)
     if links.has_one_shot:
         time = np.minimum(time, crossed * one_shot + (peers * num_bytes) * seconds)
     return time
@@ -97,7 +108,7 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
     num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
     coefficients = links.table[:, :, code]
     coefficients = coefficients.reshape(*coefficients.shape[:2], *(1,) * (num_dims - np.ndim(code)), *np.shape(code))
-    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop, in_switch = coefficients
+    base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, inner_hop, in_switch, *protocols = coefficients
     members = np.empty((len(inside) + 1, *(1,) * (num_dims - len(shape)), *shape))
     members[0] = 1.0
     for tier, count in enumerate(inside):
@@ -110,18 +121,34 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
     share = 1.0 / members
     flow = ring * (crossed * ((n - 1.0) / n) * share[:-1]) + nested * (share[:-1] - share[1:]) + pairwise * ((outer - inner) / n)
     sent = flow * num_bytes
+    ring_latency = _total(hops * hop) + _total(hops[:-1] * (inner_hop[1:] * crossed[1:]))
+    levels = _tree_levels(branches)
+    latency = _total(base * crossed) + np.minimum(ring_latency, _total(levels * tree))
+    chunk = num_bytes / n
+    for tier in links.stepped:
+        steps = [row[tier] for row in protocols]
+        inner_latency = base[tier] * crossed[tier] + np.minimum(hops[tier] * hop[tier], levels[tier] * tree[tier])
+        latency = latency + _protocol_time(chunk, crossed[tier], inner_latency, steps)
+        sent[tier] += steps[0] * (crossed[tier] * chunk)
     seconds = inverse_bandwidth
     if max(links.mesh) > 1 or any(rings.size for rings, _ in links.torus):
         seconds = seconds * _topology_slowdown(branches, pairwise, links)
-    ring_latency = _total(hops * hop) + _total(hops[:-1] * (inner_hop[1:] * crossed[1:]))
-    latency = np.minimum(ring_latency, _total(_tree_levels(branches) * tree))
     moving = sent * seconds
     if links.has_in_switch:
         moving = np.minimum(moving, num_bytes * in_switch)
-    time = _total(base * crossed) + latency + _slowest(moving + ramp * np.power(sent, exponent))
+    if links.has_ramp:
+        moving = moving + ramp * np.power(sent, exponent)
+    time = latency + _slowest(moving)
     if links.has_one_shot:
         time = np.minimum(time, _total(crossed * one_shot) + ((n - 1.0) * num_bytes) * _slowest(crossed * seconds))
     return time
+
+
+def _protocol_time(chunk: Num, crossed: Num, latency: Num, steps: Sequence[Any]) -> Any:
+    """What the steps of one tier add: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
+    _, step, step_square, bulk, bulk_square = steps
+    square = chunk * chunk
+    return latency * step * (square / (square + step_square)) + crossed * bulk * (square / (square + bulk_square))
 
 
 def _total(by_tier: Any) -> Any:

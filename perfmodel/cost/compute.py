@@ -23,27 +23,31 @@ def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: M
     """A batch of matrix multiplies [m, k] x [k, n]. [s]
 
     t = t0 + (C^p + M^p)^(1/p)
-    C = min over tiles of  wq * S * tm * tn * (1 + q * m0) * 2 (k + k0) / R
-    wq = (1 - a) * w + a * ceil(w),   w = batch * ceil(m / tm) * ceil(n / tn) / S
+    C = min over tiles of  max(wq, w0) * S * tm * tn * (1 + q * m0) * 2 (k max(r, D / (D + k)) + k0) / R
+    wq = (1 - a) * w + a * ceil(w),   w = batch * ceil(m / tm) * ceil(n / tn) / S,   r = min(w / w0, 1)
     M = itemsize * batch * (m k + k n + m n) / B
 
     itemsize  bytes of an element of all three matrices                                         [byte]
     R   achieved FLOP rate (peak * clock * peak_fraction)         B   achieved memory bandwidth
     S   compute units    tm, tn  output tile    q  its penalty exponent    a, k0, m0, p, t0  calibration
 
-    S * wq tiles are paid: the last wave of tiles costs up to a whole one. The library is taken to choose the best tile.
+    S * wq tiles are paid: the last wave of tiles costs up to a whole one. The library is taken to choose the best tile. A tile among few
+    is done in w0 of the time that it takes in a full wave (caches and power are its own), and no sooner with even fewer; then (r < 1)
+    idle units take a share of a long contraction: they split k as far as they suffice, less so the shorter it is (D: split-k, stream-k).
     Source: wave and tile quantisation as in NVIDIA, Matrix Multiplication Background User's Guide; the rest is fitted.
     """
     rates = machine.matmul
-    if _size(batch, m, n) <= STACK_LIMIT:
-        shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n))
+    depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
+    if _size(batch, m, n, *depths) <= STACK_LIMIT:
+        shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n), *map(np.ndim, depths))
         inverse_m, inverse_n, weight = (column.reshape(shape) for column in rates.tile_columns)
-        work = _tile_work(batch, m, n, inverse_m, inverse_n, weight, machine).min(axis=0)  # a minimum is exact in any order
+        work = _tile_work(batch, m, n, depths, inverse_m, inverse_n, weight, machine).min(axis=0)  # a minimum is exact in any order
     else:
-        work = _tile_work(batch, m, n, *rates.tiles[0], machine)
+        work = _tile_work(batch, m, n, depths, *rates.tiles[0], machine)
         for tile in rates.tiles[1:]:
-            np.minimum(work, _tile_work(batch, m, n, *tile, machine), out=work)
-    compute = work * ((k + rates.depth_offset) * (2.0 * rates.compute_units / rates.flop_rate))
+            np.minimum(work, _tile_work(batch, m, n, depths, *tile, machine), out=work)
+    scale = 2.0 * rates.compute_units / rates.flop_rate
+    compute = work * (scale if depths else (k + rates.depth_offset) * scale)
     memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
     p = rates.sharpness
     return rates.floor_time + np.power(np.power(compute, p) + np.power(memory, p), 1.0 / p)
@@ -65,11 +69,20 @@ def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, item
     return rates.floor_time + batch * m * n * (k + rates.depth_offset) * (2.0 / rates.flop_rate) + num_bytes / rates.bandwidth
 
 
-def _tile_work(batch: Num, m: Num, n: Num, inverse_m: Num, inverse_n: Num, weight: Num, machine: Machine) -> Any:
-    """Output elements that each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact)."""
+def _tile_work(batch: Num, m: Num, n: Num, depths: tuple[Num, ...], inverse_m: Num, inverse_n: Num, weight: Num, machine: Machine) -> Any:
+    """What each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact): multiplies, or output
+    elements where it does not matter how few tiles there are.
+
+    depths  contraction lengths: k / w0, k, and the shortest that a split leaves; none where few tiles cost no more
+    """
     rates = machine.matmul
     waves = np.ceil(m * inverse_m) * np.ceil(n * inverse_n) * batch / rates.compute_units
-    return (waves * (1.0 - rates.wave_softness) + np.ceil(waves) * rates.wave_softness) * weight
+    paid = waves * (1.0 - rates.wave_softness) + np.ceil(waves) * rates.wave_softness if rates.wave_softness else waves
+    if not depths:
+        return paid * weight
+    spread, whole, shortest = depths
+    depth = np.maximum(np.minimum(waves * spread, whole), shortest) + rates.depth_offset
+    return np.maximum(paid, rates.least_waves) * weight * depth
 
 
 def _size(*operands: Num) -> int:

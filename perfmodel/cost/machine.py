@@ -89,7 +89,10 @@ RING_PASSES: Mapping[CollectiveKind, float] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulRates:
-    """`MatmulModel` in SI units. tiles: one row (1 / rows, 1 / columns, output elements x penalty) for each tile."""
+    """`MatmulModel` in SI units. tiles: one row (1 / rows, 1 / columns, output elements x penalty) for each tile.
+
+    fills_units: a product is no slower for having fewer tiles than there are units, but for the last wave
+    """
 
     flop_rate: float
     depth_offset: float
@@ -98,6 +101,10 @@ class MatmulRates:
     bandwidth: float
     floor_time: float
     sharpness: float
+    least_waves: float
+    inverse_least_waves: float
+    inverse_split_depth: float
+    fills_units: bool
     tiles: tuple[tuple[float, float, float], ...]
     tile_columns: tuple[Array, Array, Array]
 
@@ -142,7 +149,8 @@ class LinkRates:
 
     mesh         for each tier, links to distinct peers that together make the bandwidth (1 on a switch)
     torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays where it is no torus
-    has_one_shot, has_in_switch   some entry has a one-shot algorithm, a switch that reduces
+    has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, a switch that reduces, a ramp
+    stepped      tiers with steps between protocols
     """
 
     table: Array
@@ -150,6 +158,8 @@ class LinkRates:
     torus: tuple[tuple[Array, Array], ...]
     has_one_shot: bool
     has_in_switch: bool
+    has_ramp: bool
+    stepped: tuple[int, ...]
 
 
 LINK_ROWS = (
@@ -165,6 +175,11 @@ LINK_ROWS = (
     "one_shot",
     "inner_hop",
     "in_switch",
+    "own",
+    "step",
+    "step_bytes_squared",
+    "bulk",
+    "bulk_bytes_squared",
 )
 
 
@@ -352,6 +367,10 @@ def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float,
         bandwidth=memory_bandwidth * model.memory_fraction,
         floor_time=floor_time,
         sharpness=model.sharpness,
+        least_waves=model.least_waves,
+        inverse_least_waves=1.0 / model.least_waves if model.least_waves > 0 else NEVER,
+        inverse_split_depth=1.0 / model.split_depth if model.split_depth > 0 else 0.0,
+        fills_units=model.least_waves == 0 and model.split_depth == 0,
         tiles=tiles,
         tile_columns=(columns[0], columns[1], columns[2]),
     )
@@ -383,7 +402,6 @@ def tier_kind(tier: NetworkTier) -> str:
 def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
     table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind)))
     mesh, torus = [], []
-    has_one_shot = has_in_switch = False
     domain = 1
     for index, tier in enumerate(cluster.tiers):
         models = _tier_models(cluster, tier, calibration)
@@ -407,13 +425,25 @@ def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
                 model.one_shot_time or NEVER,
                 model.inner_hop_time,
                 1.0 / (bandwidth * model.switch_fraction) if model.switch_fraction > 0 else NEVER,
+                passes * model.own_share,
+                model.step_share,
+                model.step_bytes**2,
+                model.bulk_time,
+                model.bulk_bytes**2,
             )
-            has_one_shot = has_one_shot or model.one_shot_time > 0
-            has_in_switch = has_in_switch or model.switch_fraction > 0
         mesh.append(tier.link.bandwidth / tier.link.pair_bandwidth if tier.topology is Topology.FULL_MESH else 1.0)
         torus.append(_torus_slowdown(tier, max(min(cluster.num_chips, tier.size) // domain, 1)))
         domain = tier.size
-    return LinkRates(table=table, mesh=tuple(mesh), torus=tuple(torus), has_one_shot=has_one_shot, has_in_switch=has_in_switch)
+    rows = dict(zip(LINK_ROWS, table, strict=True))
+    return LinkRates(
+        table=table,
+        mesh=tuple(mesh),
+        torus=tuple(torus),
+        has_one_shot=bool((rows["one_shot"] < NEVER).any()),
+        has_in_switch=bool((rows["in_switch"] < NEVER).any()),
+        has_ramp=bool(rows["ramp"].any()),
+        stepped=tuple(int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).any(axis=1))),
+    )
 
 
 def _tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -> Mapping[CollectiveKind, CollectiveModel]:

@@ -76,6 +76,8 @@ class MatmulModel:
     floor_time          t0  [s] one launch, nothing hidden
     sharpness           p   how suddenly compute gives way to memory: (C^p + M^p)^(1/p)
     small_tile_penalty  m0  extra time of a small tile, times its exponent in `tiles`
+    least_waves         w0  time of a tile among few over that of a tile in a full wave: no product takes less; 0: it takes its share
+    split_depth         D   contraction length from which idle units share it (split-k); 0: they never do
     tiles               (rows, columns, penalty exponent) that the library chooses from
     """
 
@@ -86,6 +88,8 @@ class MatmulModel:
     floor_time: float = 0.0
     sharpness: float = 4.0
     small_tile_penalty: float = 0.0
+    least_waves: float = 0.0
+    split_depth: float = 0.0
     tiles: tuple[tuple[float, float, float], ...] = ((1.0, 1.0, 0.0),)
 
     def __post_init__(self) -> None:
@@ -93,7 +97,8 @@ class MatmulModel:
         _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
         _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
         _require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
-        _require(min(self.depth_offset, self.floor_time, self.small_tile_penalty) >= 0, "matmul", self.floor_time, "must not be negative")
+        offsets = (self.depth_offset, self.floor_time, self.small_tile_penalty, self.least_waves, self.split_depth)
+        _require(min(offsets) >= 0, "matmul", offsets, "must not be negative")
         _require(bool(self.tiles) and all(min(t[0], t[1]) > 0 for t in self.tiles), "tiles", self.tiles, "must be positive sizes")
 
 
@@ -190,7 +195,12 @@ class CollectiveModel:
     bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach
     switch_fraction     of the link's bandwidth at which the whole buffer comes back from a switch that reduces, whatever the number of
                         ranks (NVLink SHARP), where that is quicker than the ring; 0: the switch does not
-    ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message
+    own_share           g   of the chunk that a rank keeps, which costs as much as if it were sent too (the copy beside the transfer)
+    step_share          l   by how much of itself the latency rises where a chunk (the buffer over the ranks) outgrows one packet of the
+                        low-latency protocol; half-way at chunks of `step_bytes`
+    bulk_time           J   [s] more where chunks are so large that the library changes to its bulk protocol; half-way at `bulk_bytes`
+    ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message, where the
+                        protocols were not told apart
     tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
     inner_hop_time      [s] more for each ring hop inside the inner domains of a ring that leaves them (slower protocol)
     one_shot_time       [s] to send the whole buffer to every peer at once, instead of a0, hops and passes; 0: the library does not do it
@@ -201,6 +211,11 @@ class CollectiveModel:
     hop_time: float = 0.0
     bandwidth_fraction: float = 0.8
     switch_fraction: float = 0.0
+    own_share: float = 0.0
+    step_share: float = 0.0
+    step_bytes: float = 4096.0
+    bulk_time: float = 0.0
+    bulk_bytes: float = 1048576.0
     ramp_time: float = 0.0
     ramp_exponent: float = 0.5
     tree_hop_time: float = 0.0
@@ -219,8 +234,12 @@ class CollectiveModel:
             self.inner_hop_time,
             self.one_shot_time,
             self.switch_fraction,
+            self.own_share,
+            self.step_share,
+            self.bulk_time,
         )
         _require(min(times) >= 0, "collective", times, "must not be negative")
+        _require(min(self.step_bytes, self.bulk_bytes) > 0, "step_bytes", self.step_bytes, "must be positive, and so must bulk_bytes")
 
 
 RAMP_BYTES = 2.0**20

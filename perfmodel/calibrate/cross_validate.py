@@ -1,0 +1,184 @@
+"""How far the kernel fits are from shapes, and from chips, that they never saw.
+
+    python -m perfmodel.calibrate.cross_validate FOLDER [--chip a100 ...] [--out FILE.csv]
+
+FOLDER holds the tables that `perfmodel.calibrate.fit_kernels` reads. First, every group of shapes is predicted by a fit to the others
+(`perfmodel.calibrate.held_out`: five folds of whole groups for matrix multiplies and attention, each decade of sizes by itself for
+collectives). Then every chip is predicted by the prior of its neighbours (`perfmodel.hardware.prior`), as if it had no table: the
+shipped calibrations of the others, and none of its own. Fits look at up to 3,000 points, drawn with a fixed seed; errors are on all
+points of a table. The same folder gives the same figures, in about half a minute.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.calibrate.fit_kernels import (
+    DECODE_ROWS,
+    TABLES,
+    ChipTables,
+    between_nodes_errors,
+    inside_table,
+    reduces_in_switch,
+    training_attention,
+)
+from perfmodel.calibrate.fits import Array, predict_attention, predict_collective, predict_matmul, relative_errors
+from perfmodel.calibrate.held_out import attention_errors, collective_errors, matmul_errors
+from perfmodel.calibrate.kernel_tables import AICONFIGURATOR_KINDS, read_attention, read_matmuls
+from perfmodel.dtypes import Dtype
+from perfmodel.errors import PerfModelError
+from perfmodel.hardware.calibration import SCALE_UP, Calibration
+from perfmodel.hardware.chip import Chip
+from perfmodel.hardware.prior import prior_calibration
+from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
+
+CHIPS = ("a100", "h100", "b200")
+"""One chip of each generation: the H200 computes as the H100 does."""
+
+SAME_GENERATION = {"h100": ("h200",), "h200": ("h100",)}
+"""What leaving a chip out also leaves out."""
+
+GEMM, FP8, DECODE = "matmul", "matmul fp8", f"matmul, under {DECODE_ROWS} rows"
+ATTENTION, ALL_ATTENTION = "attention", "attention, lengths from 128, every head dim to 256"
+INSIDE, BETWEEN = "collectives in a node", "collectives between nodes"
+LEFT_OUT = "chip left out"
+
+TARGETS: dict[str, tuple[float, float]] = {
+    GEMM: (0.07, 0.05),
+    ATTENTION: (0.06, 0.04),
+    INSIDE: (0.07, 0.05),
+    DECODE: (0.12, 0.08),
+    BETWEEN: (0.20, 0.12),
+    LEFT_OUT: (0.12, 0.09),
+}
+"""Median errors that are asked for: at least, and aimed at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Errors:
+    """Errors of one part on one chip, of shapes or of a chip that the fit did not see. errors: |predicted / measured - 1|."""
+
+    part: str
+    chip: str
+    errors: Array
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.errors))
+
+    @property
+    def p90(self) -> float:
+        return float(np.quantile(self.errors, 0.9))
+
+
+def shape_errors(folder: Path, name: str) -> Iterator[Errors]:
+    """Leave one group of shapes out: matrix multiplies, attention and collectives in a node of one chip."""
+    tables = TABLES[name]
+    cluster = load_cluster(tables.cluster, num_chips=16)
+    table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
+    errors = matmul_errors(table, cluster, Dtype.BF16, tiles=tables.tiles)
+    yield Errors(part=GEMM, chip=name, errors=errors[table.m >= DECODE_ROWS])
+    yield Errors(part=DECODE, chip=name, errors=errors[table.m < DECODE_ROWS])
+    if Dtype.FP8 in cluster.chip.peak_flop_rate:
+        table = read_matmuls(folder, tables.folder, tables.gemm, "fp8")
+        errors = matmul_errors(table, cluster, Dtype.FP8, tiles=tables.tiles)
+        yield Errors(part=FP8, chip=name, errors=errors[table.m >= DECODE_ROWS])
+    attention = read_attention(folder, tables.folder, tables.attention)
+    yield Errors(part=ATTENTION, chip=name, errors=attention_errors(training_attention(attention), cluster))
+    longer = attention.rows((attention.length >= 128) & (attention.head_dim <= 256))
+    yield Errors(part=ALL_ATTENTION, chip=name, errors=attention_errors(longer, cluster))
+    inside = []
+    for kind in AICONFIGURATOR_KINDS:
+        found = collective_errors(inside_table(folder, tables, kind), kind, cluster, reduces_in_switch=reduces_in_switch(kind, cluster))
+        inside.append(found)
+        yield Errors(part=f"{INSIDE}: {kind}", chip=name, errors=found)
+    yield Errors(part=INSIDE, chip=name, errors=np.concatenate(inside))
+
+
+def chip_errors(folder: Path, name: str) -> Iterator[Errors]:
+    """Leave the chip out: its tables against the prior of its neighbours, whose calibrations never saw it."""
+    tables = TABLES[name]
+    cluster = load_cluster(tables.cluster, num_chips=16)
+    others = [other for other in sorted(TABLES) if other != name and other not in SAME_GENERATION.get(name, ())]
+    prior = prior_calibration(cluster.chip, [_measured(other) for other in others])
+    assert prior is not None
+    for part, errors in _prior_errors(folder, tables, prior):
+        yield Errors(part=f"{LEFT_OUT}: {part}", chip=name, errors=errors)
+
+
+def _measured(name: str) -> tuple[Calibration, Chip]:
+    return load_calibration(name), load_chip(TABLES[name].chip)
+
+
+def _prior_errors(folder: Path, tables: ChipTables, prior: Calibration) -> Iterator[tuple[str, Array]]:
+    cluster = load_cluster(tables.cluster, num_chips=16)
+    table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
+    errors = relative_errors(predict_matmul(prior.matmul[Dtype.BF16], table, cluster, Dtype.BF16), table.time)
+    yield GEMM, errors[table.m >= DECODE_ROWS]
+    yield DECODE, errors[table.m < DECODE_ROWS]
+    attention = training_attention(read_attention(folder, tables.folder, tables.attention))
+    yield ATTENTION, relative_errors(predict_attention(prior.attention["flash"], attention, cluster, Dtype.BF16), attention.time)
+    inside = []
+    for kind in AICONFIGURATOR_KINDS:
+        messages = inside_table(folder, tables, kind)
+        inside.append(relative_errors(predict_collective(prior.collectives[SCALE_UP][kind], kind, messages, cluster), messages.time))
+    yield INSIDE, np.concatenate(inside)
+
+
+def cross_validate(folder: Path, chips: Sequence[str] = CHIPS) -> Iterator[Errors]:
+    """Every row of the table, in its order."""
+    for name in chips:
+        yield from shape_errors(folder, name)
+    for kind, errors in between_nodes_errors(folder).items():
+        yield Errors(part=f"{BETWEEN}: {kind}", chip="h100, h200", errors=errors)
+    yield Errors(part=BETWEEN, chip="h100, h200", errors=np.concatenate(list(between_nodes_errors(folder).values())))
+    for name in chips:
+        yield from chip_errors(folder, name)
+
+
+def summary(rows: Sequence[Errors]) -> list[tuple[str, float, float]]:
+    """Of each part that something is asked of: its name, the median over chips of the median error, and the largest of them."""
+    found = []
+    for part in TARGETS:
+        medians = [row.median for row in rows if row.part == part or (part == LEFT_OUT and row.part.startswith(part))]
+        if medians:
+            found.append((part, float(np.median(medians)), max(medians)))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] = print) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], prog="python -m perfmodel.calibrate.cross_validate")
+    parser.add_argument("folder", type=Path, help="folder of the kernel tables")
+    parser.add_argument(
+        "--chip", choices=sorted(TABLES), action="append", help="a chip; may be repeated; one of each generation by default"
+    )
+    parser.add_argument("--out", type=Path, help="the rows as a CSV file")
+    options = parser.parse_args(arguments)
+    rows: list[Errors] = []
+    try:
+        say(f"{'part':52} {'chip':10}  points  median    p90")
+        for row in cross_validate(options.folder, options.chip or CHIPS):
+            rows.append(row)
+            say(f"{row.part:52} {row.chip:10} {len(row.errors):7} {row.median:7.1%} {row.p90:6.1%}")
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    say(f"\n{'median errors':34} chips' median  largest  at least    aim")
+    for part, middle, largest in summary(rows):
+        least, aim = TARGETS[part]
+        say(f"{part:34} {middle:13.1%} {largest:8.1%} {least:9.0%} {aim:6.0%}")
+    if options.out:
+        with options.out.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(("part", "chip", "points", "median_error", "p90_error"))
+            writer.writerows((row.part, row.chip, len(row.errors), f"{row.median:.4f}", f"{row.p90:.4f}") for row in rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

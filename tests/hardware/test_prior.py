@@ -1,0 +1,69 @@
+"""A chip that nobody measured is predicted by the mean of its maker's neighbouring generations."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.collectives import CollectiveKind
+from perfmodel.cost.machine import resolve_machine
+from perfmodel.dtypes import Dtype
+from perfmodel.hardware.calibration import SCALE_UP, Provenance
+from perfmodel.hardware.prior import neighbours, prior_calibration
+from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
+
+CHIPS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "h200": "h200-sxm-141gb", "b200": "b200-180gb"}
+
+
+def known(*names):
+    return [(load_calibration(name), load_chip(CHIPS[name])) for name in names]
+
+
+def names(found):
+    return [calibration.name for calibration, _ in found]
+
+
+def test_the_nearest_generations_before_and_after_are_neighbours():
+    assert names(neighbours(load_chip(CHIPS["h100"]), known("b200", "a100"))) == ["a100", "b200"]
+    assert names(neighbours(load_chip(CHIPS["a100"]), known("b200", "h100"))) == ["h100"]
+    assert names(neighbours(load_chip(CHIPS["b200"]), known("a100", "h100"))) == ["h100"]
+
+
+def test_a_chip_is_no_neighbour_of_itself():
+    assert names(neighbours(load_chip(CHIPS["a100"]), known("a100"))) == []
+    assert prior_calibration(load_chip(CHIPS["a100"]), known("a100")) is None
+
+
+def test_another_maker_is_no_neighbour():
+    assert prior_calibration(load_chip("mi300x-192gb"), known("a100", "h100", "b200")) is None
+
+
+def test_parameters_are_means_and_the_prediction_rests_on_a_prior():
+    pairs = known("a100", "b200")
+    prior = prior_calibration(load_chip(CHIPS["h100"]), pairs)
+    ends = [calibration.matmul[Dtype.BF16].peak_fraction for calibration, _ in pairs]
+    assert prior.matmul[Dtype.BF16].peak_fraction == pytest.approx((ends[0] * ends[1]) ** 0.5)
+    hops = [calibration.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time for calibration, _ in pairs]
+    assert min(hops) < prior.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time < max(hops)
+    assert prior.provenance is Provenance.PRIOR
+    machine = resolve_machine(load_cluster("dgx-h100"), prior)
+    assert machine.rests_on["matmul"] == "prior: mean of a100 and b200"
+
+
+def test_a_mean_with_zero_is_the_plain_one():
+    pairs = known("a100", "b200")
+    calibration, chip = pairs[0]
+    models = {dtype: replace(model, wave_softness=0.0) for dtype, model in calibration.matmul.items()}
+    other = pairs[1][0].matmul[Dtype.BF16].wave_softness
+    prior = prior_calibration(load_chip(CHIPS["h100"]), [(replace(calibration, matmul=models), chip), pairs[1]])
+    assert prior.matmul[Dtype.BF16].wave_softness == pytest.approx(other / 2)
+
+
+def test_softmax_keeps_its_time_on_a_compute_unit():
+    """As head dims it grows with the FLOP rate of a unit, so that offset / rate of a unit stays."""
+    (calibration, source), target = known("h100")[0], load_chip(CHIPS["b200"])
+    prior = prior_calibration(target, [(calibration, source)])
+    times = [
+        model.attention["flash"].head_dim_offset / (chip.flop_rate(Dtype.BF16) / chip.compute_units)
+        for model, chip in ((calibration, source), (prior, target))
+    ]
+    assert times[0] == pytest.approx(times[1])
