@@ -176,6 +176,7 @@ def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = 0.0) ->
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
     """An 80 % interval of the plan's step time, and the parameters that it hangs on most."""
+    from perfmodel.cost.resolve import choose_calibration
     from perfmodel.parallel.residuals import interval_of_plan, load_residuals
     from perfmodel.report.calibrated import is_calibrated
     from perfmodel.report.sensitivity import sensitivities
@@ -187,6 +188,7 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
         family=estimator.profile.name,
         chip=setting.cluster.chip.name,
         is_calibrated=is_calibrated(estimator.machine),
+        is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
     )
     return interval, sensitivities(estimator, plan)
 

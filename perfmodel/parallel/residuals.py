@@ -90,23 +90,47 @@ def shape_of(model: TransformerConfig) -> str:
 
 
 def interval_of_plan(
-    residuals: Residuals, plan: Plan, *, family: str, chip: str, borrows: bool = False, is_calibrated: bool = True, unseen: str = ""
+    residuals: Residuals,
+    plan: Plan,
+    *,
+    family: str,
+    chip: str,
+    borrows: bool = False,
+    is_calibrated: bool = True,
+    is_usual: bool = True,
+    unseen: str = "",
 ) -> StepInterval:
     """The interval of a plan under the profile `family` on `chip`; see `interval`."""
     return interval(
-        residuals, family=family, chip=chip, scale=scale_of(plan.num_chips), borrows=borrows, is_calibrated=is_calibrated, unseen=unseen
+        residuals,
+        family=family,
+        chip=chip,
+        scale=scale_of(plan.num_chips),
+        borrows=borrows,
+        is_calibrated=is_calibrated,
+        is_usual=is_usual,
+        unseen=unseen,
     )
 
 
 @lru_cache(maxsize=4096)
 def interval(
-    residuals: Residuals, *, family: str, chip: str, scale: str, borrows: bool = False, is_calibrated: bool = True, unseen: str = ""
+    residuals: Residuals,
+    *,
+    family: str,
+    chip: str,
+    scale: str,
+    borrows: bool = False,
+    is_calibrated: bool = True,
+    is_usual: bool = True,
+    unseen: str = "",
 ) -> StepInterval:
     """Quantiles of the family's runs at that scale, widened by what those runs cannot show.
 
-    borrows   the framework is not the family's: it has its profile for want of one
+    borrows         the framework is not the family's: it has its profile for want of one
     is_calibrated   the chip has a calibration of its own
-    unseen    shape of a model whose runs are not looked at
+    is_usual        the calibration is the one that the runs on this chip were predicted with
+    unseen          shape of a model whose runs are not looked at
 
     The runs of k models show how runs of a model differ and, between them, how models do; a further model lies about their mean, itself
     known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the pooled quantiles. It is added in quadrature to each
@@ -126,7 +150,10 @@ def interval(
         raise InputError("residuals: hold no runs; write them with `python -m perfmodel.report.residuals`")
     num_models = len({each.model for each in chosen})
     widened += 2.0 / num_models * residuals.between_models**2
-    if all(each.chip != chip for each in own):
+    if not is_usual:
+        widened += residuals.between_calibrations**2
+        words.append("another calibration than theirs")
+    elif all(each.chip != chip for each in own):
         widened += (residuals.between_chips if is_calibrated else residuals.between_calibrations) ** 2
         words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
     low, middle, high = (_quantile(chosen, share) for share in (_TAIL, 0.5, 1.0 - _TAIL))

@@ -249,6 +249,8 @@ def _plan_choice(report: AccuracyReport) -> str:
 def _worst_groups(groups: Sequence[PlanGroup]) -> list[str]:
     """The groups that cost most, of those that cost more than noise."""
     worst = [group for group in sorted(groups, key=lambda each: -each.regret) if group.regret > NEAR_BEST]
+    if not worst:
+        return ["", "No group costs more than 3 %."]
     return [
         "",
         "; ".join(

@@ -202,6 +202,7 @@ class CasePredictor:
             chip=chip,
             borrows=framework.borrows,
             is_calibrated=is_calibrated(self.estimator(planned).machine),
+            is_usual=self.calibration is None,
             unseen=shape,
         )
         return found.low, found.high

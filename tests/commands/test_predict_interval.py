@@ -46,3 +46,9 @@ def test_less_known_is_wider(call_json, profile, cluster):
         return found["step_time_high"] / found["step_time_low"]
 
     assert width(cluster, "--profile", profile) > width("dgx-a100")
+
+
+def test_another_calibration_than_the_runs_had_is_wider(call_json):
+    usual, other = (call_json("predict", *JOB, "--interval", *flags) for flags in ((), ("--calibration", "spec-sheet")))
+    assert other["step_time_high"] / other["step_time_low"] > usual["step_time_high"] / usual["step_time_low"]
+    assert "another calibration" in other["interval"]["rests_on"]

@@ -58,6 +58,7 @@ def test_a_model_counts_by_its_runs_however_few_quantiles_it_keeps():
         dict(borrows=True),
         dict(chip="other"),
         dict(chip="other", is_calibrated=False),
+        dict(is_usual=False),
     ],
 )
 def test_what_has_no_runs_is_wider(wider):
