@@ -80,6 +80,9 @@ LINES = (
     Line(title="(Megatron-LM 2020, V100 and A100)", holds=_of("megatron"), counts=False),
     Line(title="(Korthikanti, 8 replicas)", holds=lambda run: run.source == "korthikanti" and run.planned.plan.layout.data_parallel > 1,
          counts=False),
+    Line(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=lambda run: run.profile == "nemo" and not is_narrow(run),
+         counts=False),
+    Line(title="(NVIDIA's recipes, fp8 and narrower)", holds=lambda run: run.profile == "nemo" and is_narrow(run), counts=False),
     Line(title="(llm.c)", holds=_of("llmc"), counts=False),
 )  # fmt: skip
 """As in the issue; in brackets, runs that it does not ask for."""

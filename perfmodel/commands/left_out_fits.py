@@ -26,10 +26,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFit:
-    """The handful of constants of one framework, fitted to all the runs of its profiles, of whatever source."""
+    """The handful of constants of one framework, fitted to all the runs of its profiles, of whatever source.
+
+    sees_narrow   runs in fp8 or narrower too; else they are predicted with what those in bf16 give, for their recipes differ
+    """
 
     profiles: tuple[str, ...]
     constants: tuple[Expected, ...]
+    sees_narrow: bool = False
 
 
 def _clock(calibration: str, prior: float, relative: str = "", *, spread: float = 0.06) -> Expected:
@@ -113,6 +117,15 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
                 _share("compute_slowdown_under_communication", 0.2, 0.2),
             ),
         ),
+        "nemo": ProfileFit(
+            profiles=("nemo",),
+            constants=(
+                _factor("matmul_rate_fraction_since_2022", 1.0, 0.2, 0.5, 2.0),
+                _factor("fp8_matmul_rate_fraction", 1.0, 0.2, 0.5, 2.0),
+                _share("tp_overlap_fraction", 0.7, 0.3),
+            ),
+            sees_narrow=True,
+        ),
         "llm-c": ProfileFit(profiles=("llm-c",), constants=(_clock("a100", 0.93, "megatron"), _clock("h100", 0.70, "nanotron"))),
     }
 )
@@ -146,10 +159,11 @@ class LeftOut:
         self.measured = np.array([run.measured for run in self.runs])
 
     def rows_of(self, name: str, *, without: str = "") -> list[int]:
-        """Runs that the fit of that name may see. fp8 runs are left out of every fit: their recipes differ more than frameworks do."""
+        """Runs that the fit of that name may see."""
         fit = self.fits[name]
         runs = enumerate(self.runs)
-        return [i for i, run in runs if run.profile in fit.profiles and run.model != without and not is_narrow(run)]
+        own = [(i, run) for i, run in runs if run.profile in fit.profiles and run.model != without]
+        return [i for i, run in own if fit.sees_narrow or not is_narrow(run)]
 
     def constants(self, name: str, *, without: str = "") -> tuple[Constant, ...]:
         """With the priors that relatives give: fitted without that model too."""

@@ -37,7 +37,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.report.case_plan import HardwareOfCase, PlannedCase, plan_of_case
 from perfmodel.report.cases import Case, read_cases
-from perfmodel.report.frameworks import with_settings
+from perfmodel.report.frameworks import framework_of, with_settings
 from perfmodel.report.plan_choice import Choice
 from perfmodel.report.run_labels import labels_of, plan_group, plan_of
 
@@ -80,7 +80,10 @@ class Run:
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
-    """Primary training runs of dense decoders of more than one layer, with a step time; Megatron-LM's tests have none that counts."""
+    """Training runs of dense decoders of more than one layer, with a step time; Megatron-LM's tests have none that counts.
+
+    Primary ones, and of NVIDIA's recipes all: none of their tables states the recomputation.
+    """
     runs = tuple(run for run in map(_run, filter(_is_scored, read_cases(path))) if run is not None)
     if not runs:
         raise InputError(f"cases={path}: holds no primary training run of a dense decoder that can be predicted; give another file")
@@ -89,7 +92,9 @@ def read_runs(path: str | Path) -> tuple[Run, ...]:
 
 def _is_scored(case: Case) -> bool:
     model = case.inputs.get("model")
-    if case.reason or case.tier != "primary" or case.group == "mcore" or not np.isfinite(case.measured_time) or not isinstance(model, dict):
+    if case.reason or case.group == "mcore" or not np.isfinite(case.measured_time) or not isinstance(model, dict):
+        return False
+    if case.tier != "primary" and framework_of(case.inputs.get("framework")).profile != "nemo":
         return False
     return not model.get("num_experts") and model.get("kind") == "decoder" and (model.get("num_hidden_layers") or 0) > 1
 
@@ -151,6 +156,7 @@ _READ_LATE = frozenset(
         "attention_rate_fraction_since_2022",
         "compute_slowdown_under_communication",
         "exposed_gradient_fraction",
+        "fp8_matmul_rate_fraction",
         "host_layer_time",
         "matmul_rate_fraction",
         "matmul_rate_fraction_since_2022",

@@ -60,7 +60,7 @@ from perfmodel.cost.step import (
     stage_sums,
     tied_time,
 )
-from perfmodel.dtypes import itemsize
+from perfmodel.dtypes import Dtype, itemsize
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.derive import derive
 from perfmodel.parallel.grid import LayoutGrid, make_grid
@@ -155,6 +155,8 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int)
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
         machine = replace(machine, attention=rates)
+    if machine.dtype is Dtype.FP8:
+        matmul *= profile.fp8_matmul_rate_fraction
     return machine if matmul == 1.0 else replace(machine, matmul=replace(machine.matmul, flop_rate=machine.matmul.flop_rate * matmul))
 
 

@@ -46,6 +46,7 @@ class ExecutionProfile:
                                          launched before 2022 / since (a kernel written for Ampere reaches less on Hopper)
     matmul_rate_fraction, matmul_rate_fraction_since_2022   rate of its matrix multiplies over the calibrated one in a long run, on chips
                                          launched before 2022 / since (layouts of its products, its library, what runs beside them)
+    fp8_matmul_rate_fraction             the same again of those in fp8
     pp_overlap                           pipeline sends hide in the steady state
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
@@ -102,6 +103,7 @@ class ExecutionProfile:
     attention_rate_fraction_since_2022: float
     matmul_rate_fraction: float
     matmul_rate_fraction_since_2022: float
+    fp8_matmul_rate_fraction: float
     pp_overlap: bool
     scatters_pipeline_sends: bool
     recompute_stops_early: bool
@@ -131,7 +133,7 @@ class ExecutionProfile:
             raise InputError(f"parameter_unit={self.parameter_unit}: must be layer or tensor; correct the profile {self.name}")
         if self.reserve_factor < 1:
             raise InputError(f"reserve_factor={self.reserve_factor}: must be at least 1; correct the profile {self.name}")
-        for name in ("matmul_rate_fraction", "matmul_rate_fraction_since_2022"):
+        for name in ("matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction"):
             if getattr(self, name) == 0:
                 raise InputError(f"{name}=0: must be positive; correct the profile {self.name}")
         for name in ("accumulate_dtype", "reduce_dtype"):
