@@ -37,7 +37,8 @@ def result_tables(result: ValidationResult) -> list[Table]:
 def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSummary | None = None) -> Table:
     every = [*summaries, *([] if overall is None else [overall])]
     has_intervals = any(each.num_intervals for each in every)
-    held = ("in 80 %",) if has_intervals else ()
+    has_memories = any(each.num_memories for each in every)
+    held = (("in 80 %",) if has_intervals else ()) + (("memories", "their mean") if has_memories else ())
     headers = (field, "cases", "predicted", "times", "mean", "median", "p90", "bias", *held)
     rows = tuple(
         (
@@ -47,10 +48,11 @@ def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSum
             f"{each.num_times:,}",
             *map(share_text, (each.mean, each.median, each.p90, each.bias)),
             *([_whole(each.coverage)] if has_intervals else []),
+            *([f"{each.num_memories:,}", share_text(each.memory_mean)] if has_memories else []),
         )
         for each in every
     )
-    return Table(title=f"Step time by {field}", headers=headers, rows=rows, right=headers[1:])
+    return Table(title=f"Errors by {field}", headers=headers, rows=rows, right=headers[1:])
 
 
 def memory_table(memories: Sequence[MemorySummary]) -> Table:

@@ -20,9 +20,9 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
     assert (code, err) == (0, "")
     for text in (
         "7 of 8 cases predicted (6 training, 1 out of memory, 1 inference)",
-        "Step time by source",
-        "Step time by chips",
-        "Step time by form",
+        "Errors by source",
+        "Errors by chips",
+        "Errors by form",
         "Choice of plan",
         "Does it fit?",
         "Not predicted",
@@ -41,7 +41,7 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
 def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
     code, out, _ = call("validate", cases)
     assert code == 0
-    assert "Step time by source" in out
+    assert "Errors by source" in out
     assert "are in it (--skip-broken-nvlink leaves them out)" in out
 
 
