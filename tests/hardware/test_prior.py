@@ -8,7 +8,7 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.dtypes import Dtype
 from perfmodel.hardware.calibration import SCALE_UP, Provenance
-from perfmodel.hardware.prior import neighbours, prior_calibration
+from perfmodel.hardware.prior import generations, neighbours, prior_calibration
 from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
 
 CHIPS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "h200": "h200-sxm-141gb", "b200": "b200-180gb"}
@@ -26,6 +26,15 @@ def test_the_nearest_generations_before_and_after_are_neighbours():
     assert names(neighbours(load_chip(CHIPS["h100"]), known("b200", "a100"))) == ["a100", "b200"]
     assert names(neighbours(load_chip(CHIPS["a100"]), known("b200", "h100"))) == ["h100"]
     assert names(neighbours(load_chip(CHIPS["b200"]), known("a100", "h100"))) == ["h100"]
+
+
+def test_collectives_are_the_mean_of_every_generation():
+    pairs = known("a100", "h100", "h200")
+    chip = load_chip(CHIPS["b200"])
+    assert sorted(names(generations(chip, pairs))) == ["a100", "h200"]  # H100 and H200 compute alike; the later one is nearer
+    prior = prior_calibration(chip, pairs)
+    bases = [calibration.collectives[SCALE_UP][CollectiveKind.ALL_GATHER].base_time for calibration, _ in generations(chip, pairs)]
+    assert prior.collectives[SCALE_UP][CollectiveKind.ALL_GATHER].base_time == pytest.approx((bases[0] * bases[1]) ** 0.5)
 
 
 def test_a_chip_is_no_neighbour_of_itself():
