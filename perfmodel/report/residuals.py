@@ -55,6 +55,7 @@ RELATIVES: Mapping[str, str] = {
 class Residual:
     """log(measured / predicted) of one run. is_primary: every input that matters is known."""
 
+    id: str
     family: str
     source: str
     model: str
@@ -69,6 +70,7 @@ def residual_of(row: ValidationRow) -> Residual | None:
     if math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.shape:
         return None
     return Residual(
+        id=row.id,
         family=row.framework if row.is_framework_known else "",
         source=row.group,
         model=row.shape,
@@ -79,15 +81,18 @@ def residual_of(row: ValidationRow) -> Residual | None:
     )
 
 
-def residuals_of(
-    rows: Iterable[ValidationRow], *, source: str, date: str, between_families: float, between_calibrations: float
-) -> Residuals:
+def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
     """A family's runs are its primary ones; only where it has none, those with an input that had to be assumed."""
     every = [found for row in rows if (found := residual_of(row)) is not None]
     has_primary = {each.family for each in every if each.is_primary}
     kept = [each for each in every if each.family and each.is_primary == (each.family in has_primary)]
     if not kept:
         raise InputError("cases: no run has both a predicted and a measured time; give published training runs")
+    return kept
+
+
+def residuals_of(kept: Sequence[Residual], *, source: str, date: str, between_families: float, between_calibrations: float) -> Residuals:
+    """What ships of them."""
     primary = [each for each in kept if each.is_primary]
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for each in kept:
@@ -225,13 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases = list(read_cases(options.cases))
         rows = with_left_out([predictor.row(case) for case in cases], left_out)
         relatives, calibrations = by_relatives(cases, predictor), by_other_calibrations(cases)
-        counts = Counter(row.group for row in rows if residual_of(row) is not None)
+        kept = kept_residuals(rows)
+        counts = Counter(each.source for each in kept)
         names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        seen = f"{sum(row.id in left_out for row in rows)} of them" if left_out else "none"
-        source = f"published runs ({names}); {seen} predicted by fits that did not see their model"
+        unseen = sum(each.id in left_out for each in kept)
         residuals = residuals_of(
-            rows,
-            source=source,
+            kept,
+            source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
             date=datetime.date.today().isoformat(),
             between_families=scatter_of_medians(relatives),
             between_calibrations=scatter_of_medians(calibrations),
