@@ -170,6 +170,7 @@ _READ_LATE = frozenset(
         "uneven_stage_weight",
     }
 )
+_CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
 _PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
 
 
@@ -181,8 +182,13 @@ class StepTimes:
     _estimators: dict[Any, Estimator] = field(default_factory=dict)
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
-        """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped."""
+        """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
+
+        Where a clock is among them, the profile's own rates of matrix multiplies are 1: they were fitted to all runs.
+        """
         moved = {name: value for name, value in values.items() if name in _PROFILE_FIELDS}
+        if any(name.startswith(CLOCK) for name in values):
+            moved = dict.fromkeys(_CLOCK_FIELDS, 1.0) | moved
         unknown = [name for name in values if name not in moved and not name.startswith(CLOCK)]
         if unknown:
             raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one, or {CLOCK}CALIBRATION")

@@ -125,6 +125,16 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
     assert "no primary training run" in capsys.readouterr().err
 
 
+def test_a_clock_takes_the_place_of_the_profiles_own_rate(tmp_path):
+    """Else a rate that was fitted to every run would reach the prediction of a model that is left out."""
+    runs = read_runs(write(published("llmfoundry")[:3], tmp_path))
+    times, clocks = StepTimes(runs=runs), {"clock.a100": 0.9, "clock.h100": 0.7}
+    plain = {"matmul_rate_fraction": 1.0, "matmul_rate_fraction_since_2022": 1.0}
+    every = range(len(runs))
+    assert times.predict(every, clocks).tolist() == times.predict(every, clocks | plain).tolist()
+    assert np.all(times.predict(every, clocks) != times.predict(every, clocks | dict.fromkeys(plain, 0.5)))
+
+
 def test_an_unknown_constant_is_refused(runs):
     with pytest.raises(InputError, match="constant=speed: no field of an execution profile"):
         StepTimes(runs=runs).predict([0], {"speed": 2.0})
