@@ -28,7 +28,7 @@ class Expected:
 class ProfileFit:
     """The handful of constants of one framework, fitted to all the runs of its profiles, of whatever source.
 
-    sees_narrow   runs in fp8 or narrower too; else they are predicted with what those in bf16 give, for their recipes differ
+    sees_narrow   runs in fp8 or narrower too; else they are predicted with what those in bf16 give
     """
 
     profiles: tuple[str, ...]
@@ -108,6 +108,15 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
                 _share("exposed_gradient_fraction", 0.5, 0.3, "nanotron"),
             ),
         ),
+        "nemo": ProfileFit(
+            profiles=("nemo",),
+            constants=(
+                _factor("matmul_rate_fraction_since_2022", 1.0, 0.2, 0.5, 2.0),
+                _factor("fp8_matmul_rate_fraction", 1.0, 0.2, 0.5, 2.0),
+                _share("tp_overlap_fraction", 0.7, 0.3),
+            ),
+            sees_narrow=True,
+        ),
         "torch-fsdp": ProfileFit(
             profiles=("torch-fsdp2", "torchtitan"),
             constants=(
@@ -115,14 +124,7 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
                 _clock("h100", 0.70, "composer-fsdp"),
                 _factor("elementwise_traffic", 1.5, 0.3, 1.0, 4.0, "composer-fsdp"),
                 _share("compute_slowdown_under_communication", 0.2, 0.2),
-            ),
-        ),
-        "nemo": ProfileFit(
-            profiles=("nemo",),
-            constants=(
-                _factor("matmul_rate_fraction_since_2022", 1.0, 0.2, 0.5, 2.0),
-                _factor("fp8_matmul_rate_fraction", 1.0, 0.2, 0.5, 2.0),
-                _share("tp_overlap_fraction", 0.7, 0.3),
+                _factor("fp8_matmul_rate_fraction", 1.0, 0.1, 0.5, 2.0, "nemo"),
             ),
             sees_narrow=True,
         ),

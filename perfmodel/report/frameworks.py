@@ -120,6 +120,10 @@ def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
 
 
+def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, fp8_matmul_rate_fraction=profile.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
+
+
 def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
@@ -130,6 +134,10 @@ _KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
 
 FUSED_LOGIT_BYTES = 14.0
 """Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
+
+ROWWISE_FP8 = 0.6
+"""Rate of products in fp8 with a scale for each row, over those with one for each tensor: torchtitan's runs of 2025-06, of which those
+with rows are no faster than bf16."""
 
 ASYNC_TP_OVERLAP = 0.5
 """Share of tensor-parallel communication that asynchronous tensor parallelism (micro-pipelined symmetric memory) hides."""
@@ -143,6 +151,7 @@ _SETTINGS: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
     "gradient_bucketing": _bucketing,
     "fp32_gradient_accumulation": _accumulation,
     "async_tp": _async_tp,
+    "fp8_recipe": _fp8_recipe,
 }
 
 

@@ -32,7 +32,7 @@ def test_rates_are_the_frameworks(year, dtype, matmul, attention):
 
 def test_the_calibrated_rates_stay_where_a_framework_has_none_of_its_own():
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=Dtype.FP8)
-    assert with_rates_of(load_profile("megatron"), machine, 2022) is machine
+    assert with_rates_of(load_profile("llm-c"), machine, 2022) is machine
 
 
 @pytest.mark.parametrize("name", ["matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction"])

@@ -301,6 +301,8 @@ def test_settings_change_the_profile():
     assert with_settings(base, {"megatron_args": ["cross-entropy-loss-fusion=True", 7, "flag"]}) == fused
     assert with_settings(base, {"gradient_bucket_mb": 25.0}).bucket_bytes == 25e6
     assert not with_settings(base, {"gradient_bucketing": False}).overlaps_gradients
+    assert with_settings(base, {"fp8_recipe": "rowwise"}).fp8_matmul_rate_fraction < base.fp8_matmul_rate_fraction
+    assert with_settings(base, {"fp8_recipe": "tensorwise"}) == base
     assert with_settings(base, {"async_tp": True}).tp_overlap_fraction > base.tp_overlap_fraction
 
 
