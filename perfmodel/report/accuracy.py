@@ -302,7 +302,8 @@ def _intervals(report: AccuracyReport) -> str:
 log(measured / predicted) of published runs of the same framework at the same scale, widened by the scatter between models, between
 frameworks where a framework has no runs of its own (measured: every framework predicted with its nearest relative's habits), and
 between chips (`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
-Width: high / low - 1. To reach: 70 to 90 %.
+Width: high / low - 1. The quantiles are of predictions by fits that did not see their model where the file's `source` says so; then
+*left out* is the coverage to look at, and the other column is too high. To reach: 70 to 90 %.
 
 """
     return text + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
@@ -391,11 +392,12 @@ def _without_counts(summaries: Sequence[ErrorSummary]) -> Table:
 
 def _rebuild(report: AccuracyReport) -> str:
     left_out = " --left-out left_out.csv" if report.left_out else ""
-    first = f"python -m perfmodel.commands.left_out {report.names[0]} --out left_out.csv\n" if report.left_out else ""
+    residuals = f"python -m perfmodel.report.residuals {report.names[0]}{left_out}\n"
+    fits = f"python -m perfmodel.commands.left_out {report.names[0]} --out left_out.csv\n" if report.left_out else ""
     return f"""## To write this again
 
 ```
-{first}python -m perfmodel.report.accuracy {" ".join(report.names)}{left_out} --out docs/accuracy.md
+{fits}{residuals}python -m perfmodel.report.accuracy {" ".join(report.names)}{left_out} --out docs/accuracy.md
 ```
 
 `perfmodel validate {report.names[0]} --by source,chip,model --out results.csv --plots figures` prints the same
