@@ -177,20 +177,20 @@ def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = 0.0) ->
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
     """An 80 % interval of the plan's step time, and the parameters that it hangs on most."""
     from perfmodel.cost.resolve import choose_calibration
-    from perfmodel.parallel.residuals import interval_of_plan, load_residuals
+    from perfmodel.parallel.residuals import interval, load_residuals, scale_of
     from perfmodel.report.calibrated import is_calibrated
     from perfmodel.report.sensitivity import sensitivities
 
     estimator = setting.estimator
-    interval = interval_of_plan(
+    found = interval(
         load_residuals(),
-        plan,
         family=estimator.profile.name,
         chip=setting.cluster.chip.name,
+        scale=scale_of(plan.num_chips),
         is_calibrated=is_calibrated(estimator.machine),
         is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
     )
-    return interval, sensitivities(estimator, plan)
+    return found, sensitivities(estimator, plan)
 
 
 def setting_of_plan(

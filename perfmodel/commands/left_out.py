@@ -22,6 +22,7 @@ from statistics import median
 from perfmodel.commands.left_out_fits import LeftOut, Prediction, is_narrow
 from perfmodel.commands.left_out_runs import Run, read_runs
 from perfmodel.errors import InputError, PerfModelError
+from perfmodel.report.judgement import quantile
 from perfmodel.report.plan_choice import PlanChoices, plan_choices
 from perfmodel.resources import write_atomically
 
@@ -102,14 +103,11 @@ class Figures:
 
 def figures(errors: Sequence[float]) -> Figures:
     absolute = sorted(abs(error) for error in errors)
-    place = 0.9 * (len(absolute) - 1)
-    low = int(place)
-    high = min(low + 1, len(absolute) - 1)
     return Figures(
         num_runs=len(absolute),
         mean=sum(absolute) / len(absolute),
         median=median(absolute),
-        p90=absolute[low] + (place - low) * (absolute[high] - absolute[low]),
+        p90=quantile(absolute, 0.9),
         largest=absolute[-1],
         bias=median(errors),
     )

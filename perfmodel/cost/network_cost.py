@@ -23,7 +23,7 @@ from perfmodel.cost.microbatch import redistribution_time
 from perfmodel.dtypes import itemsize
 from perfmodel.errors import bad_field
 from perfmodel.hardware.calibration import KernelClass
-from perfmodel.parallel.network_plan import MeshAxis
+from perfmodel.parallel.network_plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Pass, Product, Stream, Work
@@ -98,7 +98,7 @@ class MeshPrices:
         return sizes
 
     def mask(self, names: frozenset[str] | tuple[str, ...]) -> int:
-        return sum(1 << i for i, axis in enumerate(self.axes) if axis.name in names)
+        return axes_mask(self.axes, names)
 
     def time(self, kind: CollectiveKind, groups: Masks, num_bytes: Array) -> Array:
         """One collective of each group alone, with what the host does around it. [s]"""
@@ -286,20 +286,6 @@ def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: M
     gradients = w / (shards if setting.zero >= 2 else 1.0) * setting.gradient_bytes
     state = w / (shards if setting.zero >= 1 else 1.0) * setting.policy.state_bytes_per_parameter(setting.optimizer)
     return np.asarray(weights + gradients + state)
-
-
-def exposed_time(*, reductions: Array, gathers: Array, forward: Array, backward: Array, setting: StepSetting) -> Array:
-    """What shows of parameter collectives: what does not fit under the compute beside them, and the slow-down of that compute. [s]"""
-    profile = setting.profile
-    shown = reductions
-    if profile.overlaps_gradients:
-        least = profile.exposed_gradient_fraction if setting.zero < 3 else 0.0
-        hidden = np.minimum(reductions * (1.0 - least), backward)
-        shown = reductions - hidden + hidden * profile.compute_slowdown_under_communication
-    if profile.prefetches_parameters:
-        hidden = np.minimum(gathers, forward + backward)
-        return np.asarray(shown + gathers - hidden + hidden * profile.compute_slowdown_under_communication)
-    return np.asarray(shown + gathers)
 
 
 def saved_inputs(network: Network, operator: NetworkOperator) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ from perfmodel.cost.network_cost import (
     MeshPrices,
     ParameterColumns,
     StepSetting,
-    exposed_time,
     local_extent,
     own_traffic_time,
     parameter_bytes,
@@ -25,6 +24,7 @@ from perfmodel.cost.network_cost import (
     saves_output,
     work_time,
 )
+from perfmodel.cost.network_overlap import exposed_time
 from perfmodel.parallel.network_plan import NetworkPlan, check_plan, gradient_of_input, left_layout, needed_layout
 from perfmodel.parallel.network_traffic import elements_of, network_traffic
 from perfmodel.parallel.sharding import Layout
@@ -81,15 +81,7 @@ def predict_network(network: Network, plan: NetworkPlan, setting: StepSetting, m
         gathers += float(own_times.gathers[0])
         optimizer += float(own_times.optimizer[0])
         state += float(parameter_bytes(column, setting, prices)[0])
-    shown = float(
-        exposed_time(
-            reductions=np.array(reductions),
-            gathers=np.array(gathers),
-            forward=np.array(forward),
-            backward=np.array(backward),
-            setting=setting,
-        )
-    )
+    shown = float(exposed_time(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting))
     parts_of_step = {
         "forward": times * forward,
         "backward": times * backward,

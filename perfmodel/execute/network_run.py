@@ -19,7 +19,7 @@ from perfmodel.execute.launch import WorkerGroup
 from perfmodel.execute.network_padding import padded_network
 from perfmodel.execute.network_refuse import check_runnable
 from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
-from perfmodel.execute.tolerance import TOLERANCE
+from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.parallel.network_measurement import NetworkCheck, NetworkMeasurement
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.parallel.network_traffic import NetworkTraffic, network_traffic
@@ -124,19 +124,13 @@ def assemble_check(network: Network, plan: NetworkPlan, results: Sequence[RankCh
 
 def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> float:
     """The largest on any rank; nan where there is none. Too large a one ends the check."""
-    together: dict[str, float] = {}
-    for found in errors:
-        for name, error in found.items():
-            together[name] = max(together.get(name, 0.0), float("inf") if error != error else error)
-    if not together:
-        return float("nan")
-    wrong = {name: error for name, error in together.items() if error > TOLERANCES[dtype]}
-    if wrong:
-        name = max(wrong, key=lambda key: wrong[key])
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+
+    def sentence(name: str, error: float, others: int) -> str:
+        more = f", and {others} more" if others else ""
         allowed = f"{TOLERANCES[dtype]:.0e}"
-        raise RunError(f"network check: {what} {name} differs from one process by {wrong[name]:.1e} of its size (allowed {allowed}){more}")
-    return max(together.values())
+        return f"network check: {what} {name} differs from one process by {error:.1e} of its size (allowed {allowed}){more}"
+
+    return worst_error(errors, TOLERANCES[dtype], sentence)
 
 
 def expected_traffic(network: Network, plan: NetworkPlan) -> Counter[NetworkTraffic]:

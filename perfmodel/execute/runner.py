@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from perfmodel.errors import InputError, RunError
+from perfmodel.errors import InputError
 from perfmodel.execute.launch import Worker, WorkerGroup, torchrun_worker
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.parallel.layout import ZeroStage
@@ -230,23 +230,15 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 def gradient_error(errors: Sequence[dict[str, float]]) -> float:
     """The largest error on any rank, or RunError if it says that the program is wrong; nan if nothing was checked."""
-    from perfmodel.execute.tolerance import TOLERANCE
+    from perfmodel.execute.tolerance import TOLERANCE, worst_error
 
-    together: dict[str, float] = {}
-    for found in errors:
-        for name, error in found.items():
-            # nan is worse than any number, and stays
-            together[name] = max(together.get(name, 0.0), float("inf") if error != error else error)
-    if not together:
-        return float("nan")
-    wrong = {name: error for name, error in together.items() if error > TOLERANCE}
-    if wrong:
-        name = max(wrong, key=lambda key: wrong[key])
-        raise RunError(
-            f"gradient check: {name} differs from one process by {wrong[name]:.1e} of its size (allowed {TOLERANCE:.0e}), "
-            f"and {len(wrong) - 1} more; the plan's times would mean nothing"
+    def sentence(name: str, error: float, others: int) -> str:
+        return (
+            f"gradient check: {name} differs from one process by {error:.1e} of its size (allowed {TOLERANCE:.0e}), "
+            f"and {others} more; the plan's times would mean nothing"
         )
-    return max(together.values())
+
+    return worst_error(errors, TOLERANCE, sentence)
 
 
 def assemble(

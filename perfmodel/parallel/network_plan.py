@@ -9,7 +9,7 @@ gradients of its readers are added before they are reduced (R7): partial on the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 
@@ -68,6 +68,11 @@ class NetworkPlan:
 
     def size(self, names: frozenset[str] | tuple[str, ...]) -> int:
         return prod(axis.size for axis in self.axes if axis.name in names)
+
+
+def axes_mask(axes: Sequence[MeshAxis], names: Collection[str]) -> int:
+    """A set of axes as a bit mask: bit i is axis i of the mesh, outermost first."""
+    return sum(1 << i for i, axis in enumerate(axes) if axis.name in names)
 
 
 def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> tuple[MeshAxis, ...]:
@@ -190,6 +195,7 @@ __all__ = [
     "Held",
     "MeshAxis",
     "NetworkPlan",
+    "axes_mask",
     "check_plan",
     "cut_sizes",
     "divides",

@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from perfmodel.errors import InputError
-from perfmodel.parallel.plan import Plan
 from perfmodel.resources import resource_dir
 from perfmodel.workload.config import TransformerConfig
 
@@ -86,30 +85,6 @@ def shape_of(model: TransformerConfig) -> str:
     return (
         f"{model.architecture} {model.num_hidden_layers}x{model.hidden_size} {model.num_attention_heads}/{model.num_key_value_heads} "
         f"{model.intermediate_size}"
-    )
-
-
-def interval_of_plan(
-    residuals: Residuals,
-    plan: Plan,
-    *,
-    family: str,
-    chip: str,
-    borrows: bool = False,
-    is_calibrated: bool = True,
-    is_usual: bool = True,
-    unseen: str = "",
-) -> StepInterval:
-    """The interval of a plan under the profile `family` on `chip`; see `interval`."""
-    return interval(
-        residuals,
-        family=family,
-        chip=chip,
-        scale=scale_of(plan.num_chips),
-        borrows=borrows,
-        is_calibrated=is_calibrated,
-        is_usual=is_usual,
-        unseen=unseen,
     )
 
 

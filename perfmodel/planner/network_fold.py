@@ -23,6 +23,14 @@ Edge = tuple[int, int, Array]
 _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoldedEdges:
+    """between: (u, v, matrix) of folded vertices; within: (folded vertex, vector) of pairs that fold into one vertex."""
+
+    between: list[Edge]
+    within: list[tuple[int, Array]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
     """of[v]: the folded vertex of each vertex; first[f]: the first vertex of each folded one."""
@@ -33,19 +41,31 @@ class Fold:
     def unfold(self, choice: Sequence[int]) -> tuple[int, ...]:
         return tuple(choice[folded] for folded in self.of)
 
-    def problem(self, costs: Sequence[Array], edges: Sequence[Edge]) -> tuple[list[Array], list[Edge]]:
-        """Vectors and matrices of the folded problem; pairs within one folded vertex become part of its vector."""
-        counted: list[dict[int, tuple[float, Array]]] = [{} for _ in self.first]
-        for v, cost in enumerate(costs):
-            _count(counted[self.of[v]], cost)
+    def edges(self, edges: Sequence[Edge]) -> FoldedEdges:
+        """Matrices between folded vertices, and what pairs within one of them add to its vector."""
+        within: list[tuple[int, Array]] = []
         matrices: dict[tuple[int, int], dict[int, tuple[float, Array]]] = {}
         for u, v, matrix in edges:
             a, b = self.of[u], self.of[v]
             if a == b:
-                _count(counted[a], np.ascontiguousarray(matrix.diagonal()))
+                within.append((a, np.ascontiguousarray(matrix.diagonal())))
             else:
                 _count(matrices.setdefault((a, b), {}), matrix)
-        return [_sum(vectors) for vectors in counted], [(a, b, _sum(found)) for (a, b), found in matrices.items()]
+        return FoldedEdges(between=[(a, b, _sum(found)) for (a, b), found in matrices.items()], within=within)
+
+    def costs(self, costs: Sequence[Array], within: Sequence[tuple[int, Array]] = ()) -> list[Array]:
+        """A vector for each folded vertex: those of its vertices, and of pairs within it, added up."""
+        counted: list[dict[int, tuple[float, Array]]] = [{} for _ in self.first]
+        for v, cost in enumerate(costs):
+            _count(counted[self.of[v]], cost)
+        for folded, diagonal in within:
+            _count(counted[folded], diagonal)
+        return [_sum(vectors) for vectors in counted]
+
+    def problem(self, costs: Sequence[Array], edges: Sequence[Edge]) -> tuple[list[Array], list[Edge]]:
+        """Vectors and matrices of the folded problem."""
+        folded = self.edges(edges)
+        return self.costs(costs, folded.within), folded.between
 
 
 def _count(counted: dict[int, tuple[float, Array]], array: Array) -> None:

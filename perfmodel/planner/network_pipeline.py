@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.network_cost import StepSetting, exposed_time
+from perfmodel.cost.network_cost import StepSetting
+from perfmodel.cost.network_overlap import exposed_time
 from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.network_plan import NetworkPlan, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers
@@ -221,6 +222,7 @@ class _Pipeline:
         self.chips = chips
         self.tables, self.space, self.network = planner.tables, planner.space, planner.network
         self.fold: Fold = fold_layers(self.space)
+        self.edges = self.fold.edges(self.tables.edges)
         self.solutions: dict[float, Solution] = {}
         self.blocks = blocks_of(self.network)
         self.block_of = self._blocks_of_vertices()
@@ -249,7 +251,7 @@ class _Pipeline:
         """All operators searched with this mixture, memory aside."""
         if share not in self.solutions:
             costs = self.tables.costs(share, self.planner.setting)
-            self.solutions[share] = eliminate(*self.fold.problem(costs, self.tables.edges))
+            self.solutions[share] = eliminate(self.fold.costs(costs, self.edges.within), self.edges.between)
         return self.solutions[share]
 
     def run(self) -> PipelinePrediction:
@@ -424,22 +426,10 @@ class _Pipeline:
         reductions = sum(float(c.reductions[i]) for c, i in columns)
         gathers = sum(float(c.gathers[i]) for c, i in columns)
         each = 0.0 if setting.zero < 3 else reductions
-        shown = float(
-            exposed_time(
-                reductions=np.array(each),
-                gathers=np.array(gathers),
-                forward=np.array(forward),
-                backward=np.array(backward),
-                setting=setting,
-            )
-        )
+        shown = float(exposed_time(reductions=each, gathers=gathers, forward=forward, backward=backward, setting=setting))
         # gradients of a step leave under the backward pass of the last microbatch
         once = 0.0 if setting.zero == 3 else times * reductions
-        late = float(
-            exposed_time(
-                reductions=np.array(once), gathers=np.array(0.0), forward=np.array(0.0), backward=np.array(backward), setting=setting
-            )
-        )
+        late = float(exposed_time(reductions=once, gathers=0.0, forward=0.0, backward=backward, setting=setting))
         optimizer = times * sum(float(c.optimizer[i]) for c, i in columns)
         state = sum(float(c.state_bytes[i]) for c, i in columns)
         saved = self._bytes(choice, inside, stage) - state

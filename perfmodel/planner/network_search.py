@@ -21,7 +21,7 @@ from perfmodel.cost.network_cost import MeshPrices, StepSetting
 from perfmodel.cost.network_predict import NetworkPrediction, predict_network
 from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.network_plan import MeshAxis, mesh_axes
-from perfmodel.planner.network_fold import Fold, fold_layers, unfolded
+from perfmodel.planner.network_fold import Fold, FoldedEdges, fold_layers, unfolded
 from perfmodel.planner.network_space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.network_tables import NetworkTables, network_tables, table_entries
 from perfmodel.search import eliminate, eliminate_within
@@ -109,24 +109,29 @@ class NetworkPlanner:
         barred = self._barred(allowed)
         is_folded = len(self.network.operators) > FOLD_BEYOND if has_equal_layers is None else has_equal_layers
         fold = fold_layers(self.space) if is_folded else unfolded(len(barred))
+        edges = fold.edges(self.tables.edges)
+        mixtures: dict[float, list[Array]] = {}
+
+        def costs_at(share: float) -> list[Array]:
+            if share not in mixtures:
+                mixtures[share] = self.tables.costs(share, self.setting)
+            return mixtures[share]
+
         times, profile = self.setting.num_microbatches, self.setting.profile
         results: list[tuple[NetworkPrediction, _Found]] = []
         lines: dict[tuple[int, ...], tuple[float, float]] = {}
         share, bound, tried = 0.0, 0.0, set[float]()
         while len(results) < _MOST_MIXTURES and share not in tried:
             tried.add(share)
-            costs = [
-                cost if bar is None else np.where(bar, np.inf, cost)
-                for cost, bar in zip(self.tables.costs(share, self.setting), barred, strict=True)
-            ]
-            found = self._solve(fold, costs, memory_limit=memory_limit, time_limit=time_limit)
+            costs = [cost if bar is None else np.where(bar, np.inf, cost) for cost, bar in zip(costs_at(share), barred, strict=True)]
+            found = self._solve(fold, costs, edges, memory_limit=memory_limit, time_limit=time_limit)
             plan = self.space.plan(found.choice, cluster=self.cluster)
             results.append((predict_network(self.network, plan, self.setting, self.machine), found))
             bound = max(bound, found.lower_bound * times + profile.step_time_constant)
             least = min(result[0].step_time for result in results)
             if least - bound <= _CLOSE * least:
                 break
-            lines[found.choice] = (self._cost(found.choice, 0.0), self._cost(found.choice, 1.0))
+            lines[found.choice] = (self._cost(found.choice, costs_at(0.0)), self._cost(found.choice, costs_at(1.0)))
             share = _highest(list(lines.values())) if tried >= {0.0, 1.0} else 1.0 if tried == {0.0} else 0.0
         fitting = [result for result in results if result[0].memory["total"] <= memory_limit * (1.0 + _ROUNDING)]
         best, _ = min(fitting or results, key=lambda result: result[0].step_time)
@@ -143,9 +148,9 @@ class NetworkPlanner:
             search_time=time.perf_counter() - start,
         )
 
-    def _solve(self, fold: Fold, costs: list[Array], *, memory_limit: float, time_limit: float) -> _Found:
+    def _solve(self, fold: Fold, costs: list[Array], edges: FoldedEdges, *, memory_limit: float, time_limit: float) -> _Found:
         """The best choice; under the limit where the best of all does not fit."""
-        vectors, own = fold.problem(costs, self.tables.edges)
+        vectors, own = fold.costs(costs, edges.within), edges.between
         solution = eliminate(vectors, own, time_limit=time_limit)
         if not np.isfinite(solution.cost):
             raise InputError("allowed: no choice of configurations is left; allow more of them")
@@ -182,9 +187,9 @@ class NetworkPlanner:
         forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
         return eliminate(lean, [*copies, *forbidden]).cost
 
-    def _cost(self, choice: Sequence[int], share: float) -> float:
+    def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
         """Of a choice, the additive cost of a mixture. [s]"""
-        own = sum(float(cost[index]) for cost, index in zip(self.tables.costs(share, self.setting), choice, strict=True))
+        own = sum(float(cost[index]) for cost, index in zip(costs, choice, strict=True))
         return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges)
 
     def _barred(self, allowed: Filter | None) -> list[NDArray[np.bool_] | None]:

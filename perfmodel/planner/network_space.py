@@ -16,7 +16,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, cut_sizes, divides
+from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
 from perfmodel.parallel.sharding import Sharding
 from perfmodel.workload.network import Network, NetworkOperator, TensorRole
 
@@ -59,7 +59,7 @@ class NetworkSpace:
         return tuple(axis.name for i, axis in enumerate(self.axes) if mask >> i & 1)
 
     def mask(self, names: Sequence[str] | frozenset[str]) -> int:
-        return sum(1 << i for i, axis in enumerate(self.axes) if axis.name in names)
+        return axes_mask(self.axes, names)
 
     def plan(self, choice: Sequence[int], *, cluster: str) -> NetworkPlan:
         """The plan of a choice of configurations."""

@@ -19,7 +19,7 @@ from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, default_cali
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.residuals import interval_of_plan, load_residuals, shape_of
+from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
 from perfmodel.report.calibrated import is_calibrated
 from perfmodel.report.case_plan import HardwareOfCase, PlannedCase, plan_of_case
 from perfmodel.report.cases import Case, read_cases
@@ -195,11 +195,11 @@ class CasePredictor:
     def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
         """Factors of the prediction, from runs of other models only: what they would be if nobody had run this one."""
         framework, chip = planned.framework, planned.hardware.chip
-        found = interval_of_plan(
+        found = interval(
             load_residuals(),
-            planned.plan,
             family=framework.profile,
             chip=chip,
+            scale=scale_of(planned.plan.num_chips),
             borrows=framework.borrows,
             is_calibrated=is_calibrated(self.estimator(planned).machine),
             is_usual=self.calibration is None,

@@ -16,21 +16,8 @@ from perfmodel.report.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.report.frameworks import framework_of, stage_layers_by_cost, stage_layers_with_ends, with_settings
 from perfmodel.report.judgement import summarise
 from perfmodel.report.validate import COLUMNS, CasePredictor, validate_cases
+from tests.report.published_cases import MODEL, write
 
-MODEL = {
-    "name": "Llama-3-8B",
-    "kind": "decoder",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "gated_mlp": True,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "num_experts": None,
-    "num_experts_per_tok": None,
-}
 CASE = {
     "id": "some-run",
     "source": "a paper",
@@ -75,11 +62,6 @@ def changed(**values):
 
 def without(*names):
     return {name: value for name, value in CASE.items() if name not in names}
-
-
-def write(path, cases):
-    path.write_text("".join(json.dumps(case) + "\n" for case in cases), encoding="utf-8")
-    return path
 
 
 # --- what may enter a prediction ----------------------------------------------------------------------------------

@@ -3,21 +3,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.workload.models import load_model
 from perfmodel.workload.published import config_from_case
+from tests.report.published_cases import MODEL as LLAMA_3_8B
 
-LLAMA_3_8B = {
-    "name": "Llama-3-8B",
-    "kind": "decoder",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "gated_mlp": True,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-    "num_experts": None,
-    "num_experts_per_tok": None,
-}
 GPT_22B = {
     **LLAMA_3_8B,
     "name": "GPT-22B",
