@@ -39,6 +39,7 @@ from perfmodel.calibrate.kernel_tables import (
     read_attention,
     read_collectives,
     read_llmcompass,
+    read_many_nodes_all_reduce,
     read_matmuls,
     read_published_all_reduce,
     read_simai,
@@ -63,6 +64,7 @@ from perfmodel.hardware.calibration import (
     StreamingModel,
 )
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.network import Link
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.writer import save_calibration
 
@@ -332,6 +334,7 @@ def _joined(first: CollectiveTable, second: CollectiveTable) -> CollectiveTable:
         ranks=np.concatenate([first.ranks, second.ranks]),
         ranks_per_node=np.concatenate([first.ranks_per_node, second.ranks_per_node]),
         time=np.concatenate([first.time, second.time]),
+        link_scale=np.concatenate([first.link_scales, second.link_scales]),
     )
 
 
@@ -378,7 +381,8 @@ def _fit_outside(folder: Path, note: Note) -> dict[CollectiveKind, CollectiveMod
     gather = _fit_one_outside(
         read_simai(folder, "nic_ratio", nic_bandwidth=SIMAI_NIC_BANDWIDTH), CollectiveKind.ALL_GATHER, ring, inside, cluster, note
     )
-    published = _joined(read_published_all_reduce(folder, "H100", nodes=2), read_published_all_reduce(folder, "H200", nodes=2))
+    two_nodes = _joined(read_published_all_reduce(folder, "H100", nodes=2), read_published_all_reduce(folder, "H200", nodes=2))
+    published = _joined(two_nodes, read_many_nodes_all_reduce(folder))
     reduce = _fit_one_outside(
         published,
         CollectiveKind.ALL_REDUCE,
@@ -403,6 +407,15 @@ def _fit_outside(folder: Path, note: Note) -> dict[CollectiveKind, CollectiveMod
     }
 
 
+def with_faster_links(cluster: Cluster, scale: float) -> Cluster:
+    """The cluster with all its links that much faster, as no slower to respond."""
+
+    def faster(link: Link) -> Link:
+        return replace(link, bandwidth=link.bandwidth * scale, pair_bandwidth=link.pair_bandwidth * scale)
+
+    return replace(cluster, tiers=tuple(replace(tier, link=faster(tier.link)) for tier in cluster.tiers))
+
+
 def _ramped(x: Array, *, base_time: float = 0.0, hop_time: float = 0.0, inner_hop_time: float = 0.0) -> CollectiveModel:
     ramp_time = rounded(x[1] * 1e-6)
     return CollectiveModel(
@@ -424,9 +437,17 @@ def _fit_one_outside(
     note: Note,
 ) -> CollectiveModel:
     def predict(x: Array, rows: CollectiveTable) -> Array:
-        machine = bare_machine(cluster, Dtype.BF16, collectives={SCALE_UP: {kind: inside[kind]}, SCALE_OUT: {kind: model(x)}})
-        time = collective_time(kind, rows.num_bytes, group_size=rows.ranks, inside=[rows.ranks_per_node, rows.ranks], machine=machine)
-        return np.asarray(time)
+        time = np.empty_like(rows.time)
+        for scale in np.unique(rows.link_scales):
+            own = rows.link_scales == scale
+            machine = bare_machine(
+                with_faster_links(cluster, scale), Dtype.BF16, collectives={SCALE_UP: {kind: inside[kind]}, SCALE_OUT: {kind: model(x)}}
+            )
+            some = rows.rows(own)
+            time[own] = collective_time(
+                kind, some.num_bytes, group_size=some.ranks, inside=[some.ranks_per_node, some.ranks], machine=machine
+            )
+        return time
 
     def fit(rows: CollectiveTable) -> Array:
         return fit_logarithm(lambda x: predict(x, rows), rows.time, start=(10, 10, 0.4), lower=(0, 0, 0.1), upper=(200, 300, 0.95))

@@ -5,7 +5,7 @@ on relative errors where the formula is linear in its parameters (a handful of m
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,20 +79,31 @@ class AttentionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveTable:
-    """Measured collectives of one kind; ranks_per_node = ranks where all are in one node; time [s]."""
+    """Measured collectives of one kind; ranks_per_node = ranks where all are in one node; time [s].
+
+    link_scale  bandwidth of its links over those of the cluster that the table is fitted for  [-]
+    """
 
     num_bytes: Array
     ranks: Array
     ranks_per_node: Array
     time: Array
+    link_scale: Array | float = 1.0
 
     def rows(self, chosen: Any) -> "CollectiveTable":
-        return CollectiveTable(
+        return replace(
+            self,
             num_bytes=self.num_bytes[chosen],
             ranks=self.ranks[chosen],
             ranks_per_node=self.ranks_per_node[chosen],
             time=self.time[chosen],
+            link_scale=self.link_scales[chosen],
         )
+
+    @property
+    def link_scales(self) -> Array:
+        """Of every row."""
+        return np.broadcast_to(self.link_scale, self.time.shape)
 
 
 def rounded(value: float, digits: int = 4) -> float:

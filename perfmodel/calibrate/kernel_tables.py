@@ -77,6 +77,23 @@ def read_published_all_reduce(folder: Path, chip: str, *, nodes: int) -> Collect
     )
 
 
+def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
+    """The one published all-reduce of more than two nodes: 128 ranks, of nodes of 8. Its page names no hardware.
+
+    Its largest messages reach 684 GB/s of bus bandwidth, which takes NICs of twice the usual 400 Gbit/s (Blackwell's).
+    """
+    frame = _frame(folder / "nccl_published_allreduce.csv")
+    frame = frame[(frame.ranks == 128) & (frame.time_us > 0)]
+    ranks = _column(frame, "ranks")
+    return CollectiveTable(
+        num_bytes=_column(frame, "size_bytes"),
+        ranks=ranks,
+        ranks_per_node=np.full_like(ranks, 8.0),
+        time=_column(frame, "time_us") * 1e-6,
+        link_scale=2.0,
+    )
+
+
 def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveTable:
     """SimAI's bus bandwidth over line rate between nodes of 8, as times. `table`: nic_ratio (one ring pass) or ata_ratio (all-to-all)."""
     frame = _frame(folder / "simai" / f"{table}.csv")
