@@ -274,7 +274,7 @@ def parameter_unit(
         return 1.0
     if operator.layer:
         return max(1.0, layer_parameters.get(operator.layer, own) / own)
-    bucket = setting.profile.bucket_bytes / setting.gradient_bytes
+    bucket = setting.profile.bucket_bytes / setting.parameter_bytes
     return max(1.0, min(bucket, float(network.num_parameters)) / own)
 
 

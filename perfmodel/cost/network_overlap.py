@@ -42,7 +42,7 @@ def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, settin
     profile = setting.profile
     hidden = 1.0 - profile.compute_slowdown_under_communication
     sides = [(reductions, reductions)]
-    if profile.overlaps_gradients:
+    if profile.hides_reductions(setting.zero):
         least = profile.exposed_gradient_fraction if setting.zero < 3 else 0.0
         sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * backward)]
     if setting.zero == 3:

@@ -35,6 +35,7 @@ class ParameterProgram:
     """Events of all parameters for one ZeRO stage, as rows; `units` merges rows of one collective.
 
     elements [parameters]: rows and columns of the stored matrix, and masks of the axes that cut them.
+    bucket_scale: bytes of a gradient on the wire over those as backward makes it, in the parameter's dtype: buckets count the latter.
     """
 
     zero: int
@@ -50,6 +51,8 @@ class ParameterProgram:
     unit_mask: NDArray[np.int64]
     unit_cell: NDArray[np.int64]
     unit_is_bucketed: NDArray[np.bool_]
+    unit_tensors: NDArray[np.float64]
+    bucket_scale: float
     unit_merges: tuple[tuple[int, int], ...]
     masks: tuple[frozenset[str], ...]
     row_mask: NDArray[np.int64]
@@ -146,6 +149,8 @@ def compile_parameters(
         unit_cell=np.array([cell(units[i][0], units[i][1], REGIONS[units[i][2]]) for i in starts], dtype=np.int64),
         unit_merges=_mergeable_units([units[i] for i in starts], tuple(masks)),
         unit_is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
+        unit_tensors=np.diff([*starts, len(units)]).astype(np.float64),
+        bucket_scale=gradient_bytes / parameter_bytes,
         row_mask=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
         column_mask=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
         zero_mask=np.array([mask(p.gradient_axes & ZERO_AXES) for p in parameters], dtype=np.int64),
@@ -185,15 +190,19 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         index = program.event_parameter
         buffer = np.where(program.event_on_shard, shard_elements[index], np.where(program.event_is_whole, local[index], gathered[index]))
         num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
+        tensors = np.repeat(program.unit_tensors[:, None], num_bytes.shape[1], axis=1)
         for into, of in program.unit_merges:
             same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
             num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
             num_bytes[of] = np.where(same, 0.0, num_bytes[of])
+            tensors[into] = tensors[into] + np.where(same, tensors[of], 0.0)
         num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
         if profile.bucket_bytes > 0:
             bucketed = program.unit_is_bucketed[:, None]
-            num_calls = np.where(bucketed, np.maximum(np.ceil(num_bytes / profile.bucket_bytes), 1.0), 1.0)
-            num_units = np.where(bucketed, np.maximum(np.floor(profile.bucket_bytes / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
+            bucket = profile.bucket_bytes * program.bucket_scale
+            # a tensor is never split: no more buckets than tensors
+            num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, tensors), 1.0)
+            num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
         inside = [np.array([tier[program.unit_mask[i]] for i in range(len(program.unit_mask))]) for tier in _inside(program, grid)]
         one = collective_time(
             program.unit_kind[:, None],

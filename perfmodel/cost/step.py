@@ -363,10 +363,12 @@ def parameter_time(
 
     A layer's gather hides under the layer before it, the first one's under the embedding, the head's under the last layer; gathers and
     reductions of backward share the wire under backward. What is reduced once a step hides under what those leave of the last
-    microbatch's backward: max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
+    microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every microbatch: m max(0, t - window)
+    + s min(t, window). The first gather of a stage hides under nothing.
     """
     m = num_microbatches
-    prefetches, overlaps = profile.prefetches_parameters, profile.overlaps_gradients
+    prefetches = profile.prefetches_parameters
+    overlaps = profile.hides_reductions(terms.zero)
     slowdown = profile.compute_slowdown_under_communication
     happens = terms.program.happens
     gather: Any = 0.0
@@ -389,16 +391,22 @@ def parameter_time(
         left = tuple(np.maximum(regions.backward[i] - gathers[i], 0.0) for i in range(len(REGIONS)))
     reduction: Any = 0.0
     windows = left
+    # the share of what could hide under the last microbatch's backward that does not
+    share = profile.exposed_gradient_fraction + slowdown
     if ("reduce", "microbatch") in happens:
         reduce = terms.reduce["microbatch"]
-        exposed = tuple(_exposed_under(reduce[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
-        reduction = m * slowest_stage(stage_sums(exposed, stages))
+        if overlaps and terms.zero == 0:
+            # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
+            each = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
+            reduction = slowest_stage(tuple(m * np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in each))  # type: ignore[arg-type]
+        else:
+            exposed = tuple(_exposed_under(reduce[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
+            reduction = m * slowest_stage(stage_sums(exposed, stages))
         windows = tuple(np.maximum(left[i] - reduce[i], 0.0) for i in range(len(REGIONS)))
     if ("reduce", "step") in happens:
         once = stage_sums(terms.reduce["step"], stages)
         if overlaps:
             # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it
-            share = profile.exposed_gradient_fraction + slowdown
             pairs = zip(once, stage_sums(windows, stages), strict=True)
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in pairs)  # type: ignore[assignment]
         reduction = reduction + slowest_stage(once)

@@ -133,7 +133,8 @@ def profile_events(
         zero=zero,
         stores_shards_zero2=profile.zero2_stores_shards,
         # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
-        reduces_each_microbatch=profile.reduces_each_microbatch and zero >= 2 and not keeps,
+        reduces_each_microbatch=(profile.reduces_each_microbatch and zero >= 2 and not keeps)
+        or (profile.pipeline_reduces_each_microbatch and zero == 0 and pipelined),
         keeps_gathered=keeps,
         recompute_full=recompute_full,
         reduces_tp_first=profile.reduces_tp_gradients_first,

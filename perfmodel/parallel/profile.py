@@ -35,9 +35,12 @@ class ExecutionProfile:
     framework_bytes                      what a run needs beside its allocator and the context: NCCL's buffers, the allocator's spread
     zero2_stores_shards                  ZeRO-2 keeps parameter shards and gathers every microbatch (torch), or whole copies (DeepSpeed)
     reduces_each_microbatch              gradients leave for their accumulator layout after every microbatch, not once a step
-    bucket_bytes                         gradients are reduced in buckets of this size; 0: one collective per unit
+    pipeline_reduces_each_microbatch     under a pipeline, those of weights without ZeRO do so too (nanotron)
+    bucket_bytes                         gradients are reduced in buckets of this size, counted in the parameters' dtype and of whole
+                                         tensors; 0: one collective per unit
     parameter_unit                       what one parameter gather or publish takes along: layer or tensor
     overlaps_gradients, exposed_gradient_fraction   reduction runs under the last backward; the share of what could hide that does not
+    overlaps_gradient_scatters           so does a reduce-scatter (ZeRO-1 and above); else that waits for the end of backward
     prefetches_parameters                the next unit's gather runs under this unit's compute
     tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
     tp_backward_overlap_fraction         the same of those in backward beside which a matmul runs that nothing waits for (Megatron:
@@ -92,9 +95,11 @@ class ExecutionProfile:
     framework_bytes: float
     zero2_stores_shards: bool
     reduces_each_microbatch: bool
+    pipeline_reduces_each_microbatch: bool
     bucket_bytes: float
     parameter_unit: str
     overlaps_gradients: bool
+    overlaps_gradient_scatters: bool
     exposed_gradient_fraction: float
     prefetches_parameters: bool
     tp_overlap_fraction: float
@@ -139,6 +144,10 @@ class ExecutionProfile:
         for name in ("accumulate_dtype", "reduce_dtype"):
             if getattr(self, name) not in ("fp32", "compute"):
                 raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")
+
+    def hides_reductions(self, zero: int) -> bool:
+        """Whether gradients are reduced under the backward pass: at ZeRO stage 0 whole, above it scattered."""
+        return self.overlaps_gradients and (zero == 0 or self.overlaps_gradient_scatters)
 
     @property
     def has_host_floor(self) -> bool:

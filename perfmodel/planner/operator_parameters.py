@@ -74,17 +74,17 @@ def parameter_price(
         times = 1.0 if event.times == "microbatch" else 1.0 / terms.num_microbatches
         reference = max(num_bytes, _region_elements(graph, op.region) * itemsize / _parts(event.axes, prices))
         rate = prices.collective(event.kind, event.axes, reference) / reference
-        time += rate * num_bytes * times * max(exposed_share(event, profile), _least(event, terms))
+        time += rate * num_bytes * times * max(exposed_share(event, profile, zero=terms.zero), _least(event, terms))
     return time
 
 
-def exposed_share(event: ParameterEvent, profile: ExecutionProfile) -> float:
+def exposed_share(event: ParameterEvent, profile: ExecutionProfile, *, zero: int) -> float:
     """Share of a parameter collective that does not hide, where it is shorter than the compute beside it."""
     match event.what:
         case "gather_forward" | "gather_backward":
             return profile.compute_slowdown_under_communication if profile.prefetches_parameters else 1.0
         case "reduce" | "finish":
-            if not profile.overlaps_gradients:
+            if not profile.hides_reductions(zero):
                 return 1.0
             once = profile.exposed_gradient_fraction if event.times == "step" else 0.0
             return once + profile.compute_slowdown_under_communication

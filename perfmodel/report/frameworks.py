@@ -109,7 +109,7 @@ def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
-    return replace(profile, bucket_bytes=float(value) * 1e6) if is_size else profile
+    return replace(profile, bucket_bytes=float(value) * 2**20) if is_size else profile
 
 
 def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:

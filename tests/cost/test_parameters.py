@@ -94,15 +94,29 @@ def test_tensor_by_tensor_pays_more_latency():
     assert apart > whole
 
 
-@pytest.mark.parametrize("bucket", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("bucket", [2e6, 5e6, 1e9])
 def test_buckets_move_the_same_bytes(bucket):
-    """A bucket smaller than a layer is several collectives; a larger one shares its latency among layers."""
+    """A bucket smaller than a layer is several collectives; a larger one shares its latency among layers. It counts bytes as produced."""
     profile = replace(profile_of("megatron"), bucket_bytes=bucket)
     time = costs(zero=0, dp_replicate=16, profile=profile).of("reduce", "step", "layer")[0]
     num_bytes = 4.0 * LAYER_ELEMENTS
-    calls, units = max(np.ceil(num_bytes / bucket), 1.0), max(np.floor(bucket / num_bytes), 1.0)
+    on_the_wire = bucket * 4.0 / 2.0
+    calls, units = max(np.ceil(num_bytes / on_the_wire), 1.0), max(np.floor(on_the_wire / num_bytes), 1.0)
     one = collective(CollectiveKind.ALL_REDUCE, num_bytes * units / calls, 16, 4)
     assert time == pytest.approx(one * calls / units, rel=1e-12)
+
+
+def test_a_tensor_is_never_split_among_buckets():
+    """However small the bucket, a layer goes in as many collectives as it has tensors; an embedding in one."""
+    profile = replace(profile_of("megatron"), bucket_bytes=1.0)
+    cost = costs(zero=0, dp_replicate=16, profile=profile)
+    layer = [
+        p for p in ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS).parameters if "layer" in p.regions
+    ]
+    each = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / len(layer), 16, 4)
+    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(each * len(layer), rel=1e-12)
+    embedding = collective(CollectiveKind.ALL_REDUCE, 4.0 * MODEL.vocab_size * MODEL.hidden_size, 16, 4)
+    assert cost.of("reduce", "step", "embedding")[0] == pytest.approx(embedding, rel=1e-12)
 
 
 def test_cells_are_distinct():

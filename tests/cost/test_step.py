@@ -136,6 +136,29 @@ def test_a_share_of_hidden_reduction_may_show():
     assert hidden < shown < none
 
 
+def test_gradients_that_are_scattered_may_wait_for_the_end_of_backward():
+    whole, scattered = row_of(dp_replicate=16), row_of(dp_shard=16, zero=1)
+    profile = profile_of("megatron")
+    for row, waits in ((whole, False), (scattered, True)):
+        hidden, shown = (float(times(row, profile, overlaps_gradient_scatters=overlaps)[1][0]) for overlaps in (True, False))
+        assert (shown > hidden) is waits
+    everything = stage_sums(scattered.terms.reduce["step"], scattered.stages)[0] + stage_sums(scattered.terms.publish, scattered.stages)[0]
+    assert shown == pytest.approx(float(everything[0]), rel=1e-12)
+
+
+def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backward():
+    """m max(0, t - w) + s min(t, w)"""
+    row = row_of(dp_replicate=16)
+    each = {"microbatch": tuple(1e3 * x for x in row.terms.reduce["step"]), "step": row.terms.reduce["microbatch"]}
+    happens = row.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
+    terms = replace(row.terms, reduce=each, program=replace(row.terms.program, happens=happens))
+    profile = replace(profile_of("megatron"), exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
+    _, reduction = parameter_time(terms, row.regions, row.stages, num_microbatches=np.array([3.0]), profile=profile)
+    t, w = stage_sums(each["microbatch"], row.stages)[0], stage_sums(row.regions.backward, row.stages)[0]
+    assert float(t[0]) > float(w[0])
+    assert float(reduction[0]) == pytest.approx(float((3 * (t - w) + 0.25 * w)[0]), rel=1e-12)
+
+
 @pytest.mark.parametrize("prefetches", [True, False])
 def test_time_of_windows_is_spent_once(prefetches):
     """However slow the network: exposed = all communication - at most all compute that it could hide under."""

@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.parallel.derive import ParameterLayout
-from perfmodel.parallel.parameters import parameter_events, stored_rows, with_gathered_bias_gradients, zero_axes
+from perfmodel.parallel.parameters import parameter_events, profile_events, stored_rows, with_gathered_bias_gradients, zero_axes
+from perfmodel.parallel.profile import load_profile
 
 
 def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[str, ...] = ("layer",)) -> ParameterLayout:
@@ -59,6 +60,12 @@ PUBLISH = ("all_gather", SHARD, "publish", "step")
 )
 def test_events(zero, settings, expected):
     assert events(parameter(), zero, **settings) == expected
+
+
+@pytest.mark.parametrize(("pipelined", "zero", "times"), [(True, 0, "microbatch"), (False, 0, "step"), (True, 1, "step")])
+def test_nanotron_reduces_whole_gradients_of_a_pipeline_every_microbatch(pipelined, zero, times):
+    found = profile_events(parameter(), load_profile("nanotron"), zero=zero, pipelined=pipelined, joins_ends=False)
+    assert found[0].times == times
 
 
 def test_zero_cuts_only_where_the_gradient_is_partial():

@@ -281,7 +281,7 @@ def test_settings_change_the_profile():
     assert (fused.fused_cross_entropy, fused.logit_bytes) == (False, 14.0)  # Megatron's saves traffic, its softmax stays in float32
     assert with_settings(load_profile("torch-fsdp2"), {"fused_cross_entropy": True}).fused_cross_entropy
     assert with_settings(base, {"megatron_args": ["cross-entropy-loss-fusion=True", 7, "flag"]}) == fused
-    assert with_settings(base, {"gradient_bucket_mb": 25.0}).bucket_bytes == 25e6
+    assert with_settings(base, {"gradient_bucket_mb": 25.0}).bucket_bytes == 25 * 2**20
     assert not with_settings(base, {"gradient_bucketing": False}).overlaps_gradients
     assert with_settings(base, {"fp8_recipe": "rowwise"}).fp8_matmul_rate_fraction < base.fp8_matmul_rate_fraction
     assert with_settings(base, {"fp8_recipe": "tensorwise"}) == base
