@@ -1,10 +1,11 @@
 """How far off predictions are of models that no fit has seen: the table of issue "Accuracy", from one command.
 
-    python -m perfmodel.commands.left_out CASES.jsonl [--out FILE.csv | FILE.json] [--constants]
+    python -m perfmodel.commands.left_out CASES.jsonl [--kernels FOLDER] [--out FILE.csv | FILE.json] [--constants]
 
 Each run is predicted with its framework's constants as fitted to all runs but those of its model (models of one architecture and size
 under two names are one). Constants that another framework's fit lends are fitted without that model too. A source of one model is
-predicted with what its relatives lend and, where its framework has other models, their runs.
+predicted with what its relatives lend and, where its framework has other models, their runs. The 80 % intervals are those of
+`perfmodel validate` around these predictions. With `--kernels` the lines of kernels follow (`perfmodel.calibrate.cross_validate`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from perfmodel.calibrate.cross_validate import TARGETS, cross_validate, summary
 from perfmodel.commands.left_out_fits import LeftOut, Prediction, is_narrow
 from perfmodel.commands.left_out_runs import Run, read_runs
 from perfmodel.errors import InputError, PerfModelError
-from perfmodel.report.judgement import quantile
+from perfmodel.report.accuracy import AccuracyReport
+from perfmodel.report.judgement import error_summary, quantile
 from perfmodel.report.plan_choice import PlanChoices, plan_choices
+from perfmodel.report.validate import validate_cases
 from perfmodel.resources import write_atomically
 
 COLUMNS = ("id", "source", "model", "measured_step_time", "predicted_step_time", "fold")
@@ -167,6 +171,25 @@ def table_text(table: LeftOutTable) -> str:
     return "\n".join(lines)
 
 
+def intervals_text(cases: Path, predictions: Sequence[Prediction]) -> str:
+    """How many of the rows that count lie in the 80 % interval around their prediction."""
+    result = validate_cases([cases], skip_broken_nvlink=True)
+    found = {each.run.id: each.predicted for each in predictions if any(line.counts and line.holds(each.run) for line in LINES)}
+    report = AccuracyReport(result=result, left_out=found, names=(cases.name,))
+    found_in = error_summary("all", report.scored_left_out)
+    return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs (at least: 70-90 %; aim: 75-85 %)"
+
+
+def kernels_text(folder: Path) -> str:
+    """Median errors of kernels whose shapes, or whose chip, no fit has seen."""
+    rows = list(cross_validate(folder))
+    lines = ["kernels, median error over chips (largest), by fits that did not see a group of shapes or the chip:"]
+    for part, middle, largest in summary(rows):
+        least, aim = TARGETS[part]
+        lines.append(f"  {part:44} {_percent(middle):>7} ({_percent(largest)})   at least {least:.0%}, aim {aim:.0%}")
+    return "\n".join(lines)
+
+
 def _cells(found: Figures) -> tuple[str, ...]:
     numbers = (found.mean, found.median, found.p90, found.largest, found.bias)
     return (str(found.num_runs), *map(_percent, numbers))
@@ -209,6 +232,7 @@ def constants_text(fits: LeftOut) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.commands.left_out")
     parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="published kernel tables: the lines of kernels too")
     parser.add_argument("--out", type=Path, metavar="FILE", help="every run with its prediction: .csv or .json")
     parser.add_argument("--constants", action="store_true", help="the fitted constants too")
     options = parser.parse_args(arguments)
@@ -220,6 +244,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fits = LeftOut(runs=read_runs(options.cases))
         predictions = fits.predictions()
         print(table_text(judge(predictions)))
+        print(intervals_text(options.cases, predictions))
+        if options.kernels is not None:
+            print(kernels_text(options.kernels))
         if options.constants:
             print("\n" + constants_text(fits))
         if options.out is not None:
