@@ -70,7 +70,7 @@ class Setting:
     """A job on a cluster, with everything that predicts its plans.
 
     reference     what a plan file calls the cluster: its name, or the path of its file
-    calibration   what a plan file calls the calibration; `spec-sheet` where there is none
+    calibration   what a plan file calls the calibration; `prior` where it is that of other chips, `spec-sheet` where there is none
     """
 
     reference: str
@@ -97,7 +97,7 @@ def make_setting(
     calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
     profile       None: `megatron` on accelerators, `torch-gloo` on this machine
     """
-    from perfmodel.cost.resolve import SPEC_SHEET_NAME, choose_calibration, choose_profile, resolve_estimator
+    from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
 
     reference, found = find_cluster(cluster, chips)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
@@ -105,7 +105,7 @@ def make_setting(
     return Setting(
         reference=reference,
         cluster=found,
-        calibration=_file_reference(calibration) if isinstance(calibration, Name) else chosen.name or SPEC_SHEET_NAME,
+        calibration=_file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen),
         estimator=resolve_estimator(job, found, calibration=chosen, profile=habits),
     )
 

@@ -46,7 +46,11 @@ Profile = Annotated[
 ]
 Calibration = Annotated[
     str | None,
-    typer.Option("--calibration", metavar="NAME|PATH", help="A calibration, or spec-sheet for none; the best known if left out."),
+    typer.Option(
+        "--calibration",
+        metavar="NAME|PATH",
+        help="A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.",
+    ),
 ]
 MemoryHeadroom = Annotated[str, typer.Option("--memory-headroom", metavar="SHARE", help="Memory to keep free, such as 10%.")]
 Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days and chip-hours.")]

@@ -1,7 +1,7 @@
 """From names to an estimator: which calibration and which execution profile a prediction takes where none is named.
 
 calibration  the user's own (`perfmodel calibrate` keeps one for each chip), else a shipped one of the chip, else of a relative of it,
-             else typical fractions of the data sheet
+             else the prior of its maker's neighbouring generations, else typical fractions of the data sheet
 profile      `torch-gloo` for the processes of a CPU, `megatron` for accelerators
 """
 
@@ -11,28 +11,37 @@ from pathlib import Path
 
 from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.errors import InputError
-from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, default_calibration
+from perfmodel.errors import InputError, bad_field
+from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.reader import calibrations_for, load_calibration
+from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.resources import user_calibrations_dir
 from perfmodel.workload.job import TrainingJob
-
-SPEC_SHEET_NAME = "spec-sheet"
-"""Names the absence of a calibration: typical fractions of the data sheet, whatever was measured."""
 
 ACCELERATOR_PROFILE, CPU_PROFILE = "megatron", "torch-gloo"
 
 
 def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
-    """The calibration of that name or path (`spec-sheet`: none); without a name, the best that is known for the chip."""
+    """The calibration of that name or path (`spec-sheet`: none, `prior`: of its maker's other chips); without a name, the best known."""
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
+    if str(name) == PRIOR_NAME:
+        prior = prior_for(chip)
+        if prior is None:
+            raise bad_field("calibration", name, f"no chip like {chip.name} of its maker is measured", f"use {SPEC_SHEET_NAME}")
+        return prior
     if name:
         return load_calibration(name, user_folders())
-    return default_calibration(chip.name, calibrations_for(chip.name, user_folders()))
+    return default_calibration(chip.name, calibrations_for(chip, user_folders()))
+
+
+def calibration_reference(chosen: Calibration) -> str:
+    """What a plan file calls a calibration: its name; `prior` where it is no chip's own but made from others'; `spec-sheet` for none."""
+    if chosen.provenance is Provenance.PRIOR and not chosen.chips:
+        return PRIOR_NAME
+    return chosen.name or SPEC_SHEET_NAME
 
 
 def default_profile(chip: Chip) -> str:

@@ -252,7 +252,8 @@ class Calibration:
 
     chips               the chips that it was measured on; for them a prediction is `calibrated`
     relatives           chips that are near enough to borrow it; for them a prediction rests on a `prior`
-    borrowed            parts that were measured on another chip (matmul, streaming, attention, scale_up, scale_out): a `prior` here too
+    borrowed            parts that were measured on another chip, or hardly (matmul, streaming, attention, scale_up, scale_out): a
+                        `prior` here too
     software            libraries and their versions
     matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
                         that differs by dtype has a second entry, such as `flash.bf16`
@@ -340,12 +341,18 @@ def _thawed(value: Any) -> Any:
 GPU_TILES = ((256.0, 128.0, 0.0), (128.0, 256.0, 0.0), (128.0, 128.0, 1.0), (64.0, 128.0, 3.0), (128.0, 64.0, 3.0))
 """Output tiles of the matrix-multiply kernels that GPU libraries choose from, with the penalty exponent of the small ones."""
 
+SPEC_SHEET_NAME = "spec-sheet"
+"""Names the absence of a calibration: typical fractions of the data sheet, whatever was measured."""
+
+PRIOR_NAME = "prior"
+"""Names what the calibrations of its maker's other chips let expect of a chip (`perfmodel.hardware.prior`)."""
+
 SPEC_SHEET = Calibration(
     name="",
     chips=(),
     software="none: typical fractions of the data sheet",
     source=(
-        "matmul .8: best achieved matrix multiplies of eight GPUs lie at .68-.87 of the dense peak (Bekman, ML Engineering, MAMF "
+        "matmul .8: best achieved matrix multiplies of seven NVIDIA GPUs lie at .73-.87 of the dense peak (Bekman, ML Engineering, MAMF "
         "table); memory .8 and 3 us a kernel: aiconfigurator system files; links .8: NCCL tests on NVLink and InfiniBand; attention: "
         "aiconfigurator tables of A100 to B200"
     ),
@@ -366,7 +373,7 @@ SPEC_SHEET = Calibration(
 
 
 def default_calibration(chip: str, calibrations: Iterable[Calibration]) -> Calibration:
-    """The calibration that was measured on `chip`, else that of a relative, else `SPEC_SHEET`."""
+    """The calibration that was measured on `chip`, else one that is lent to it (a relative's, a prior), else `SPEC_SHEET`."""
     known = list(calibrations)
     for calibration in known:
         if chip in calibration.chips:

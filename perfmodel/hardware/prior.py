@@ -2,9 +2,13 @@
 
 Parameters are fractions of the chip's own peaks, lengths and latencies: the mean of the last generation before and the first one after
 carries over. The latencies of collectives differ by a factor of 1.7 between machines, with no trend over the generations: there the mean
-is over all of them. What does not carry over is the work of a fused attention that is no matrix multiply (softmax, the start of a block
-of queries): a compute unit does it at about the same pace in every generation, so as a length of matrix multiply it grows with the FLOP
-rate of a compute unit.
+is over all of them. Two things do not carry over as they are:
+
+- the work of a fused attention that is no matrix multiply (softmax, the start of a block of queries): a compute unit does it at about the
+  same pace in every generation, so as a length of matrix multiply it grows with the FLOP rate of a compute unit;
+- the sustained clock, which follows the power that a chip has for its peak (`power_clock_ratio`).
+
+`perfmodel validate CASES --calibration prior` predicts every chip as if its own generation had not been measured.
 """
 
 import dataclasses
@@ -15,26 +19,41 @@ from typing import Any
 from perfmodel.dtypes import Dtype
 from perfmodel.hardware.calibration import AttentionModel, Calibration, Provenance
 from perfmodel.hardware.chip import Chip
+from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
 
 def neighbours(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Of (calibration, chip that it was measured on): the same maker's latest one launched no later, and its first one later."""
-    found = sorted(_same_maker(chip, known), key=lambda pair: (pair[1].launch_year, pair[0].name))
+    """Of (calibration, chip that it was measured on): the same maker's latest generation launched no later, and the first one later."""
+    found = sorted(generations(chip, known), key=lambda pair: (pair[1].launch_year, pair[0].name))
     before = [pair for pair in found if pair[1].launch_year <= chip.launch_year][-1:]
     after = [pair for pair in found if pair[1].launch_year > chip.launch_year][:1]
     return before + after
 
 
 def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """One of each FLOP rate among the same maker's measured chips (H100 and H200 are one): the one launched nearest to `chip`."""
+    """One of each FLOP rate among the same maker's measured chips (H100 and H200 are one): the one launched nearest to `chip`.
+
+    A chip whose own FLOP rate was measured, on a sister, has that generation alone.
+    """
     found: dict[float, tuple[Calibration, Chip]] = {}
-    for pair in sorted(_same_maker(chip, known), key=lambda pair: (abs(pair[1].launch_year - chip.launch_year), pair[0].name)):
-        found.setdefault(pair[1].flop_rate(Dtype.BF16), pair)
-    return list(found.values())
+    for pair in sorted(_same_kind(chip, known), key=lambda pair: (abs(pair[1].launch_year - chip.launch_year), pair[0].name)):
+        found.setdefault(matrix_rate(pair[1]), pair)
+    own = found.get(matrix_rate(chip))
+    return [own] if own else list(found.values())
 
 
-def _same_maker(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    return [pair for pair in known if pair[1].vendor == chip.vendor and pair[1].unit_kind == chip.unit_kind and pair[1].name != chip.name]
+def other_generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
+    """Those of another FLOP rate: what would be known if the chip's own generation had not been measured."""
+    return [pair for pair in known if matrix_rate(pair[1]) != matrix_rate(chip)]
+
+
+def _same_kind(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
+    """Measured chips of the same maker, with the same compute units, that multiply matrices in units of their own as this one does."""
+
+    def kind(each: Chip) -> tuple[str, str, bool]:
+        return each.vendor, each.unit_kind, matrix_rate(each) > each.peak_flop_rate.get(Dtype.FP32, 0.0)
+
+    return [pair for pair in known if kind(pair[1]) == kind(chip) and pair[1].name != chip.name]
 
 
 def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> Calibration | None:
@@ -44,21 +63,15 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
         return None
     carried = [_carried(calibration, source, chip) for calibration, source in near]
     names = " and ".join(calibration.name for calibration in carried)
-    first = carried[0]
     return dataclasses.replace(
-        first,
-        name=f"mean of {names}" if len(carried) > 1 else first.name,
+        _mean(carried),
+        name=f"mean of {names}" if len(carried) > 1 else names,
         chips=(),
         relatives=(chip.name,),
+        borrowed=(),
         provenance=Provenance.PRIOR,
         source=f"the mean of the calibrations of its maker's neighbouring generations ({names})",
-        matmul=_mean([calibration.matmul for calibration in carried]),
-        streaming=_mean([calibration.streaming for calibration in carried]),
-        attention=_mean([calibration.attention for calibration in carried]),
         collectives=_mean([calibration.collectives for calibration, _ in generations(chip, known)]),
-        sustained_clock_fraction=_mean([calibration.sustained_clock_fraction for calibration in carried]),
-        exposed_floor_fraction=_mean([calibration.exposed_floor_fraction for calibration in carried]),
-        context_bytes=_mean([calibration.context_bytes for calibration in carried]),
         points={},
         errors={},
         notes="",
@@ -66,14 +79,17 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
 
 
 def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
-    """With the attention's offsets in the lengths of `chip`: flash kernels compute in bf16 or fp16 (`dtype` of the fits)."""
+    """With the clock that `chip` has the power for, and the attention's offsets in its lengths: flash kernels compute in bf16 or fp16."""
     growth = _unit_rate(chip) / _unit_rate(source)
-    attention = {name: _rescaled(model, growth) for name, model in calibration.attention.items()}
-    return dataclasses.replace(calibration, attention=attention)
+    return dataclasses.replace(
+        calibration,
+        attention={name: _rescaled(model, growth) for name, model in calibration.attention.items()},
+        sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power_clock_ratio(chip, source)),
+    )
 
 
 def _unit_rate(chip: Chip) -> float:
-    return chip.flop_rate(Dtype.BF16) / chip.compute_units
+    return matrix_rate(chip) / chip.compute_units
 
 
 def _rescaled(model: AttentionModel, growth: float) -> AttentionModel:
@@ -88,7 +104,8 @@ def _mean(values: Sequence[Any]) -> Any:
     if isinstance(first, (int, float)):
         return math.prod(values) ** (1.0 / len(values)) if min(values) > 0 else sum(values) / len(values)
     if isinstance(first, Mapping):
-        return {key: _mean([value[key] for value in values if key in value]) for key in first}
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _mean([value[key] for value in values if key in value]) for key in keys}
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         fields = {field.name: _mean([getattr(value, field.name) for value in values]) for field in dataclasses.fields(first)}
         return dataclasses.replace(first, **fields)

@@ -16,6 +16,7 @@ from perfmodel.files import check_shape, parse_yaml, read_yaml, record
 from perfmodel.hardware.chip import PROVENANCES, Chip, MemoryTier
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.network import Link, NetworkTier, Topology
+from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.resources import resource_dir
 from perfmodel.units import parse_quantity
 
@@ -95,17 +96,38 @@ def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> 
     return _read_calibration(_find(name_or_path, "calibrations", "calibration", lambda: list_calibrations(folders)))
 
 
-def calibrations_for(chip_name: str, folders: Sequence[Path] = ()) -> "tuple[Calibration, ...]":
-    """The calibrations that name this chip, those in `folders` first; a relative's at this chip's power. Others are not parsed."""
+def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[Calibration, ...]":
+    """The calibrations that name this chip, those in `folders` first; a relative's at this chip's power. Others are not parsed.
+
+    Where none names it, the shipped ones of its maker's neighbouring generations make a prior, if there are such; then they are parsed.
+    """
+    name = chip if isinstance(chip, str) else chip.name
     found = []
     for path in _calibration_paths(folders):
         try:
-            mentions = chip_name in path.read_text(encoding="utf-8", errors="replace")
+            mentions = name in path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable or remove it") from error
         if mentions:
-            found.append(_at_power_of(chip_name, _read_calibration(path)))
+            found.append(_at_power_of(name, _read_calibration(path)))
+    if not any(name in (*calibration.chips, *calibration.relatives) for calibration in found):
+        prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
+        found += [prior] if prior else []
     return tuple(found)
+
+
+def prior_for(chip: Chip) -> "Calibration | None":
+    """What the shipped calibrations of its maker's other chips let expect of a chip; None where the maker has none of its kind."""
+    from perfmodel.hardware.prior import prior_calibration
+
+    return prior_calibration(chip, measured_chips())
+
+
+@lru_cache(maxsize=1)
+def measured_chips() -> "tuple[tuple[Calibration, Chip], ...]":
+    """Each shipped calibration with the chip that it was measured on."""
+    known = [_read_calibration(path) for path in _calibration_paths(())]
+    return tuple((calibration, load_chip(calibration.chips[0])) for calibration in known if calibration.chips)
 
 
 def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
@@ -115,22 +137,6 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
     measured = next(load_chip(name) for name in calibration.chips if name in list_chips())
     clock = calibration.sustained_clock_fraction * power_limited_fraction(load_chip(chip_name), measured)
     return dataclasses.replace(calibration, sustained_clock_fraction=clock)
-
-
-def power_limited_fraction(chip: Chip, relative: Chip) -> float:
-    """Sustained clock of a chip over that of a relative with more power for its peak. [-]
-
-    x = min(1, (W / F) / (W' / F'))^(1/3)
-
-    W, F    the chip's power limit [W] and its dense bf16 peak [FLOP/s];  W', F'  the relative's
-
-    Dynamic power grows with clock times voltage squared, and voltage with the clock. More power than the relative's is not counted: it
-    may be another process, or a host in the same package. A 500 W H100 has .89 of the 700 W part's clock.
-    """
-    rates = [each.peak_flop_rate.get(Dtype.BF16, each.peak_flop_rate.get(Dtype.FP16, 0.0)) for each in (chip, relative)]
-    if not all(rates) or not (chip.tdp_watts and relative.tdp_watts):
-        return 1.0
-    return min(1.0, float((chip.tdp_watts / rates[0] * rates[1] / relative.tdp_watts) ** (1 / 3)))
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -15,9 +15,10 @@ from perfmodel.cost.estimate import Estimator, RankMemory, make_estimator, rank_
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, one_line
-from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, default_calibration
+from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, default_calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
+from perfmodel.hardware.prior import other_generations, prior_calibration
+from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_chip, measured_chips
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
 from perfmodel.report.calibrated import is_calibrated
@@ -65,7 +66,8 @@ def validate_cases(
 ) -> ValidationResult:
     """Predict every case of a file (or of several, one after the other), one JSON object a line; write the table to `out` if given.
 
-    calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none
+    calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none; "prior": what the other
+                 generations of the chip's maker let expect of it, its own left out
     by           sums of the errors by these fields too (`run_labels.FIELDS`)
     tier         only cases of this tier; "": all
     skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans
@@ -267,6 +269,9 @@ def _machine(hardware: HardwareOfCase, calibration: str | Path | None, dtype: Dt
 def _calibration(chip: str, calibration: str | Path | None) -> Calibration:
     if calibration is None:
         return default_calibration(chip, calibrations_for(chip))
-    if str(calibration) == "spec-sheet":
+    if str(calibration) == SPEC_SHEET_NAME:
         return SPEC_SHEET
+    if str(calibration) == PRIOR_NAME:
+        found = load_chip(chip)
+        return prior_calibration(found, other_generations(found, measured_chips())) or SPEC_SHEET
     return load_calibration(calibration)

@@ -39,13 +39,21 @@ def test_a_plan_file_has_one_too(call_json):
     assert call_json("predict", "megatron-22b", "--interval")["step_time_low"] > 0
 
 
-@pytest.mark.parametrize(("profile", "cluster"), [("llm-c", "tpu-v5p"), ("nemo", "gb200-nvl72")])
+@pytest.mark.parametrize(
+    ("profile", "cluster"), [("llm-c", "tpu-v5p"), ("nemo", "gb200-nvl72"), ("megatron", "pcie-workstation"), ("megatron", "mi300x")]
+)
 def test_less_known_is_wider(call_json, profile, cluster):
     def width(*flags):
         found = call_json("predict", *JOB[:2], "--cluster", *flags, *JOB[4:], "--interval")
         return found["step_time_high"] / found["step_time_low"]
 
     assert width(cluster, "--profile", profile) > width("dgx-a100")
+
+
+def test_it_says_that_a_prior_is_no_calibration_of_the_chip(call_json):
+    found = call_json("predict", *JOB[:2], "--cluster", "pcie-workstation", *JOB[4:], "--interval")
+    assert found["rests_on"]["forward"] == "prior: mean of h100 and b200"
+    assert "none on rtx4090-24gb, which has no calibration of its own" in found["interval"]["rests_on"]
 
 
 def test_another_calibration_than_the_runs_had_is_wider(call_json):

@@ -53,9 +53,24 @@ def test_files_and_pickles_give_back_the_calibration(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("chip", "name"),
-    [("a100-sxm-80gb", "a100"), ("a100-pcie-80gb", "a100"), ("h200-sxm-141gb", "h200"), ("gb200-nvl72", "b200"), ("mi300x-192gb", "")],
+    [
+        ("a100-sxm-80gb", "a100"),
+        ("h200-sxm-141gb", "h200"),
+        ("a100-pcie-80gb", "a100"),
+        ("gb200-nvl72", "b200"),
+        ("v100-sxm2-32gb", "a100"),
+        ("l40s-48gb", "mean of h200 and b200"),
+        ("rtx4090-24gb", "mean of h100 and b200"),
+        ("rtx2080ti-11gb", "a100"),
+        ("mi300x-192gb", "mi300x"),
+        ("mi250x-128gb", "mi300x"),
+        ("gtx1080ti-11gb", ""),
+        ("tpu-v5p", ""),
+        ("trainium2-96gb", ""),
+        ("no-such-chip", ""),
+    ],
 )
-def test_a_chip_gets_its_own_calibration_or_a_relatives_or_the_spec_sheet(chip, name):
+def test_a_chip_gets_its_own_calibration_or_a_relatives_or_a_prior_or_the_spec_sheet(chip, name):
     found = default_calibration(chip, calibrations_for(chip))
     assert found.name == name
     assert (found is SPEC_SHEET) == (name == "")

@@ -1,6 +1,6 @@
 """A chip that nobody measured is predicted by the mean of its maker's neighbouring generations."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -8,7 +8,7 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.dtypes import Dtype
 from perfmodel.hardware.calibration import SCALE_UP, Provenance
-from perfmodel.hardware.prior import generations, neighbours, prior_calibration
+from perfmodel.hardware.prior import generations, neighbours, other_generations, prior_calibration
 from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
 
 CHIPS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "h200": "h200-sxm-141gb", "b200": "b200-180gb"}
@@ -76,3 +76,64 @@ def test_softmax_keeps_its_time_on_a_compute_unit():
         for model, chip in ((calibration, source), (prior, target))
     ]
     assert times[0] == pytest.approx(times[1])
+
+
+def test_between_two_equal_calibrations_the_prior_equals_them():
+    """Chips with the same compute units and the same power for their peak, too."""
+    (calibration, chip), *_ = known("a100")
+    twins = [(replace(calibration, name=name), slower(chip, name, launch_year)) for name, launch_year in (("old", 2018), ("new", 2024))]
+    prior = prior_calibration(chip, twins)
+    assert prior.name == "mean of old and new"
+    for part in ("matmul", "streaming", "attention"):
+        assert numbers(getattr(prior, part)) == pytest.approx(numbers(getattr(calibration, part)), rel=1e-12)
+    assert numbers(prior.collectives[SCALE_UP]) == pytest.approx(numbers(calibration.collectives[SCALE_UP]), rel=1e-12)
+    assert prior.sustained_clock_fraction == pytest.approx(calibration.sustained_clock_fraction)
+    assert prior.context_bytes == pytest.approx(calibration.context_bytes)
+
+
+def slower(chip, name, launch_year):
+    """Half the units at half the power: another generation, whose units and watts are the same."""
+    share = {2018: 2, 2024: 4}[launch_year]
+    rates = {dtype: rate / share for dtype, rate in chip.peak_flop_rate.items()}
+    units = chip.compute_units // share
+    return replace(chip, name=name, launch_year=launch_year, peak_flop_rate=rates, compute_units=units, tdp_watts=chip.tdp_watts / share)
+
+
+def numbers(value):
+    """Every number of a record or mapping, in its order."""
+    if isinstance(value, (int, float)):
+        return [float(value)]
+    items = value.values() if hasattr(value, "values") else [getattr(value, field.name) for field in fields(value)]
+    return [number for item in items if not isinstance(item, tuple) for number in numbers(item)]
+
+
+@pytest.mark.parametrize(("name", "others"), [("a100", ("h100", "b200")), ("h100", ("a100", "b200")), ("b200", ("a100", "h100"))])
+def test_the_clock_of_a_chip_left_out_follows_its_power(name, others):
+    """Within 10 %; the plain mean of its neighbours' clocks misses the A100's by 24 %."""
+    found = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained_clock_fraction
+    assert found == pytest.approx(load_calibration(name).sustained_clock_fraction, rel=0.1)
+
+
+def test_no_clock_exceeds_the_data_sheets():
+    chip = replace(load_chip(CHIPS["h100"]), tdp_watts=1e4)
+    assert prior_calibration(chip, known("a100", "b200")).sustained_clock_fraction == 1.0
+
+
+def test_a_chip_without_matrix_units_has_no_neighbours():
+    assert neighbours(load_chip("gtx1080ti-11gb"), known("a100", "h100", "b200")) == []
+    assert names(neighbours(load_chip("rtx2080ti-11gb"), known("a100", "h100", "b200"))) == ["a100"]
+
+
+def test_a_measured_sister_is_the_only_neighbour():
+    sister = replace(load_chip(CHIPS["h100"]), name="sister", launch_year=2024)
+    pairs = known("a100", "h100", "h200", "b200")
+    assert names(neighbours(sister, pairs)) == ["h200"]
+    assert names(generations(sister, pairs)) == ["h200"]
+    assert names(other_generations(sister, pairs)) == ["a100", "b200"]
+
+
+def test_a_dtype_that_one_neighbour_has_is_carried():
+    assert Dtype.FP8 not in load_calibration("a100").matmul
+    assert (
+        prior_calibration(load_chip(CHIPS["h100"]), known("a100", "b200")).matmul[Dtype.FP8] == load_calibration("b200").matmul[Dtype.FP8]
+    )

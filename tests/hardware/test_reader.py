@@ -37,7 +37,7 @@ from perfmodel.hardware.reader import (
     load_prices,
     parse_chip,
     parse_cluster,
-    power_limited_fraction,
+    prior_for,
 )
 from perfmodel.hardware.writer import calibration_text, cluster_text, save_calibration, save_cluster
 from perfmodel.resources import resource_dir
@@ -204,7 +204,6 @@ def test_a_relative_with_less_power_has_a_lower_clock_and_one_with_more_the_same
     assert clock("h100-sxm-80gb") == measured
     assert clock("h100-sxm-96gb-hbm2e") == pytest.approx(measured * (500 / 700) ** (1 / 3), rel=1e-12)
     assert clock("gh200-96gb") == measured
-    assert power_limited_fraction(load_chip("gh200-96gb"), load_chip("h100-sxm-80gb")) == 1.0
 
 
 def test_only_calibrations_that_name_the_chip_are_read(tmp_path):
@@ -214,6 +213,29 @@ def test_only_calibrations_that_name_the_chip_are_read(tmp_path):
     assert calibrations_for("a100-sxm-80gb", [tmp_path])[0] == FULL
     assert FULL not in calibrations_for("tpu-v2", [tmp_path])
     assert load_calibration("mine", [tmp_path]) == FULL
+
+
+@pytest.mark.parametrize("chip", ["h100-sxm-80gb", "gb200-nvl72"])
+def test_other_chips_calibrations_are_read_only_where_a_prior_is_needed(chip, monkeypatch):
+    def refuse():
+        raise AssertionError("read")
+
+    monkeypatch.setattr("perfmodel.hardware.reader.measured_chips", refuse)
+    assert calibrations_for(chip)
+    with pytest.raises(AssertionError, match="read"):
+        calibrations_for("l40s-48gb")
+
+
+def test_a_chip_of_ones_own_gets_the_prior_too():
+    """A chip file that nobody knows, twice as fast as an A100 on its power: between two generations, and at a lower clock."""
+    a100 = load_chip("a100-sxm-80gb")
+    rates = {dtype: 2 * rate for dtype, rate in a100.peak_flop_rate.items()}
+    mine = dataclasses.replace(a100, name="mine", launch_year=2021, peak_flop_rate=rates)
+    (prior,) = calibrations_for(mine)
+    assert prior == prior_for(mine)
+    assert prior.name == "mean of a100 and h100"
+    assert prior.relatives == ("mine",)
+    assert prior.sustained_clock_fraction < load_calibration("a100").sustained_clock_fraction
 
 
 @pytest.mark.parametrize(

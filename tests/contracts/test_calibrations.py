@@ -1,0 +1,49 @@
+"""Every shipped chip is predicted by a calibration or by its data sheet, and says which."""
+
+import pytest
+
+from perfmodel.cost.machine import resolve_machine
+from perfmodel.dtypes import Dtype
+from perfmodel.hardware.calibration import PARTS, SPEC_SHEET, Provenance, default_calibration
+from perfmodel.hardware.reader import calibrations_for, cluster_of, list_calibrations, list_chips, load_calibration, load_chip
+
+MEASURED = {chip: load_calibration(name) for name in list_calibrations() for chip in load_calibration(name).chips}
+LENT = {chip for name in list_calibrations() for chip in load_calibration(name).relatives}
+
+
+@pytest.mark.parametrize("name", list_chips())
+def test_a_chip_says_what_it_rests_on(name):
+    """`calibrated` is said of what was measured on this chip, by a calibration that names it, and of nothing else."""
+    calibration = default_calibration(name, calibrations_for(name))
+    dtype = Dtype.BF16 if Dtype.BF16 in load_chip(name).peak_flop_rate else Dtype.FP16
+    machine = resolve_machine(cluster_of(name, num_chips=16), calibration, dtype=dtype)
+    assert set(machine.rests_on) <= set(PARTS)
+    for part, source in machine.rests_on.items():
+        kind, _, rest = source.partition(": ")
+        own = MEASURED.get(name)
+        is_measured = own is not None and own.provenance is Provenance.CALIBRATED and part not in own.borrowed
+        assert kind in set(Provenance)
+        assert (kind == Provenance.SPEC_SHEET) == (rest == "")
+        assert kind != Provenance.CALIBRATED or is_measured
+        if calibration is SPEC_SHEET:
+            assert kind == Provenance.SPEC_SHEET
+        elif rest:
+            assert rest == calibration.name
+            assert set(rest.removeprefix("mean of ").split(" and ")) <= set(list_calibrations())
+    if name in MEASURED:
+        assert calibration.name == MEASURED[name].name
+
+
+def test_no_chip_is_lent_two_calibrations_or_lent_one_beside_its_own():
+    lent = [chip for name in list_calibrations() for chip in load_calibration(name).relatives]
+    assert len(lent) == len(set(lent))
+    assert not set(lent) & set(MEASURED)
+    assert set(MEASURED) | LENT <= set(list_chips())
+
+
+def test_only_makers_without_a_measured_chip_of_the_kind_rest_on_the_data_sheet():
+    alone = {name for name in list_chips() if default_calibration(name, calibrations_for(name)) is SPEC_SHEET}
+    kinds = {(load_chip(name).vendor, load_chip(name).unit_kind) for name in MEASURED}
+    of_measured_makers = {name for name in alone if (load_chip(name).vendor, load_chip(name).unit_kind) in kinds}
+    assert of_measured_makers == {"gtx1080ti-11gb"}, "no matrix units"
+    assert {load_chip(name).vendor for name in alone - of_measured_makers} == {"google", "aws"}

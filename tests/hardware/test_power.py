@@ -1,0 +1,41 @@
+"""The clock that a power limit sustains."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.dtypes import Dtype
+from perfmodel.hardware.power import matrix_rate, power_clock_ratio, power_limited_fraction
+from perfmodel.hardware.reader import load_chip
+
+H100 = load_chip("h100-sxm-80gb")
+
+
+def test_a_chip_sustains_what_itself_sustains():
+    assert power_clock_ratio(H100, H100) == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.5, 8.0])
+def test_the_clock_is_the_cube_root_of_the_power_for_the_peak(factor):
+    assert power_clock_ratio(replace(H100, tdp_watts=H100.tdp_watts * factor), H100) == pytest.approx(factor ** (1 / 3))
+
+
+def test_there_and_back_is_no_change():
+    a100 = load_chip("a100-sxm-80gb")
+    assert power_clock_ratio(a100, H100) * power_clock_ratio(H100, a100) == pytest.approx(1.0)
+
+
+def test_more_power_than_a_relatives_is_not_counted():
+    """A GH200's 900 W are those of a CPU too."""
+    assert power_limited_fraction(load_chip("gh200-96gb"), H100) == 1.0
+    assert power_limited_fraction(load_chip("h100-sxm-96gb-hbm2e"), H100) == pytest.approx((500 / 700) ** (1 / 3))
+
+
+def test_an_unknown_power_or_peak_changes_nothing():
+    assert power_clock_ratio(replace(H100, tdp_watts=0.0), H100) == 1.0
+    assert power_clock_ratio(replace(H100, peak_flop_rate={Dtype.FP32: 1e13}), H100) == 1.0
+
+
+def test_an_older_chip_multiplies_in_fp16():
+    assert matrix_rate(H100) == H100.flop_rate(Dtype.BF16)
+    assert matrix_rate(load_chip("v100-sxm2-32gb")) == 125e12
