@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,31 +11,27 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
-    MEMORY,
-    ActivationTerms,
-    Growth,
-    Moment,
-    Pipelining,
-    Unreduced,
     activation_terms,
-    base_memory,
-    fixed_memory,
     gradient_growth,
-    gradient_growths,
-    keeps_gathered,
-    kept_memory,
     kept_on_rank,
-    largest,
-    outside_bytes,
     rank_moments,
-    reserve_factor,
-    reserved_memory,
     static_memory,
     unreduced_gradients,
-    waiting_memory,
 )
 from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
+from perfmodel.cost.plan_memory import (
+    MemoryRow,
+    RankMemory,
+    adding_up,
+    fullest_by_class,
+    memory_by_class,
+    memory_row,
+    replicas,
+    scalar,
+    scalar_stages,
+    scalar_terms,
+)
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import (
     LAYER,
@@ -56,7 +51,6 @@ from perfmodel.cost.step import (
     pipeline_step_time,
     recomputed_phases,
     region_times,
-    slowest_stage,
     stage_sums,
     tied_time,
 )
@@ -161,21 +155,6 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MemoryRow:
-    """One plan's memory, as numbers: of the first, a middle and the last rank."""
-
-    activations: ActivationTerms
-    pipelining: Pipelining
-    static: list[tuple[Any, Any, Any, Any]]
-    kept: list[tuple[Any, Any]]
-    moments: list[list[Moment]]
-    unreduced: list[Unreduced]
-    factor: float
-    outside: float
-    total: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRow:
     """One plan evaluated: every term that a report may want, as arrays of one."""
 
@@ -238,7 +217,15 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     optimizer = optimizer_time(terms, stages, sizes, machine)
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
     memory = memory_row(
-        estimator, plan, activation_terms(micro, plan.recompute, profile, tp), terms, stages, program.activation_bytes, replicas(grid)
+        plan,
+        activation_terms(micro, plan.recompute, profile, tp),
+        terms,
+        stages,
+        program.activation_bytes,
+        replicas(grid),
+        profile=profile,
+        machine=machine,
+        sizes=sizes,
     )
     return PlanRow(
         program=program,
@@ -256,107 +243,6 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         accumulation=accumulation,
         step_time=step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine),
         memory_row=memory,
-    )
-
-
-def memory_row(
-    estimator: Estimator,
-    plan: Plan,
-    columns: ActivationTerms,
-    parameter_columns: ParameterTerms,
-    stage_columns: Stages,
-    activation_bytes: float,
-    num_replicas: Any,
-) -> MemoryRow:
-    """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    activations, terms, stages = _scalar_activations(columns), _scalar_terms(parameter_columns), _scalar_stages(stage_columns)
-    m, p, tp = float(plan.num_microbatches), float(plan.layout.pp), float(plan.layout.tp)
-    pipelining = Pipelining(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages))
-    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
-    static = static_memory(terms, stages, sizes, num_replicas=_scalar(num_replicas))
-    kept = kept_memory(activations, stages, pipelining, profile, activation_bytes=activation_bytes)
-    moments, unreduced, totals = [], [], []
-    growths = gradient_growths(pipelining) if keeps_gathered(terms.program) else [Growth(present=1.0, fewer=0.0)] * 3
-    for rank, growth in enumerate(growths):
-        moments.append(
-            rank_moments(
-                activations,
-                terms,
-                stages,
-                sizes,
-                rank=rank,
-                num_microbatches=m,
-                profile=profile,
-                activation_bytes=activation_bytes,
-            )
-        )
-        unreduced.append(
-            unreduced_gradients(
-                activations,
-                terms,
-                stages,
-                sizes,
-                rank=rank,
-                growth=growth,
-                profile=profile,
-                activation_bytes=activation_bytes,
-                factor=factor,
-            )
-        )
-        waiting = waiting_memory(
-            activations,
-            terms,
-            stages,
-            sizes,
-            rank=rank,
-            num_microbatches=m,
-            tp=tp,
-            is_scattered=plan.sequence_parallel,
-            profile=profile,
-        )
-        base = base_memory(largest(moments[rank]), fixed_memory(static[rank]), waiting, factor=factor, outside=outside)
-        totals.append(float(reserved_memory((kept[rank][0] + kept[rank][1]) * factor, base, unreduced[rank])))
-    return MemoryRow(
-        activations=activations,
-        pipelining=pipelining,
-        static=static,
-        kept=kept,
-        moments=moments,
-        unreduced=unreduced,
-        factor=factor,
-        outside=outside,
-        total=tuple(totals),
-    )
-
-
-def _scalar_activations(columns: ActivationTerms) -> ActivationTerms:
-    return ActivationTerms(
-        kept=tuple(_scalar(x) for x in columns.kept),
-        peaks=tuple((_scalar(a), _scalar(b)) for a, b in columns.peaks),
-        boundary=_scalar(columns.boundary),
-        logits=_scalar(columns.logits),
-        run_ahead=_scalar(columns.run_ahead),
-    )
-
-
-def _scalar_terms(columns: ParameterTerms) -> ParameterTerms:
-    return replace(
-        columns,
-        full=tuple(_scalar(x) for x in columns.full),
-        shard=tuple(_scalar(x) for x in columns.shard),
-        padded=tuple(_scalar(x) for x in columns.padded),
-        tied=(_scalar(columns.tied[0]), _scalar(columns.tied[1])),
-    )
-
-
-def _scalar_stages(columns: Stages) -> Stages:
-    return Stages(
-        first=_scalar(columns.first),
-        middle=_scalar(columns.middle),
-        last=_scalar(columns.last),
-        total=_scalar(columns.total),
-        is_single=_scalar(columns.is_single),
     )
 
 
@@ -384,7 +270,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
-    memory, total, moment = _memory(row.memory_row)
+    memory, total, moment = fullest_by_class(row.memory_row)
     return Prediction(
         plan=plan,
         step_time=time,
@@ -468,7 +354,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     steady = both[critical]
     if profile.uneven_stage_weight != 1.0:
         three = (np.array([both[0]]), np.array([both[1]]), np.array([both[2]]))
-        steady = _scalar(pace(three, np.array([total_f + total_b]), p, profile.uneven_stage_weight))
+        steady = scalar(pace(three, np.array([total_f + total_b]), p, profile.uneven_stage_weight))
     device = sum(detail.values())
     detail["host"] = both[critical] - device
     scale = m * steady / both[critical]
@@ -476,7 +362,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
         detail[name] *= scale
     slowest = np.array([max(both)])
     virtual = float(plan.virtual_stages)
-    sends = _scalar(
+    sends = scalar(
         exposed_sends(
             row.hop,
             slowest / virtual,
@@ -489,51 +375,13 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     )
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = float(row.pipeline[0]) - sends - m * steady if p > 1 else 0.0
-    detail["parameter_gather"] = _scalar(row.gather)
-    detail["gradient_reduction"] = _scalar(row.reduction) + _scalar(row.tied)
-    detail["gradient_accumulation"] = _scalar(row.accumulation)
-    detail["optimizer"] = _scalar(row.optimizer)
+    detail["parameter_gather"] = scalar(row.gather)
+    detail["gradient_reduction"] = scalar(row.reduction) + scalar(row.tied)
+    detail["gradient_accumulation"] = scalar(row.accumulation)
+    detail["optimizer"] = scalar(row.optimizer)
     detail["host"] += profile.step_time_constant + estimator.machine.host_times.get("step", 0.0)
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
     return adding_up(detail, step)
-
-
-def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """The parts on the grid of the total's last binary digit, the largest of them taking the rest.
-
-    They differ from what was given by rounding only, and add up to the total exactly, in any order: no sum of them rounds.
-    """
-    grid = math.ulp(total)
-    rounded = {name: round(value / grid) * grid for name, value in parts.items()}
-    largest = max(rounded, key=lambda name: rounded[name])
-    rounded[largest] += total - sum(rounded.values())
-    return rounded
-
-
-def _scalar(value: Any) -> float:
-    return float(np.asarray(value).reshape(-1)[0])
-
-
-def memory_by_class(
-    static: tuple[Any, ...], kept: tuple[Any, Any], moments: list[Moment], unreduced: Unreduced, *, factor: float = 1.0
-) -> tuple[str, dict[str, float]]:
-    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
-    moment = max(moments, key=lambda moment: _scalar(moment.total))
-    weights, gradients, states, copies = (_scalar(x) for x in static)
-    early, later, freed = (_scalar(x) / factor for x in (unreduced.early, unreduced.later, unreduced.freed))
-    waits, gone = (early, 0.0) if early >= later - freed else (later, freed)
-    values = (
-        weights,
-        gradients + _scalar(moment.gradients) + waits,
-        states,
-        _scalar(kept[0]) + _scalar(moment.freed) - gone,
-        copies + _scalar(moment.gathered),
-        _scalar(moment.temporary),
-        _scalar(kept[1]) + _scalar(moment.buffers),
-        0.0,
-        0.0,
-    )
-    return moment.name, dict(zip(MEMORY, values, strict=True))
 
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
@@ -543,7 +391,7 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     p = plan.layout.pp
     layers = float(sum(plan.stage_layers[rank::p]))
     place = 2 if rank == p - 1 else 0 if rank == 0 else 1
-    terms, stages = _scalar_terms(row.terms), _scalar_stages(row.stages)
+    terms, stages = scalar_terms(row.terms), scalar_stages(row.stages)
     if place == 1:
         stages = replace(stages, middle=layers)
     kept = kept_on_rank(
@@ -576,21 +424,8 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         profile=estimator.profile,
         activation_bytes=activation_bytes,
     )
-    static = static_memory(terms, stages, estimator.sizes, num_replicas=_scalar(replicas(row.grid)))
-    return _scalar(kept[0]), *memory_by_class(static[place], kept, moments, unreduced)
-
-
-def replicas(grid: LayoutGrid) -> Any:
-    """Ranks that the gradient of a weight is reduced over."""
-    return (grid.degree["dp_replicate"] * grid.degree["dp_shard"]) * grid.degree["cp"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """Bytes of one pipeline rank as its allocator counts them: in tensors at the peak, and held."""
-
-    allocated: float
-    reserved: float
+    static = static_memory(terms, stages, estimator.sizes, num_replicas=scalar(replicas(row.grid)))
+    return scalar(kept[0]), *memory_by_class(static[place], kept, moments, unreduced)
 
 
 def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
@@ -604,21 +439,6 @@ def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
     if plan.layout.pp == 1:
         figures = [max(figures, key=lambda figure: figure.reserved)] * 3
     return tuple(figures)
-
-
-def _memory(row: MemoryRow) -> tuple[dict[str, float], float, str]:
-    """Bytes of the fullest chip by class, their sum, and when in the step that is."""
-    totals = row.total
-    rank = int(np.argmax(totals))
-    moment, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank], row.unreduced[rank], factor=row.factor)
-    values["framework"] = row.outside
-    held = totals[rank] - sum(values.values())
-    values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
-    return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment
-
-
-def fullest_memory(memory: tuple[Any, ...]) -> Any:
-    return slowest_stage(memory)
 
 
 def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:

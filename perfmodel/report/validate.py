@@ -11,8 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.cost.estimate import Estimator, RankMemory, make_estimator, rank_memories
+from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
 from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.plan_memory import RankMemory
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, one_line
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, default_calibration

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.estimate import evaluate_plan, memory_by_class, memory_on_rank, rank_memories
+from perfmodel.cost.estimate import evaluate_plan, memory_on_rank, rank_memories
 from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank, largest
+from perfmodel.cost.plan_memory import memory_by_class
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of

@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.estimate import adding_up, evaluate_plan
+from perfmodel.cost.estimate import evaluate_plan
+from perfmodel.cost.plan_memory import adding_up
 from perfmodel.cost.step import (
     HEAD,
     LAYER,
