@@ -117,6 +117,7 @@ def find_place(
 ) -> Place:
     """Cluster, calibration and profile; the precision is bf16-mixed where an accelerator has bf16, else fp32."""
     from perfmodel.api import find_cluster
+    from perfmodel.cost.estimate import with_rates_of
     from perfmodel.cost.machine import resolve_machine
     from perfmodel.cost.resolve import choose_calibration, choose_profile
     from perfmodel.dtypes import Dtype
@@ -129,7 +130,7 @@ def find_place(
         policy = Precision(precision) if precision is not None else Precision.BF16_MIXED if has_bf16 else Precision.FP32
     except ValueError:
         raise bad_field("precision", precision, "is not known", f"use one of {', '.join(Precision)}") from None
-    machine = resolve_machine(found, chosen, dtype=PRECISION_POLICIES[policy].compute)
+    machine = with_rates_of(habits, resolve_machine(found, chosen, dtype=PRECISION_POLICIES[policy].compute), found.chip.launch_year)
     return Place(reference=reference, cluster=found, calibration=chosen, profile=habits, machine=machine, policy=policy)
 
 

@@ -124,6 +124,11 @@ def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, fp8_matmul_rate_fraction=profile.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
 
 
+def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE does both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
+    return replace(profile, reduce_dtype="fp32") if value == "DEFAULT" else profile
+
+
 def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
 
@@ -152,6 +157,7 @@ _SETTINGS: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
     "fp32_gradient_accumulation": _accumulation,
     "async_tp": _async_tp,
     "fp8_recipe": _fp8_recipe,
+    "mixed_precision_mode": _mixed_precision,
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import perfmodel
 from perfmodel.network_verbs import find_network, find_place, make_planner
+from perfmodel.resources import resource_dir
 
 CHIPS, CLUSTER = 8, "dgx-h100"
 
@@ -56,3 +57,14 @@ def test_a_uniform_plan_costs_as_a_network_what_it_costs_as_a_plan(model, batch,
     uniform, network = _both(model, batch=batch, microbatches=microbatches, seq_len=seq_len, tp=tp, zero=zero)
     assert network.step_time == pytest.approx(uniform.step_time, rel=0.06)
     assert network.memory["total"] == pytest.approx(uniform.memory["total"], rel=0.02)
+
+
+@pytest.mark.parametrize("rate", ["matmul_rate_fraction_since_2022", "attention_rate_fraction_since_2022"])
+def test_a_framework_has_the_same_rates_on_both_roads(rate, tmp_path):
+    lines = (resource_dir("strategies") / "profiles" / "megatron.yaml").read_text(encoding="utf-8").splitlines()
+    slow = tmp_path / "slow.yaml"
+    slow.write_text("\n".join(f"{rate}: 0.5" if line.startswith(f"{rate}:") else line for line in lines) + "\n", encoding="utf-8")
+    place, slower = (find_place(CLUSTER, chips=CHIPS, precision=None, calibration=None, profile=name) for name in (None, slow))
+    kernel = place.machine.matmul if rate.startswith("matmul") else place.machine.attention["flash"]
+    slow_kernel = slower.machine.matmul if rate.startswith("matmul") else slower.machine.attention["flash"]
+    assert slow_kernel.flop_rate == pytest.approx(kernel.flop_rate * 0.5 / getattr(place.profile, rate), rel=1e-12)

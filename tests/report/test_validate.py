@@ -285,6 +285,9 @@ def test_settings_change_the_profile():
     assert not with_settings(base, {"gradient_bucketing": False}).overlaps_gradients
     assert with_settings(base, {"fp8_recipe": "rowwise"}).fp8_matmul_rate_fraction < base.fp8_matmul_rate_fraction
     assert with_settings(base, {"fp8_recipe": "tensorwise"}) == base
+    composer = load_profile("composer-fsdp")
+    assert with_settings(composer, {"mixed_precision_mode": "DEFAULT"}).reduce_dtype == "fp32"
+    assert with_settings(composer, {"mixed_precision_mode": "PURE"}) == composer
     assert with_settings(base, {"async_tp": True}).tp_overlap_fraction > base.tp_overlap_fraction
 
 
