@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.estimate import Estimator, replicas, time_beside_pipeline
+from perfmodel.cost.estimate import Estimator, time_beside_pipeline
 from perfmodel.cost.memory import (
     ActivationTerms,
     Growth,
@@ -35,6 +35,7 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
     waiting_memory,
 )
+from perfmodel.cost.plan_memory import replicas
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
