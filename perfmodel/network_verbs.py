@@ -116,11 +116,11 @@ def find_place(
     profile: Name | ExecutionProfile | None,
 ) -> Place:
     """Cluster, calibration and profile; the precision is bf16-mixed where an accelerator has bf16, else fp32."""
-    from perfmodel.api import find_cluster
     from perfmodel.cost.estimate import with_rates_of
     from perfmodel.cost.machine import resolve_machine
     from perfmodel.cost.resolve import choose_calibration, choose_profile
     from perfmodel.dtypes import Dtype
+    from perfmodel.setting import find_cluster
 
     reference, found = find_cluster(cluster, chips)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration

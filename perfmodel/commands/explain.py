@@ -25,10 +25,11 @@ def explain(
     json: options.Json = False,
 ) -> None:
     """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
-    from perfmodel.api import explain_plan, load_plan
+    from perfmodel.api import explain_plan
     from perfmodel.planner.explain import parse_knobs
     from perfmodel.report.predictions import headline, job_line, memory_table, parts_table
     from perfmodel.report.searches import explanation_object, neighbours_table
+    from perfmodel.setting import load_plan
 
     found = load_plan(plan)
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")

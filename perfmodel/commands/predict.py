@@ -12,9 +12,9 @@ from perfmodel.commands.output import print_facts, print_json, print_tables
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from perfmodel.api import Confidence, Knobs, Setting
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
+    from perfmodel.setting import Confidence, Knobs, Setting
     from perfmodel.workload.job import TrainingJob
 
 
@@ -59,7 +59,7 @@ def predict(
     A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard).
     A plan that does not fit is predicted all the same.
     """
-    from perfmodel.api import Knobs, load_plan, make_job
+    from perfmodel.setting import Knobs, load_plan, make_job
 
     options.check_figure(plot)
     options.check_plan_path(save)
@@ -113,12 +113,12 @@ class _Request:
     @property
     def confidences(self) -> list[Confidence]:
         """How sure each prediction is, in their order."""
-        from perfmodel.api import confidence_in
+        from perfmodel.setting import confidence_in
 
         return [confidence_in(setting, plan) for setting, plan in self._settings]
 
     def _predicted(self, setting: Setting, plan: Plan) -> Prediction:
-        from perfmodel.api import predict_in
+        from perfmodel.setting import predict_in
 
         prediction = predict_in(setting, plan, memory_headroom=self._headroom)
         self._settings.append((setting, plan))
@@ -126,8 +126,8 @@ class _Request:
 
     def of_job(self, job: TrainingJob, clusters: list[str], counts: list[int]) -> tuple[list[Prediction], list[dict[str, Any]]]:
         """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised."""
-        from perfmodel.api import make_setting, plan_in
         from perfmodel.hardware.reader import load_cluster
+        from perfmodel.setting import make_setting, plan_in
 
         predictions, failures = [], []
         every: list[int | None] = [*counts] or [None]
@@ -148,7 +148,7 @@ class _Request:
         return predictions, failures
 
     def of_plan(self, plan: Any, clusters: list[str]) -> tuple[list[Prediction], list[dict[str, Any]]]:
-        from perfmodel.api import placed, setting_of_plan
+        from perfmodel.setting import placed, setting_of_plan
 
         every: list[str | None] = [*clusters] or [None]
         predictions = []

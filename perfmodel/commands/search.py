@@ -13,8 +13,8 @@ from perfmodel.commands.output import Progress, print_facts, print_json, print_t
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from perfmodel.api import Knobs, Setting
     from perfmodel.planner.result import SearchResult
+    from perfmodel.setting import Knobs, Setting
 
 EXIT_NOTHING_FITS = 2
 EXIT_INTERRUPTED = 130
@@ -67,7 +67,8 @@ def search(
 
     A knob that is given is fixed; --max-tp and the like bound the others. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
     """
-    from perfmodel.api import Knobs, make_job, make_setting, search_in
+    from perfmodel.api import search_in
+    from perfmodel.setting import Knobs, make_job, make_setting
 
     options.check_figure(plot)
     options.check_plan_path(save)
