@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from perfmodel.calibrate.fit_decode import decode_errors, fit_decode, read_decode, serving_decode
+from perfmodel.calibrate.fit_grouped import fit_grouped, grouped_errors, tuned_grouped
 from perfmodel.calibrate.fits import (
     Array,
     AttentionTable,
@@ -59,6 +61,8 @@ from perfmodel.hardware.calibration import (
     AttentionModel,
     Calibration,
     CollectiveModel,
+    DecodeAttentionModel,
+    GroupedMatmulModel,
     KernelClass,
     MatmulModel,
     StreamingModel,
@@ -184,7 +188,9 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     matmul = {
         dtype: _fit_matmuls(folder, tables, cluster, dtype, note) for dtype in MEASURED_DTYPES if dtype in cluster.chip.peak_flop_rate
     }
+    grouped = {dtype: _fit_grouped(folder, tables, cluster, dtype, plain, note) for dtype, plain in matmul.items()}
     attention = _fit_attention(folder, tables, cluster, note)
+    decode = _fit_decode(folder, tables, cluster, note)
     streaming = _fit_streaming(folder, tables, cluster, note)
     inside = _fit_inside(folder, tables, cluster, note)
     outside = _fit_outside(folder, note)
@@ -201,13 +207,15 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         borrowed=() if name == "h100" else (SCALE_OUT,),
         software=f"aiconfigurator tables: TensorRT-LLM {tables.gemm.split('/')[1]}, attention {tables.attention}, NCCL {tables.nccl}",
         source=(
-            "fitted by perfmodel.calibrate.fit_kernels to aiconfigurator (matmul, attention, collectives in a node), LLMCompass and "
-            "SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes); " + tables.clock_source
+            "fitted by perfmodel.calibrate.fit_kernels to aiconfigurator (matmul, grouped matmul, attention, collectives in a node), "
+            "LLMCompass and SimuMax (streaming, attention backward), SimAI, nccl-tests and vidur (between nodes); " + tables.clock_source
         ),
         date=datetime.date.today().isoformat(),
         matmul=matmul,
         streaming=streaming,
         attention=attention,
+        grouped_matmul=grouped,
+        decode_attention=decode,
         collectives={SCALE_UP: inside, SCALE_OUT: outside},
         sustained_clock_fraction=tables.sustained_clock_fraction,
         exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
@@ -216,7 +224,9 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         errors=errors,
         notes=(
             "No table has batches of small products: tiles are counted over the batch. Attention fitted for lengths from 512 and head dims "
-            "64 and 128. Softmax, layernorm, cross-entropy and GELU: A100 figures, on the other chips in the same "
+            "64 and 128, that of decoding for caches from 128 tokens and up to 16 query heads to a key-value head. Grouped matmul: fused "
+            "layers of experts routed evenly (A100: by a power law), without the runs of kernels that tuning did not choose. "
+            "Softmax, layernorm, cross-entropy and GELU: A100 figures, on the other chips in the same "
             "proportion to plain streaming. Between nodes: one set of figures for all chips (SimAI, nccl-tests of H100 and H200)."
         ),
     )
@@ -246,6 +256,18 @@ def _fit_attention(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
 def training_attention(table: AttentionTable) -> AttentionTable:
     """The shapes of training: lengths from 512, head dims 64 and 128."""
     return table.rows((table.length >= 512) & np.isin(table.head_dim, (64, 128)))
+
+
+def _fit_grouped(folder: Path, tables: ChipTables, cluster: Cluster, dtype: Dtype, plain: MatmulModel, note: Note) -> GroupedMatmulModel:
+    table = tuned_grouped(folder, tables.folder, tables.gemm, MEASURED_DTYPES[dtype])
+    note(f"grouped_matmul.{dtype}", grouped_errors(table, plain, cluster, dtype))
+    return fit_grouped(table.only(sample(len(table.time))), plain, cluster, dtype)
+
+
+def _fit_decode(folder: Path, tables: ChipTables, cluster: Cluster, note: Note) -> dict[str, DecodeAttentionModel]:
+    table = serving_decode(read_decode(folder, tables.folder, tables.attention))
+    note("decode_attention.flash", decode_errors(table, cluster))
+    return {"flash": fit_decode(table.rows(sample(len(table.time))), cluster, Dtype.BF16)}
 
 
 def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:

@@ -22,7 +22,7 @@ AICONFIGURATOR_KINDS = {
 }
 
 
-def _frame(path: Path) -> Any:
+def read_frame(path: Path) -> Any:
     import pandas as pd
 
     if not path.is_file():
@@ -39,14 +39,14 @@ def _column(frame: Any, name: str) -> Array:
 
 def read_matmuls(folder: Path, chip: str, version: str, dtype: str) -> MatmulTable:
     """aiconfigurator's GEMM table; `dtype` as it says (bfloat16, fp8); repeats of a shape become their median."""
-    frame = _frame(folder / "aiconfigurator" / chip / "gemm" / version / "gemm_perf.parquet")
+    frame = read_frame(folder / "aiconfigurator" / chip / "gemm" / version / "gemm_perf.parquet")
     frame = frame[frame.gemm_dtype == dtype].groupby(["m", "n", "k"]).latency.median().reset_index()
     return MatmulTable(m=_column(frame, "m"), n=_column(frame, "n"), k=_column(frame, "k"), time=_column(frame, "latency") * 1e-3)
 
 
 def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     """aiconfigurator's prefill attention, bf16, causal, without a window."""
-    frame = _frame(folder / "aiconfigurator" / chip / "attention" / version / "context_attention_perf.parquet")
+    frame = read_frame(folder / "aiconfigurator" / chip / "attention" / version / "context_attention_perf.parquet")
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     if "window_size" in frame:
         frame = frame[frame.window_size == 0]
@@ -60,7 +60,7 @@ def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
     """aiconfigurator's NCCL table inside one node; message sizes are elements of half (2 bytes) or int8."""
-    frame = _frame(folder / "aiconfigurator" / chip / "comm" / "nccl" / version / "nccl_perf.parquet")
+    frame = read_frame(folder / "aiconfigurator" / chip / "comm" / "nccl" / version / "nccl_perf.parquet")
     frame = frame[frame.op_name == AICONFIGURATOR_KINDS[kind]]
     ranks = _column(frame, "num_gpus")
     num_bytes = _column(frame, "message_size") * np.where(frame.nccl_dtype == "half", 2.0, 1.0)
@@ -69,7 +69,7 @@ def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind
 
 def read_published_all_reduce(folder: Path, chip: str, *, nodes: int) -> CollectiveTable:
     """Published nccl-tests runs whose chip starts with `chip`, on that many nodes of 8."""
-    frame = _frame(folder / "nccl_published_allreduce.csv")
+    frame = read_frame(folder / "nccl_published_allreduce.csv")
     frame = frame[frame.chip.str.startswith(chip) & (frame.nodes == nodes) & (frame.time_us > 0)]
     ranks = _column(frame, "ranks")
     return CollectiveTable(
@@ -82,7 +82,7 @@ def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
 
     Its largest messages reach 684 GB/s of bus bandwidth, which takes NICs of twice the usual 400 Gbit/s (Blackwell's).
     """
-    frame = _frame(folder / "nccl_published_allreduce.csv")
+    frame = read_frame(folder / "nccl_published_allreduce.csv")
     frame = frame[(frame.ranks == 128) & (frame.time_us > 0)]
     ranks = _column(frame, "ranks")
     return CollectiveTable(
@@ -96,7 +96,7 @@ def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
 
 def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveTable:
     """SimAI's bus bandwidth over line rate between nodes of 8, as times. `table`: nic_ratio (one ring pass) or ata_ratio (all-to-all)."""
-    frame = _frame(folder / "simai" / f"{table}.csv")
+    frame = read_frame(folder / "simai" / f"{table}.csv")
     rows = []
     for column in frame.columns[1:9]:
         nodes = int(re.findall(r"\d+", str(column))[0])
@@ -111,7 +111,7 @@ def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveT
 
 def read_vidur_sends(folder: Path, cluster: str, *, per_node: int) -> tuple[Array, Array]:
     """vidur's send-receive of two ranks, `per_node` of them in a node: bytes and the slower rank's median time [s]."""
-    frame = _frame(folder / "vidur" / "network" / cluster / "send_recv.csv")
+    frame = read_frame(folder / "vidur" / "network" / cluster / "send_recv.csv")
     frame = frame[(frame.num_workers == 2) & (frame.devices_per_node == per_node)]
     slower = frame.groupby("size")["time_stats.send_recv.median"].max()
     return np.asarray(slower.index, dtype=float), np.asarray(slower, dtype=float) * 1e-3

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.machine import AttentionRates, Machine
+from perfmodel.cost.machine import AttentionRates, Machine, MatmulRates
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
 
 Num = float | NDArray[np.floating] | NDArray[np.integer]
@@ -36,21 +36,62 @@ def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: M
     idle units take a share of a long contraction: they split k as far as they suffice, less so the shorter it is (D: split-k, stream-k).
     Source: wave and tile quantisation as in NVIDIA, Matrix Multiplication Background User's Guide; the rest is fitted.
     """
-    rates = machine.matmul
+    return _product_time(batch, m, n, k, itemsize, machine.matmul)
+
+
+def _product_time(batch: Num, m: Num, n: Num, k: Num, itemsize: Num, rates: MatmulRates) -> Any:
     depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
     if _size(batch, m, n, *depths) <= STACK_LIMIT:
         shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n), *map(np.ndim, depths))
         inverse_m, inverse_n, weight = (column.reshape(shape) for column in rates.tile_columns)
-        work = _tile_work(batch, m, n, depths, inverse_m, inverse_n, weight, machine).min(axis=0)  # a minimum is exact in any order
+        work = _tile_work(batch, m, n, depths, inverse_m, inverse_n, weight, rates).min(axis=0)  # a minimum is exact in any order
     else:
-        work = _tile_work(batch, m, n, depths, *rates.tiles[0], machine)
+        work = _tile_work(batch, m, n, depths, *rates.tiles[0], rates)
         for tile in rates.tiles[1:]:
-            np.minimum(work, _tile_work(batch, m, n, depths, *tile, machine), out=work)
+            np.minimum(work, _tile_work(batch, m, n, depths, *tile, rates), out=work)
     scale = 2.0 * rates.compute_units / rates.flop_rate
     compute = work * (scale if depths else (k + rates.depth_offset) * scale)
     memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
     p = rates.sharpness
     return rates.floor_time + np.power(np.power(compute, p) + np.power(memory, p), 1.0 / p)
+
+
+def grouped_matmul_time(
+    *,
+    experts: Num,
+    rows: Num,
+    tokens: Num,
+    hidden_size: Num,
+    intermediate_size: Num,
+    itemsize: Num,
+    machine: Machine,
+    up_projections: Num = 2,
+) -> Any:
+    """The experts of a mixture-of-experts layer on one chip, forward, as one fused call: two grouped products, and what joins them. [s]
+
+    t = t0 + t1 e + P(e, r / e, u i, h) + P(e, r / e, h, i) + s (r (3 h + (u + 1) i) + T h) / B
+    P(batch, m, n, k) = (C^p + M^p)^(1/p) of `matmul_time`, with its tiles (and one of 16 rows), waves and depths, at rates f R and g B
+
+    experts            e  experts of this chip that have rows: each one's weights are read once      [-]
+    rows               r  (token, expert) pairs that the chip computes; r / e to each expert          [-]
+    tokens             T  tokens whose sum of experts the chip writes (those that it was given)       [-]
+    hidden_size        h  of the layer     intermediate_size  i  of an expert, this chip's share of it
+    up_projections     u  2 with a gate beside the up projection, 1 without
+    itemsize           s  bytes of an element of weights and activations                              [byte]
+    f, g, t0, t1       of `GroupedMatmulModel`; B: memory bandwidth that the passes over rows reach   [byte/s]
+
+    Rows are copied in the order of their experts (2 r h), pass the activation (r (u + 1) i) and are added up for each token (r h + T h).
+    An expert pays whole tiles, so few rows an expert cost what a tile does, or what its weights do. Rows are taken to spread evenly:
+    routing by a power law (exponents 1.01, 1.2) took 4-9 % longer for as many rows.
+    f may exceed 1: what the products reach cannot be told apart from what the passes over rows take.
+    Source: as `matmul_time`, on which this stands; f, g, B, t0, t1 are fitted to TensorRT-LLM's fused kernel (aiconfigurator's tables) by
+    `perfmodel.calibrate.fit_grouped`. Median error of layers that no fit saw, bf16: H100 and H200 4 %, B200 6 %, A100 9 %; fp8: 6-7 %.
+    """
+    e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
+    rates = machine.grouped_matmul
+    products = _product_time(e, r / e, u * i, h, itemsize, rates.matmul) + _product_time(e, r / e, h, i, itemsize, rates.matmul)
+    passes = (r * (3 * h + (u + 1) * i) + tokens * h) * (itemsize / rates.row_bandwidth)
+    return rates.floor_time + rates.expert_time * e + products + passes
 
 
 def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, itemsize: Num, machine: Machine) -> Any:
@@ -69,13 +110,12 @@ def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, item
     return rates.floor_time + batch * m * n * (k + rates.depth_offset) * (2.0 / rates.flop_rate) + num_bytes / rates.bandwidth
 
 
-def _tile_work(batch: Num, m: Num, n: Num, depths: tuple[Num, ...], inverse_m: Num, inverse_n: Num, weight: Num, machine: Machine) -> Any:
+def _tile_work(batch: Num, m: Num, n: Num, depths: tuple[Num, ...], inverse_m: Num, inverse_n: Num, weight: Num, rates: MatmulRates) -> Any:
     """What each compute unit pays for, with one tile or a stack of tiles (tile sides are powers of two: exact): multiplies, or output
     elements where it does not matter how few tiles there are.
 
     depths  contraction lengths: k / w0, k, and the shortest that a split leaves; none where few tiles cost no more
     """
-    rates = machine.matmul
     waves = np.ceil(m * inverse_m) * np.ceil(n * inverse_n) * batch / rates.compute_units
     paid = waves * (1.0 - rates.wave_softness) + np.ceil(waves) * rates.wave_softness if rates.wave_softness else waves
     if not depths:
@@ -168,6 +208,46 @@ def attention_backward_time(
     compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
     return rates.floor_time + compute * (rates.model.backward_flops / rates.model.backward_rate) + memory
+
+
+SMOOTH_MAXIMUM = 4.0
+"""Exponent p of (a^p + b^p)^(1/p): at most 19 % above the larger of the two."""
+
+
+def attention_decode_time(
+    *,
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    key_length: Num,
+    head_dim: Num,
+    itemsize: Num,
+    machine: Machine,
+    kernel: str = "flash",
+) -> Any:
+    """Fused attention of one new token a sequence with its cache of keys and values (split over them as needed). [s]
+
+    t = t0 + (W^p + M^p)^(1/p),   p = 4
+    M = V / B + t1 s(V / V1),   s(x) = x^2 / (1 + x^2),   V = 2 itemsize b d (g z + h),   W = w b g / S
+
+    key_length  z  tokens in the cache, the new one included     kv_heads  g     heads  h     head_dim  d     batch  b
+    itemsize       bytes of an element of the cache, of the query and of the output                          [byte]
+    B, t0, t1, V1, w   of `DecodeAttentionModel`     S  compute units
+
+    It streams the cache: with t0 and t1 bandwidth saturates, so small caches reach a small fraction of it. t1 shows where the cache of one
+    layer outgrows the chip's own (V1); tables repeat one call, so below V1 they find it there, which a model of many layers does not.
+    Each (sequence, key-value head) takes a unit for w at least: it decides where there are many short ones.
+    Source: the form is ours; parameters are fitted by `perfmodel.calibrate.fit_decode` to aiconfigurator's generation attention (lengths
+    from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Median error of heads that no fit saw, bf16: B200 3 %,
+    H100 6 %, A100 7 %, H200 9 %; caches over 200 MB: 1-8 %.
+    """
+    rates = machine.decode_attention[kernel]
+    num_bytes = (kv_heads * key_length + heads) * (batch * head_dim) * (2.0 * itemsize)
+    outgrown = num_bytes * rates.inverse_ramp_bytes
+    square = outgrown * outgrown
+    memory = num_bytes / rates.bandwidth + rates.ramp_time * (square / (1.0 + square))
+    units = batch * kv_heads * rates.unit_time
+    return rates.floor_time + np.power(np.power(units, SMOOTH_MAXIMUM) + np.power(memory, SMOOTH_MAXIMUM), 1.0 / SMOOTH_MAXIMUM)
 
 
 def _attention_compute(sequences: Num, query_length: Num, key_length: Num, head_dim: Num, fraction: Num, rates: AttentionRates) -> Any:

@@ -14,6 +14,8 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import (
+    GROUPED_TILE,
+    NO_TILES,
     RAMP_BYTES,
     SCALE_OUT,
     SCALE_UP,
@@ -22,6 +24,8 @@ from perfmodel.hardware.calibration import (
     Calibration,
     CollectiveModel,
     ConvolutionModel,
+    DecodeAttentionModel,
+    GroupedMatmulModel,
     KernelClass,
     MatmulModel,
     Provenance,
@@ -44,6 +48,9 @@ NEVER = 1e30
 
 DEFAULT_LINK_FRACTION = 0.8
 """Bandwidth that a collective reaches of a link nobody measured: NCCL on NVLink and InfiniBand, large messages, typically .75-.9."""
+
+_UNMEASURED_DECODE_FLOOR = 11e-6
+"""[s] of a decode attention that nobody measured: fits to aiconfigurator's tables of H100, H200 and B200 (A100: 18 us)."""
 
 # Where a dtype has no model of its own: the dtype whose fractions of peak are nearest, in order.
 _NEAREST_DTYPE: Mapping[Dtype, tuple[Dtype, ...]] = MappingProxyType(
@@ -144,6 +151,27 @@ class AttentionRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupedMatmulRates:
+    """`GroupedMatmulModel` in SI units. matmul: plain products at the grouped kernel's rates, with its small tile, without a floor."""
+
+    matmul: MatmulRates
+    row_bandwidth: float
+    expert_time: float
+    floor_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeAttentionRates:
+    """`DecodeAttentionModel` in SI units."""
+
+    bandwidth: float
+    floor_time: float
+    ramp_time: float
+    inverse_ramp_bytes: float
+    unit_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkRates:
     """Tables by parameter, tier and collective code; the rows of `table` are named by `LINK_ROWS`.
 
@@ -189,6 +217,7 @@ class Machine:
 
     rests_on: for matmul, streaming, attention, scale_up, scale_out: `spec sheet`, `prior: NAME` or `calibrated: NAME`.
     convolution: None where a convolution takes as long as a matrix multiply of its size.
+    grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
     """
 
     cluster: str
@@ -203,6 +232,8 @@ class Machine:
     matmul: MatmulRates
     streaming: StreamingRates
     attention: Mapping[str, AttentionRates]
+    grouped_matmul: GroupedMatmulRates
+    decode_attention: Mapping[str, DecodeAttentionRates]
     links: LinkRates
     sustained_clock_fraction: float
     launch_time: float
@@ -272,6 +303,16 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         matmul=_slower_matmul(matmul, slowdown("matmul")),
         streaming=_slower_streaming(streaming, slowdown("streaming")),
         attention=MappingProxyType({name: _slower_attention(rates, slowdown("attention")) for name, rates in attention.items()}),
+        grouped_matmul=_grouped_rates(
+            calibration,
+            matmul_model,
+            dtype,
+            peak * calibration.sustained_clock_fraction,
+            memory_bandwidth,
+            units,
+            slowdown("matmul"),
+        ),
+        decode_attention=_decode_rates(calibration, memory_bandwidth, units, slowdown("attention")),
         links=_link_rates(cluster, calibration),
         sustained_clock_fraction=calibration.sustained_clock_fraction,
         launch_time=calibration.launch_time * sharing,
@@ -294,6 +335,46 @@ def _convolution_rates(
         depth_offset=model.depth_offset,
         bandwidth=memory_bandwidth * model.memory_fraction / factor,
         floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
+    )
+
+
+def _grouped_rates(
+    calibration: Calibration, plain: MatmulModel, dtype: Dtype, flop_rate: float, memory_bandwidth: float, units: float, factor: float
+) -> GroupedMatmulRates:
+    """Of the dtype's own model or of the nearest dtype's; without one, plain products and the floors of two.
+
+    flop_rate  peak at the sustained clock    factor  slow-down by contention
+    """
+    models = calibration.grouped_matmul
+    unmeasured = GroupedMatmulModel(floor_time=2.0 * plain.floor_time)
+    model = next((models[near] for near in (dtype, *_NEAREST_DTYPE.get(dtype, ())) if near in models), unmeasured)
+    products = replace(
+        plain,
+        peak_fraction=plain.peak_fraction * model.rate_fraction,
+        memory_fraction=plain.memory_fraction * model.memory_fraction,
+        tiles=plain.tiles if plain.tiles == NO_TILES else (*plain.tiles, GROUPED_TILE),
+    )
+    return GroupedMatmulRates(
+        matmul=_slower_matmul(_matmul_rates(products, flop_rate, memory_bandwidth, units, 0.0), factor),
+        row_bandwidth=memory_bandwidth * model.row_fraction / factor,
+        expert_time=model.expert_time * factor,
+        floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
+    )
+
+
+def _decode_rates(calibration: Calibration, memory_bandwidth: float, units: float, factor: float) -> Mapping[str, DecodeAttentionRates]:
+    models = calibration.decode_attention or {"flash": DecodeAttentionModel(floor_time=_UNMEASURED_DECODE_FLOOR)}
+    return MappingProxyType(
+        {
+            name: DecodeAttentionRates(
+                bandwidth=memory_bandwidth * model.memory_fraction / factor,
+                floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
+                ramp_time=model.ramp_time * factor,
+                inverse_ramp_bytes=1.0 / model.ramp_bytes,
+                unit_time=model.wave_time / units * factor,
+            )
+            for name, model in models.items()
+        }
     )
 
 
@@ -363,7 +444,7 @@ def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float,
         flop_rate=flop_rate * model.peak_fraction,
         depth_offset=model.depth_offset,
         wave_softness=model.wave_softness,
-        compute_units=units if model.tiles != ((1.0, 1.0, 0.0),) else 1.0,  # without tiles there are no waves
+        compute_units=units if model.tiles != NO_TILES else 1.0,  # without tiles there are no waves
         bandwidth=memory_bandwidth * model.memory_fraction,
         floor_time=floor_time,
         sharpness=model.sharpness,
