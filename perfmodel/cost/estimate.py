@@ -151,7 +151,10 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int)
         machine = replace(machine, attention=rates)
     if machine.dtype is Dtype.FP8:
         matmul *= profile.fp8_matmul_rate_fraction
-    return machine if matmul == 1.0 else replace(machine, matmul=replace(machine.matmul, flop_rate=machine.matmul.flop_rate * matmul))
+    if matmul == 1.0:
+        return machine
+    plain, grouped = (replace(rates, flop_rate=rates.flop_rate * matmul) for rates in (machine.matmul, machine.grouped_matmul.matmul))
+    return replace(machine, matmul=plain, grouped_matmul=replace(machine.grouped_matmul, matmul=grouped))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

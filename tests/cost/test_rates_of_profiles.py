@@ -25,6 +25,9 @@ PROFILE = replace(
 def test_rates_are_the_frameworks(year, dtype, matmul, attention):
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=dtype)
     found = with_rates_of(PROFILE, machine, year)
+    assert found.grouped_matmul.matmul.flop_rate / machine.grouped_matmul.matmul.flop_rate == pytest.approx(
+        found.matmul.flop_rate / machine.matmul.flop_rate, rel=1e-12
+    )
     assert found.matmul.flop_rate == pytest.approx(machine.matmul.flop_rate * matmul, rel=1e-12)
     assert found.attention["flash"].flop_rate == pytest.approx(machine.attention["flash"].flop_rate * attention, rel=1e-12)
     assert found.matmul.bandwidth == machine.matmul.bandwidth
