@@ -15,7 +15,7 @@ test bench: export OMP_NUM_THREADS = 1
 test bench: export MKL_NUM_THREADS = 1
 test bench: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help setup demo test lint format bench wheel-check clean
+.PHONY: help setup demo test lint format bench accuracy wheel-check clean
 
 help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
@@ -23,6 +23,8 @@ help:
 	@echo "make lint         ruff (rules and format) and mypy"
 	@echo "make format       let ruff rewrite the files"
 	@echo "make bench        the speed of perfmodel itself (tests/benchmarks)"
+	@echo "make accuracy     how far predictions are from published runs, models left out; writes docs/accuracy.md again"
+	@echo "                  (KERNELS=FOLDER of the published kernel tables adds their lines)"
 	@echo "make wheel-check  build the wheel, install it alone and use it without torch"
 	@echo "make clean        remove caches and build results (.venv stays)"
 
@@ -59,6 +61,15 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m pytest -q -s -p no:xdist tests/benchmarks
+
+CASES := tests/golden/published_training.jsonl.gz
+OUT_OF_MEMORY := tests/golden/published_out_of_memory.jsonl.gz
+
+accuracy: $(READY)
+	mkdir -p build
+	$(BIN)/python -m perfmodel.commands.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
+	$(BIN)/python -m perfmodel.report.residuals $(CASES) --left-out build/left_out.csv
+	$(BIN)/python -m perfmodel.report.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py

@@ -39,6 +39,7 @@ _FIELDS = ("source", "chip", "size", "chips", "form")
 class AccuracyReport:
     """What the document is written from.
 
+    names      files of the cases, as they were given
     result     every case, as `perfmodel validate` predicts it
     left_out   id -> step time predicted by a fit that did not see the run's model; empty: not made
     """
@@ -396,6 +397,8 @@ def _rebuild(report: AccuracyReport) -> str:
     fits = f"python -m perfmodel.commands.left_out {report.names[0]} --out left_out.csv\n" if report.left_out else ""
     return f"""## To write this again
 
+In a checkout `make accuracy` prints the table of left-out figures and does all of this:
+
 ```
 {fits}{residuals}python -m perfmodel.report.accuracy {" ".join(report.names)}{left_out} --out docs/accuracy.md
 ```
@@ -418,7 +421,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         raise InputError(f"out={one_line(out, 200)}: its folder does not exist; make it or choose another path")
     found = {} if left_out is None else read_left_out(left_out)
     result = validate_cases(cases, skip_broken_nvlink=True)
-    report = AccuracyReport(result=result, left_out=found, names=tuple(path.name for path in cases))
+    report = AccuracyReport(result=result, left_out=found, names=tuple(str(path) for path in cases))
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")
     write_figures(replace(result, rows=tuple(report.scored)), out.parent / "figures")

@@ -5,9 +5,11 @@ One JSON object a line. Whatever a line holds, it becomes one `Case`; what is wr
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,13 +52,13 @@ class Case:
 
 
 def read_cases(path: str | Path) -> Iterator[Case]:
-    """The cases of a file, in order; an empty line is none. Only a file that cannot be read at all is an error."""
+    """The cases of a file, in order; an empty line is none. Only a file that cannot be read at all is an error. `.gz` files are unpacked."""
     try:
-        with open(path, "rb") as stream:
+        with gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb") as stream:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield parse_case(line, number)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
             f"cases={one_line(path, 200)}: cannot be read ({one_line(reason)}); give a file with one JSON object a line"

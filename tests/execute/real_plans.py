@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel import api
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.setting import make_job
 
 #: name -> (model, sequences in a step, tokens of one), the plan's knobs
 PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
@@ -51,5 +51,5 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
 def real_plan(name: str) -> Plan:
     (model, batch, seq_len), knobs = PLANS[name]
     knobs = dict(knobs)
-    job = api.make_job(model, global_batch=batch, seq_len=seq_len, precision=knobs.pop("precision", "bf16-mixed"))
-    return api.make_plan(job, cluster="dgx-h100", **knobs)
+    job = make_job(model, global_batch=batch, seq_len=seq_len, precision=knobs.pop("precision", "bf16-mixed"))
+    return make_plan(job, cluster="dgx-h100", **knobs)

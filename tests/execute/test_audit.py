@@ -17,6 +17,7 @@ from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import make_plan, place_of, rank_at
 from perfmodel.parallel.plan_file import write_plan
+from perfmodel.setting import make_job
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from tests.execute.jobs import tiny, tiny_plan
@@ -186,8 +187,8 @@ def test_what_the_executor_cannot_run_is_refused(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_llama_3_8b_with_fsdp_and_tp_on_64_ranks_audits_clean_within_its_time():
-    job = api.make_job("llama-3-8b", global_batch=8, seq_len=8192)
-    plan = api.make_plan(job, cluster="dgx-h100", num_chips=64, tp=8, zero=3)
+    job = make_job("llama-3-8b", global_batch=8, seq_len=8192)
+    plan = make_plan(job, cluster="dgx-h100", num_chips=64, tp=8, zero=3)
     audited = api.audit_plan(plan)
     assert audited.differences() == []
     assert audited.ranks[0].memory < 2e9

@@ -2,15 +2,15 @@
 
 import pytest
 
-from perfmodel import api
 from perfmodel.report.sensitivity import STEP, sensitivities
+from perfmodel.setting import Knobs, make_job, make_setting, plan_in
 
 JOB = dict(global_batch=128, seq_len=4096)
 
 
 def named(most=20, *, model="llama-3-8b", cluster="dgx-h100", chips=64, seq_len=4096, profile=None, **knobs):
-    setting = api.make_setting(api.make_job(model, global_batch=128, seq_len=seq_len), cluster, chips=chips, profile=profile)
-    plan = api.plan_in(setting, api.Knobs(**knobs))
+    setting = make_setting(make_job(model, global_batch=128, seq_len=seq_len), cluster, chips=chips, profile=profile)
+    plan = plan_in(setting, Knobs(**knobs))
     return {each.parameter: each for each in sensitivities(setting.estimator, plan, most=most)}
 
 
@@ -37,8 +37,8 @@ def test_one_chip_hangs_on_no_link():
 
 
 def test_a_step_constant_is_its_share_of_the_step():
-    setting = api.make_setting(api.make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
-    plan = api.plan_in(setting, api.Knobs())
+    setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
+    plan = plan_in(setting, Knobs())
     (constant,) = [each for each in sensitivities(setting.estimator, plan, most=20) if each.parameter == "step constant"]
     share = setting.estimator.profile.step_time_constant / setting.estimator.predict(plan).step_time
     assert constant.change == pytest.approx(STEP * share, rel=1e-6)
@@ -46,8 +46,8 @@ def test_a_step_constant_is_its_share_of_the_step():
 
 
 def test_the_estimator_is_left_as_it_was():
-    setting = api.make_setting(api.make_job("llama-3-8b", **JOB), "dgx-h100", chips=64)
-    plan = api.plan_in(setting, api.Knobs(tp=8))
+    setting = make_setting(make_job("llama-3-8b", **JOB), "dgx-h100", chips=64)
+    plan = plan_in(setting, Knobs(tp=8))
     before = setting.estimator.predict(plan).step_time
     sensitivities(setting.estimator, plan)
     assert setting.estimator.predict(plan).step_time == before

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import io
 import json
 import math
@@ -146,6 +147,23 @@ def test_nothing_is_left_behind_where_the_table_cannot_be_written(tmp_path):
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"cases=.*cannot be read"):
         list(read_cases(tmp_path / "none.jsonl"))
+
+
+def test_a_packed_file_reads_as_the_plain_one(tmp_path):
+    plain = write(tmp_path / "cases.jsonl", [CASE, {"id": "x"}])
+    packed = tmp_path / "cases.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert repr(list(read_cases(packed))) == repr(list(read_cases(plain)))
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: data[:40] + b"?" * 40 + data[80:], lambda data: b"no"]
+)
+def test_a_damaged_packed_file_is_one_sentence(damage, tmp_path):
+    packed = tmp_path / "cases.jsonl.gz"
+    packed.write_bytes(damage(gzip.compress(json.dumps(CASE).encode() * 50)))
+    with pytest.raises(InputError, match=r"cases=.*cannot be read"):
+        list(read_cases(packed))
 
 
 def test_progress_counts_the_cases(tmp_path):

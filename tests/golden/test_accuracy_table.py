@@ -1,0 +1,71 @@
+"""The table by which accuracy is judged: no line may fall behind what is asked of it.
+
+published_training.jsonl.gz, published_out_of_memory.jsonl.gz   runs that their sources published, each with `source` and `source_ref`; what
+was measured is kept apart from the inputs (`perfmodel.report.cases.NOT_INPUTS`)
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.commands.left_out import LINES, LeftOutTable, judge
+from perfmodel.commands.left_out_fits import LeftOut, Prediction
+from perfmodel.commands.left_out_runs import StepTimes, read_runs
+from perfmodel.report.cases import read_cases
+
+CASES = Path(__file__).parent / "published_training.jsonl.gz"
+OUT_OF_MEMORY = Path(__file__).parent / "published_out_of_memory.jsonl.gz"
+
+MEAN_AT_LEAST = {
+    "Megatron-LM on A100, Korthikanti": 0.03,
+    "SimuMax, dense, B200": 0.08,
+    "vTrain, one node": 0.07,
+    "vTrain, many nodes": 0.11,
+    "MPT with FSDP, A100": 0.06,
+    "MPT with FSDP, H100": 0.09,
+    "nanotron, H100, 8-512": 0.10,
+    "torchtitan and IBM FSDP, bf16": 0.09,
+}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return read_runs(CASES)
+
+
+def holds(table: LeftOutTable) -> None:
+    for title, least in MEAN_AT_LEAST.items():
+        assert table.lines[title].mean <= least, title
+    assert table.lines["Megatron-LM on A100, Korthikanti"].largest <= 0.07
+    assert table.counted.median <= 0.06
+    assert table.counted.mean <= 0.09
+    assert table.counted.p90 <= 0.20
+    assert table.source_median <= 0.08
+    assert table.choices.overall.num_groups == 12
+    assert table.choices.overall.mean_regret <= 0.04
+
+
+def test_every_line_that_counts_has_a_target():
+    assert set(MEAN_AT_LEAST) == {line.title for line in LINES if line.counts}
+
+
+def test_the_shipped_constants_reach_the_table(runs):
+    times = StepTimes(runs=runs).predict(range(len(runs)), {})
+    holds(judge([Prediction(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_fits_that_saw_no_run_of_a_model_reach_the_table(runs):
+    predictions = LeftOut(runs=runs).predictions()
+    assert len(predictions) == len(runs)
+    assert np.all([f"without {each.run.model}" in each.fold for each in predictions])
+    holds(judge(predictions))
+
+
+def test_the_published_runs_say_where_they_are_from():
+    for path, count in ((CASES, 1493), (OUT_OF_MEMORY, 342)):
+        cases = list(read_cases(path))
+        assert len(cases) == count
+        assert all(case.group and not case.reason for case in cases)
