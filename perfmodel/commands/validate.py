@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def validate(
-    cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line.")],
+    cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line (or packed, .gz).")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="One row for every case, seconds and bytes.")] = None,
     by: Annotated[
         str | None,

@@ -52,7 +52,7 @@ class Case:
 
 
 def read_cases(path: str | Path) -> Iterator[Case]:
-    """The cases of a file, in order; an empty line is none. Only a file that cannot be read at all is an error. `.gz` files are unpacked."""
+    """The cases of a file (`.gz`: unpacked), in order; an empty line is none. Only a file that cannot be read at all is an error."""
     try:
         with gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb") as stream:
             for number, line in enumerate(stream, 1):
