@@ -392,19 +392,23 @@ def _without_counts(summaries: Sequence[ErrorSummary]) -> Table:
 
 
 def _rebuild(report: AccuracyReport) -> str:
+    first, *others = report.names
     left_out = " --left-out left_out.csv" if report.left_out else ""
-    residuals = f"python -m perfmodel.report.residuals {report.names[0]}{left_out}\n"
-    fits = f"python -m perfmodel.commands.left_out {report.names[0]} --out left_out.csv\n" if report.left_out else ""
+    lines = [f"CASES={first}"]
+    lines += [f'OTHERS="{" ".join(others)}"'] if others else []
+    lines += ["python -m perfmodel.commands.left_out $CASES --out left_out.csv"] if report.left_out else []
+    lines.append(f"python -m perfmodel.report.residuals $CASES{left_out}")
+    lines.append(f"python -m perfmodel.report.accuracy $CASES{' $OTHERS' if others else ''}{left_out} --out docs/accuracy.md")
+    commands = "\n".join(lines)
     return f"""## To write this again
 
 In a checkout `make accuracy` prints the table of left-out figures and does all of this:
 
 ```
-{fits}{residuals}python -m perfmodel.report.accuracy {" ".join(report.names)}{left_out} --out docs/accuracy.md
+{commands}
 ```
 
-`perfmodel validate {report.names[0]} --by source,chip,model --out results.csv --plots figures` prints the same
-figures and writes them as data."""
+`perfmodel validate $CASES --by source,chip,model --out results.csv --plots figures` prints the same figures and writes them as data."""
 
 
 def _pct(share: float) -> str:
