@@ -58,6 +58,8 @@ def test_the_shipped_constants_reach_the_table(runs):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fits_that_saw_no_run_of_a_model_reach_the_table(runs):
+    """Without NVIDIA's recipes, which no line counts and whose fits take half the time."""
+    runs = [run for run in runs if run.profile != "nemo"]
     predictions = LeftOut(runs=runs).predictions()
     assert len(predictions) == len(runs)
     assert np.all([f"without {each.run.model}" in each.fold for each in predictions])
