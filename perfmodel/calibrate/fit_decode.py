@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.fits import Array, Indices, bare_machine, fit_logarithm, held_out_errors, rounded
-from perfmodel.calibrate.held_out import groups_of, sample
+from perfmodel.calibrate.fits import Array, bare_machine, fit_logarithm, rounded
+from perfmodel.calibrate.held_out import groups_of, unseen_errors
 from perfmodel.calibrate.kernel_tables import read_frame
 from perfmodel.cost.compute import attention_decode_time
 from perfmodel.dtypes import Dtype, itemsize
@@ -96,9 +96,10 @@ def fit_decode(table: DecodeTable, cluster: Cluster, dtype: Dtype) -> DecodeAtte
 
 def decode_errors(table: DecodeTable, cluster: Cluster) -> Array:
     """Of every shape, by a fit that saw its heads at no batch and no length. [-]"""
-
-    def refit(chosen: Indices) -> Any:
-        model = fit_decode(table.rows(chosen[sample(len(chosen))]), cluster, Dtype.BF16)
-        return lambda rows: predict_decode(model, table.rows(rows), cluster, Dtype.BF16)
-
-    return held_out_errors(decode_groups(table), table.time, refit)
+    return unseen_errors(
+        decode_groups(table),
+        table.time,
+        table.rows,
+        fit=lambda seen: fit_decode(seen, cluster, Dtype.BF16),
+        predict=lambda model, unseen: predict_decode(model, unseen, cluster, Dtype.BF16),
+    )

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.calibrate.fits import Array, Indices, bare_machine, fit_logarithm, held_out_errors, octave_weight, rounded
-from perfmodel.calibrate.held_out import groups_of, sample
+from perfmodel.calibrate.fits import Array, Indices, bare_machine, fit_logarithm, octave_weight, rounded
+from perfmodel.calibrate.held_out import groups_of, unseen_errors
 from perfmodel.calibrate.kernel_tables import read_frame
 from perfmodel.cost.compute import grouped_matmul_time
 from perfmodel.dtypes import Dtype, itemsize
@@ -192,12 +192,13 @@ def fit_grouped(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype
 
 def grouped_errors(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype: Dtype, *, groups: NDArray[Any] | None = None) -> Array:
     """Of every run, by a fit that saw its layer on no number of chips and with no number of tokens; or none of its `groups`. [-]"""
-
-    def refit(chosen: Indices) -> Any:
-        model = fit_grouped(table.only(chosen[sample(len(chosen))]), plain, cluster, dtype)
-        return lambda rows: predict_grouped(model, plain, table.only(rows), cluster, dtype)
-
-    return held_out_errors(table.layer if groups is None else groups, table.time, refit)
+    return unseen_errors(
+        table.layer if groups is None else groups,
+        table.time,
+        table.only,
+        fit=lambda seen: fit_grouped(seen, plain, cluster, dtype),
+        predict=lambda model, unseen: predict_grouped(model, plain, unseen, cluster, dtype),
+    )
 
 
 def tuned_grouped(folder: Path, chip: str, version: str, dtype: str) -> GroupedTable:

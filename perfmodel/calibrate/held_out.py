@@ -4,12 +4,14 @@ Groups: the weight (n, k) of a matrix multiply, at all its m; the heads (heads, 
 lengths; the decade of the message of a collective, at all numbers of ranks.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.calibrate.fits import (
+    NUM_FOLDS,
     Array,
     AttentionTable,
     CollectiveTable,
@@ -28,6 +30,9 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.dtypes import Dtype
 from perfmodel.hardware.calibration import GPU_TILES
 from perfmodel.hardware.cluster import Cluster
+
+_Table = TypeVar("_Table")
+_Model = TypeVar("_Model")
 
 FIT_POINTS = 3000
 """Points of a table that a fit looks at (drawn at random, seed 0); errors are on all of them."""
@@ -56,32 +61,54 @@ def size_decades(table: CollectiveTable) -> NDArray[Any]:
     return np.floor(np.log10(table.num_bytes)).astype(int)
 
 
+def unseen_errors(
+    groups: NDArray[Any],
+    time: Array,
+    rows: Callable[[Indices], _Table],
+    *,
+    fit: Callable[[_Table], _Model],
+    predict: Callable[[_Model, _Table], Array],
+    num_folds: int = NUM_FOLDS,
+) -> Array:
+    """Of every point, by a fit to a sample of the points of other groups. `rows`: the table at some indices. [-]"""
+
+    def refit(chosen: Indices) -> Callable[[Indices], Array]:
+        model = fit(rows(chosen[sample(len(chosen))]))
+        return lambda held_out: predict(model, rows(held_out))
+
+    return held_out_errors(groups, time, refit, num_folds=num_folds)
+
+
 def matmul_errors(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Tiles = GPU_TILES) -> Array:
     """Of every shape, by a fit that saw its (n, k) at no m. [-]"""
-
-    def refit(chosen: Indices) -> Any:
-        model = fit_matmul(table.rows(chosen[sample(len(chosen))]), cluster, dtype, tiles=tiles)
-        return lambda rows: predict_matmul(model, table.rows(rows), cluster, dtype)
-
-    return held_out_errors(matmul_groups(table), table.time, refit)
+    return unseen_errors(
+        matmul_groups(table),
+        table.time,
+        table.rows,
+        fit=lambda seen: fit_matmul(seen, cluster, dtype, tiles=tiles),
+        predict=lambda model, unseen: predict_matmul(model, unseen, cluster, dtype),
+    )
 
 
 def attention_errors(table: AttentionTable, cluster: Cluster) -> Array:
     """Of every shape, by a fit that saw its heads at no batch and no length. [-]"""
-
-    def refit(chosen: Indices) -> Any:
-        model = fit_attention(table.rows(chosen[sample(len(chosen))]), cluster, Dtype.BF16, backward_rate=1.0)
-        return lambda rows: predict_attention(model, table.rows(rows), cluster, Dtype.BF16)
-
-    return held_out_errors(attention_groups(table), table.time, refit)
+    return unseen_errors(
+        attention_groups(table),
+        table.time,
+        table.rows,
+        fit=lambda seen: fit_attention(seen, cluster, Dtype.BF16, backward_rate=1.0),
+        predict=lambda model, unseen: predict_attention(model, unseen, cluster, Dtype.BF16),
+    )
 
 
 def collective_errors(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, reduces_in_switch: bool = False) -> Array:
     """Of every message, by a fit that saw none of its decade of sizes: each decade is left out by itself. [-]"""
     decades = size_decades(table)
-
-    def refit(chosen: Indices) -> Any:
-        model = fit_collective(table.rows(chosen), kind, cluster, reduces_in_switch=reduces_in_switch)
-        return lambda rows: predict_collective(model, kind, table.rows(rows), cluster)
-
-    return held_out_errors(decades, table.time, refit, num_folds=len(np.unique(decades)))
+    return unseen_errors(
+        decades,
+        table.time,
+        table.rows,
+        fit=lambda seen: fit_collective(seen, kind, cluster, reduces_in_switch=reduces_in_switch),
+        predict=lambda model, unseen: predict_collective(model, kind, unseen, cluster),
+        num_folds=len(np.unique(decades)),
+    )
