@@ -15,25 +15,24 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from perfmodel.calibrate.cross_validate import TARGETS, cross_validate, summary
-from perfmodel.commands.left_out_fits import LeftOut, Prediction, is_narrow
-from perfmodel.commands.left_out_runs import Run, read_runs
+from perfmodel.commands.left_out_fits import LeftOut, Prediction
+from perfmodel.commands.left_out_runs import read_runs
 from perfmodel.errors import InputError, PerfModelError
+from perfmodel.report import accuracy_lines as rules
 from perfmodel.report.accuracy import AccuracyReport
 from perfmodel.report.judgement import error_summary, quantile
 from perfmodel.report.plan_choice import PlanChoices, plan_choices
+from perfmodel.report.run_labels import RunLabels
 from perfmodel.report.validate import validate_cases
 from perfmodel.resources import write_atomically
 
 COLUMNS = ("id", "source", "model", "measured_step_time", "predicted_step_time", "fold")
-
-_NODE = 8
-_TORCH_FSDP = ("titan", "titan24", "titan2506", "ibmfsdp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,54 +40,54 @@ class Line:
     """A line of the table: which runs, and what others reach. counts: it is one of "all those rows"."""
 
     title: str
-    holds: Callable[[Run], bool]
+    holds: rules.Rule
     at_least: str = ""
     aim: str = ""
     others: str = ""
     counts: bool = True
 
 
-def _of(*sources: str) -> Callable[[Run], bool]:
-    return lambda run: run.source in sources
+def _is_recipe(labels: RunLabels) -> bool:
+    return labels.profile == "nemo" and not rules.is_narrow(labels)
 
 
-def _mpt(calibration: str) -> Callable[[Run], bool]:
-    return lambda run: run.source == "llmfoundry" and run.calibration == calibration
+def _is_narrow_recipe(labels: RunLabels) -> bool:
+    return labels.profile == "nemo" and rules.is_narrow(labels)
 
 
 LINES = (
     Line(
         title="Megatron-LM on A100, Korthikanti",
-        holds=lambda run: run.source == "korthikanti" and run.planned.plan.layout.data_parallel == 1,
+        holds=rules.is_korthikanti,
         at_least="mean 3 %, max 7 %", aim="2 %, 5 %", others="Calculon 3.65 %, 8.87 % (fitted to them); Kundu 4.7 %, 9.3 %",
     ),
     Line(
-        title="SimuMax, dense, B200", holds=_of("simumax"), at_least="mean 8 %", aim="4 %",
+        title="SimuMax, dense, B200", holds=rules.is_simumax, at_least="mean 8 %", aim="4 %",
         others="SimuMax 5.6 %, each shape measured there",
     ),
     Line(
-        title="vTrain, one node", holds=lambda run: run.source == "vtrain" and run.planned.plan.num_chips <= _NODE,
+        title="vTrain, one node", holds=rules.is_vtrain_node,
         at_least="7 %", aim="4.5 %", others="8.4 %, operators profiled there",
     ),
     Line(
-        title="vTrain, many nodes", holds=lambda run: run.source == "vtrain" and run.planned.plan.num_chips > _NODE,
+        title="vTrain, many nodes", holds=rules.is_vtrain_nodes,
         at_least="11 %", aim="8 %", others="14.7 %, operators profiled there",
     ),
-    Line(title="MPT with FSDP, A100", holds=_mpt("a100"), at_least="6 %", aim="3.5 %", others="one fitted efficiency: 25 %"),
-    Line(title="MPT with FSDP, H100", holds=_mpt("h100"), at_least="9 %", aim="6.5 %", others="one fitted efficiency: 22 %"),
-    Line(title="nanotron, H100, 8-512", holds=_of("nanotron"), at_least="10 %", aim="7 %", others="one fitted efficiency: 33 %"),
+    Line(title="MPT with FSDP, A100", holds=rules.is_mpt_a100, at_least="6 %", aim="3.5 %", others="one fitted efficiency: 25 %"),
+    Line(title="MPT with FSDP, H100", holds=rules.is_mpt_h100, at_least="9 %", aim="6.5 %", others="one fitted efficiency: 22 %"),
+    Line(title="nanotron, H100, 8-512", holds=rules.is_nanotron, at_least="10 %", aim="7 %", others="one fitted efficiency: 33 %"),
     Line(
-        title="torchtitan and IBM FSDP, bf16", holds=lambda run: run.source in _TORCH_FSDP and not is_narrow(run),
+        title="torchtitan and IBM FSDP, bf16", holds=rules.is_torch_fsdp,
         at_least="9 %", aim="5 %", others="-",
     ),
-    Line(title="(torchtitan, fp8)", holds=lambda run: run.source in _TORCH_FSDP and is_narrow(run), counts=False),
-    Line(title="(Megatron-LM 2020, V100 and A100)", holds=_of("megatron"), counts=False),
-    Line(title="(Korthikanti, 8 replicas)", holds=lambda run: run.source == "korthikanti" and run.planned.plan.layout.data_parallel > 1,
+    Line(title="(torchtitan, fp8)", holds=rules.is_torch_fsdp_narrow, counts=False),
+    Line(title="(Megatron-LM 2020, V100 and A100)", holds=rules.is_megatron_2020, counts=False),
+    Line(title="(Korthikanti, 8 replicas)", holds=rules.is_korthikanti_replicated,
          counts=False),
-    Line(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=lambda run: run.profile == "nemo" and not is_narrow(run),
+    Line(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=_is_recipe,
          counts=False),
-    Line(title="(NVIDIA's recipes, fp8 and narrower)", holds=lambda run: run.profile == "nemo" and is_narrow(run), counts=False),
-    Line(title="(llm.c)", holds=_of("llmc"), counts=False),
+    Line(title="(NVIDIA's recipes, fp8 and narrower)", holds=_is_narrow_recipe, counts=False),
+    Line(title="(llm.c)", holds=rules.is_llm_c, counts=False),
 )  # fmt: skip
 """As in the issue; in brackets, runs that it does not ask for."""
 
@@ -130,7 +129,7 @@ class LeftOutTable:
 def judge(predictions: Sequence[Prediction]) -> LeftOutTable:
     found, counted, means = {}, [], []
     for line in LINES:
-        errors = [prediction.error for prediction in predictions if line.holds(prediction.run)]
+        errors = [prediction.error for prediction in predictions if line.holds(prediction.run.choice.labels)]
         if errors:
             found[line.title] = figures(errors)
             if line.counts:
@@ -174,7 +173,9 @@ def table_text(table: LeftOutTable) -> str:
 def intervals_text(cases: Path, predictions: Sequence[Prediction]) -> str:
     """How many of the rows that count lie in the 80 % interval around their prediction."""
     result = validate_cases([cases], skip_broken_nvlink=True)
-    found = {each.run.id: each.predicted for each in predictions if any(line.counts and line.holds(each.run) for line in LINES)}
+    found = {
+        each.run.id: each.predicted for each in predictions if any(line.counts and line.holds(each.run.choice.labels) for line in LINES)
+    }
     report = AccuracyReport(result=result, left_out=found, names=(cases.name,))
     found_in = error_summary("all", report.scored_left_out)
     return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs (at least: 70-90 %; aim: 75-85 %)"

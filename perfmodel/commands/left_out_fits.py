@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.calibrate.fit_profiles import Constant, FittedConstants, fit_constants
 from perfmodel.commands.left_out_runs import Run, StepTimes
+from perfmodel.report.accuracy_lines import is_narrow
 
 Array = NDArray[np.float64]
 
@@ -166,7 +167,7 @@ class LeftOut:
         fit = self.fits[name]
         runs = enumerate(self.runs)
         own = [(i, run) for i, run in runs if run.profile in fit.profiles and run.model != without]
-        return [i for i, run in own if fit.sees_narrow or not is_narrow(run)]
+        return [i for i, run in own if fit.sees_narrow or not is_narrow(run.choice.labels)]
 
     def constants(self, name: str, *, without: str = "") -> tuple[Constant, ...]:
         """With the priors that relatives give: fitted without that model too."""
@@ -214,11 +215,6 @@ class LeftOut:
 def with_prior(constant: Constant, value: float) -> Constant:
     """Expected where a relative's is, within what is possible."""
     return replace(constant, prior=min(max(value, constant.lower), constant.upper))
-
-
-def is_narrow(run: Run) -> bool:
-    """Whether its matrix multiplies are in fp8 or narrower."""
-    return str(run.planned.matmul_dtype) in ("fp8", "fp4")
 
 
 def _fold(name: str, model: str, fitted: FittedConstants) -> str:

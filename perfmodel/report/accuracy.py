@@ -133,7 +133,7 @@ def _main_table(report: AccuracyReport) -> str:
     counted = [line for line in LINES if line.counts]
     every = AccuracyLine(
         title="all but the last four",
-        holds=lambda row: any(line.holds(row) for line in counted),
+        holds=lambda labels: any(line.holds(labels) for line in counted),
         target="median 6, mean 9, p90 20",
         others="a throwaway prototype: 4.2, 7.1, 17",
     )
@@ -149,7 +149,7 @@ def _main_table(report: AccuracyReport) -> str:
         _source_median(scored, counted, "In-sample"),
     ]
     if others:
-        overall = error_summary("all", [row for row in others if every.holds(row)])
+        overall = error_summary("all", [row for row in others if every.holds(row.labels)])
         lines += [
             _source_median(others, counted, "Left out"),
             "",
@@ -164,20 +164,20 @@ def _main_table(report: AccuracyReport) -> str:
 
 
 def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], others: Sequence[ValidationRow]) -> tuple[str, ...]:
-    rows = [row for row in scored if line.holds(row)]
+    rows = [row for row in scored if line.holds(row.labels)]
     if not rows:
         return ()
     each = error_summary(title, rows)
     cells = [title, f"{len(rows):,}", *map(_number, (each.mean, each.median, each.p90, _largest(rows), each.bias))]
     if others:
-        unseen = [row for row in others if line.holds(row)]
+        unseen = [row for row in others if line.holds(row.labels)]
         left = error_summary(title, unseen)
         cells += map(_number, (left.mean, left.p90, _largest(unseen)))
     return (*cells, line.target, line.others)
 
 
 def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
-    means = sorted(error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row)]))
+    means = sorted(error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)]))
     middle = means[len(means) // 2] if len(means) % 2 else sum(means[len(means) // 2 - 1 : len(means) // 2 + 1]) / 2 if means else math.nan
     return f"{name}: the median over these lines of their means is {_pct(middle)} (to reach: 8 %)."
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from perfmodel.report.judgement import ValidationRow
+from perfmodel.report.run_labels import RunLabels
 
 NO_TIMES = ("mcore",)
 """Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
@@ -14,12 +15,16 @@ _NODE = 8
 _TORCH_FSDP = ("titan", "titan24", "titan2506", "ibmfsdp")
 
 
+Rule = Callable[[RunLabels], bool]
+"""Which runs a line holds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyLine:
     """counts: its runs are among "all those rows"."""
 
     title: str
-    holds: Callable[[ValidationRow], bool]
+    holds: Rule
     target: str = ""
     others: str = ""
     counts: bool = True
@@ -30,54 +35,84 @@ def is_scored(row: ValidationRow) -> bool:
     return row.tier == "primary" and row.group not in NO_TIMES and row.time_error == row.time_error
 
 
-def _is_of(*sources: str) -> Callable[[ValidationRow], bool]:
-    return lambda row: row.group in sources
+def _is_of(*sources: str) -> Rule:
+    return lambda labels: labels.source in sources
 
 
-def _is_mpt(chip: str) -> Callable[[ValidationRow], bool]:
-    return lambda row: row.group == "llmfoundry" and row.labels.chip.startswith(chip)
+def _is_mpt(chip: str) -> Rule:
+    return lambda labels: labels.source == "llmfoundry" and labels.chip.startswith(chip)
 
 
-def _is_narrow(row: ValidationRow) -> bool:
-    return row.labels.precision not in ("bf16", "fp16", "fp32", "tf32")
+def is_narrow(labels: RunLabels) -> bool:
+    """Whether its matrix multiplies are in fp8 or narrower."""
+    return labels.precision not in ("bf16", "fp16", "fp32", "tf32")
 
+
+def is_korthikanti(labels: RunLabels) -> bool:
+    """The paper's eight rows of one replica."""
+    return labels.source == "korthikanti" and "dp" not in labels.form
+
+
+def is_korthikanti_replicated(labels: RunLabels) -> bool:
+    return labels.source == "korthikanti" and "dp" in labels.form
+
+
+def is_vtrain_node(labels: RunLabels) -> bool:
+    return labels.source == "vtrain" and labels.num_chips <= _NODE
+
+
+def is_vtrain_nodes(labels: RunLabels) -> bool:
+    return labels.source == "vtrain" and labels.num_chips > _NODE
+
+
+def is_torch_fsdp(labels: RunLabels) -> bool:
+    """torchtitan's and IBM's runs in bf16."""
+    return labels.source in _TORCH_FSDP and not is_narrow(labels)
+
+
+def is_torch_fsdp_narrow(labels: RunLabels) -> bool:
+    return labels.source in _TORCH_FSDP and is_narrow(labels)
+
+
+is_simumax, is_nanotron, is_megatron_2020, is_llm_c = _is_of("simumax"), _is_of("nanotron"), _is_of("megatron"), _is_of("llmc")
+is_mpt_a100, is_mpt_h100 = _is_mpt("a100"), _is_mpt("h100")
 
 LINES: Sequence[AccuracyLine] = (
     AccuracyLine(
         title="Megatron-LM, A100 (Korthikanti et al. 2022)",
-        holds=lambda row: row.group == "korthikanti" and "dp" not in row.labels.form,
+        holds=is_korthikanti,
         target="mean 3, max 7",
         others="Calculon 3.65, max 8.87 (fitted to them)",
     ),
-    AccuracyLine(title="SimuMax, dense, B200", holds=_is_of("simumax"), target="8", others="SimuMax 5.6 (each shape measured there)"),
+    AccuracyLine(title="SimuMax, dense, B200", holds=is_simumax, target="8", others="SimuMax 5.6 (each shape measured there)"),
     AccuracyLine(
         title="vTrain, one node, A100",
-        holds=lambda row: row.group == "vtrain" and row.labels.num_chips <= _NODE,
+        holds=is_vtrain_node,
         target="7",
         others="vTrain 8.4 (operators profiled there)",
     ),
     AccuracyLine(
         title="vTrain, many nodes, A100",
-        holds=lambda row: row.group == "vtrain" and row.labels.num_chips > _NODE,
+        holds=is_vtrain_nodes,
         target="11",
         others="vTrain 14.7 (operators profiled there)",
     ),
-    AccuracyLine(title="MPT with FSDP, A100", holds=_is_mpt("a100"), target="6", others="one fitted efficiency: 25"),
-    AccuracyLine(title="MPT with FSDP, H100", holds=_is_mpt("h100"), target="9", others="one fitted efficiency: 22"),
-    AccuracyLine(title="nanotron, H100, 8-512 chips", holds=_is_of("nanotron"), target="10", others="one fitted efficiency: 33"),
+    AccuracyLine(title="MPT with FSDP, A100", holds=is_mpt_a100, target="6", others="one fitted efficiency: 25"),
+    AccuracyLine(title="MPT with FSDP, H100", holds=is_mpt_h100, target="9", others="one fitted efficiency: 22"),
+    AccuracyLine(title="nanotron, H100, 8-512 chips", holds=is_nanotron, target="10", others="one fitted efficiency: 33"),
     AccuracyLine(
         title="torchtitan and IBM FSDP, bf16",
-        holds=lambda row: row.group in _TORCH_FSDP and not _is_narrow(row),
+        holds=is_torch_fsdp,
         target="9",
     ),
-    AccuracyLine(title="torchtitan, fp8", holds=lambda row: row.group in _TORCH_FSDP and _is_narrow(row), counts=False),
-    AccuracyLine(title="Megatron-LM 2020, V100 and A100", holds=_is_of("megatron"), counts=False),
+    AccuracyLine(title="torchtitan, fp8", holds=is_torch_fsdp_narrow, counts=False),
+    AccuracyLine(title="Megatron-LM 2020, V100 and A100", holds=is_megatron_2020, counts=False),
     AccuracyLine(
         title="Korthikanti et al., 8 replicas",
-        holds=lambda row: row.group == "korthikanti" and "dp" in row.labels.form,
+        holds=is_korthikanti_replicated,
         counts=False,
     ),
-    AccuracyLine(title="llm.c", holds=_is_of("llmc"), counts=False),
+    AccuracyLine(title="llm.c", holds=is_llm_c, counts=False),
 )
 
 #: Why runs are far off, where a source tells: the first that holds. What nobody knows is said to be unknown.
@@ -92,11 +127,11 @@ CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
         "30 B on few chips is 20-25 % slower than all its neighbours: most likely the allocator thrashes",
     ),
     (
-        lambda row: row.group == "vtrain" and row.labels.num_chips > _NODE and row.labels.degrees.endswith("tp 2"),
+        lambda row: is_vtrain_nodes(row.labels) and row.labels.degrees.endswith("tp 2"),
         "tp=2 of the 39.1 B model is slower than the other degrees, and not monotonic in the micro-batch: cause not known",
     ),
     (
-        lambda row: row.group in _TORCH_FSDP and _is_narrow(row),
+        lambda row: is_torch_fsdp_narrow(row.labels),
         "the fp8 recipe (per tensor, per row, which casts) is only partly an input",
     ),
     (

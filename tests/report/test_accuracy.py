@@ -47,7 +47,7 @@ def test_the_document_is_written_with_its_figures(cases, tmp_path):
 
 def test_lines_hold_each_scored_run_once(cases, tmp_path):
     for row in write_report([cases], tmp_path / "a.md").scored:
-        assert sum(line.holds(row) for line in LINES) == 1
+        assert sum(line.holds(row.labels) for line in LINES) == 1
 
 
 def test_left_out_predictions_stand_beside_the_others(cases, tmp_path):
