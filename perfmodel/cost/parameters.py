@@ -190,18 +190,16 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         index = program.event_parameter
         buffer = np.where(program.event_on_shard, shard_elements[index], np.where(program.event_is_whole, local[index], gathered[index]))
         num_bytes = np.add.reduceat(buffer * program.event_itemsize, program.unit_starts, axis=0)
-        tensors = np.repeat(program.unit_tensors[:, None], num_bytes.shape[1], axis=1)
         for into, of in program.unit_merges:
             same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
             num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
             num_bytes[of] = np.where(same, 0.0, num_bytes[of])
-            tensors[into] = tensors[into] + np.where(same, tensors[of], 0.0)
         num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
         if profile.bucket_bytes > 0:
             bucketed = program.unit_is_bucketed[:, None]
             bucket = profile.bucket_bytes * program.bucket_scale
             # a tensor is never split: no more buckets than tensors
-            num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, tensors), 1.0)
+            num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, _tensors_of_units(program, sizes)), 1.0)
             num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
         inside = [np.array([tier[program.unit_mask[i]] for i in range(len(program.unit_mask))]) for tier in _inside(program, grid)]
         one = collective_time(
@@ -228,6 +226,15 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             tied[0] = tied[0] + local[i]
             tied[1] = tied[1] + shard_elements[i]
     return ParameterCost(time=time, full=full, shard=shard, padded=padded, tied=tied)
+
+
+def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:
+    """How many tensors each unit holds, with those of the units that merge into it."""
+    tensors = np.repeat(program.unit_tensors[:, None], sizes.shape[1], axis=1)
+    for into, of in program.unit_merges:
+        same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
+        tensors[into] = tensors[into] + np.where(same, tensors[of], 0.0)
+    return tensors
 
 
 def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Array, machine: Machine) -> Any:
