@@ -34,7 +34,7 @@ def runs():
     return read_runs(CASES)
 
 
-def holds(table: LeftOutTable) -> None:
+def assert_reached(table: LeftOutTable) -> None:
     for title, least in MEAN_AT_LEAST.items():
         assert table.lines[title].mean <= least, title
     assert table.lines["Megatron-LM on A100, Korthikanti"].largest <= 0.07
@@ -52,7 +52,7 @@ def test_every_line_that_counts_has_a_target():
 
 def test_the_shipped_constants_reach_the_table(runs):
     times = StepTimes(runs=runs).predict(range(len(runs)), {})
-    holds(judge([Prediction(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)]))
+    assert_reached(judge([Prediction(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)]))
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_fits_that_saw_no_run_of_a_model_reach_the_table(runs):
     predictions = LeftOut(runs=runs).predictions()
     assert len(predictions) == len(runs)
     assert np.all([f"without {each.run.model}" in each.fold for each in predictions])
-    holds(judge(predictions))
+    assert_reached(judge(predictions))
 
 
 def test_the_published_runs_say_where_they_are_from():
