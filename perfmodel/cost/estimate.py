@@ -55,6 +55,7 @@ from perfmodel.cost.step import (
     tied_time,
 )
 from perfmodel.dtypes import Dtype, itemsize
+from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.derive import derive
 from perfmodel.parallel.grid import LayoutGrid, make_grid
@@ -446,13 +447,13 @@ def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
 
 def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
     rests = machine.rests_on
-    outer = rests["scale_out"] if len(machine.tier_sizes) > 1 else rests["scale_up"]
+    inner, outer = rests.get(SCALE_UP) or rests[SCALE_OUT], rests.get(SCALE_OUT) or rests[SCALE_UP]  # a cluster may lack one kind of tier
     of = {
         "forward": rests["matmul"],
         "backward": rests["matmul"],
         "recompute": rests["matmul"],
-        "tensor_parallel_communication": rests["scale_up"],
-        "context_parallel_communication": rests["scale_up"],
+        "tensor_parallel_communication": inner,
+        "context_parallel_communication": inner,
         "host": "profile",
         "pipeline_bubble": rests["matmul"],
         "pipeline_communication": outer,

@@ -215,7 +215,8 @@ LINK_ROWS = (
 class Machine:
     """What a cost needs to know of the hardware and its software, for one compute dtype. Made by `resolve_machine`.
 
-    rests_on: for matmul, streaming, attention, scale_up, scale_out: `spec sheet`, `prior: NAME` or `calibrated: NAME`.
+    rests_on: for matmul, streaming, attention and the kinds of tier that are there (scale_up, scale_out): `spec sheet`, `prior: NAME` or
+        `calibrated: NAME`.
     convolution: None where a convolution takes as long as a matrix multiply of its size.
     grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
     """
@@ -289,7 +290,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
 
     sharing = slowdown("host")
     for tier in cluster.tiers:
-        rests_on[tier_kind(tier)] = label(tier_kind(tier), _tier_models(cluster, tier, calibration))
+        rests_on[tier_kind(cluster, tier)] = label(tier_kind(cluster, tier), _tier_models(cluster, tier, calibration))
     return Machine(
         cluster=cluster.name,
         chip=chip.name,
@@ -475,9 +476,9 @@ def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwi
     return StreamingRates(table=table, caches=tuple(caches), backward=backward, has_backward=bool(np.any(backward != 1.0)))
 
 
-def tier_kind(tier: NetworkTier) -> str:
-    """The fat tree between nodes is scale-out; every tier inside it is scale-up."""
-    return SCALE_OUT if tier.topology is Topology.FAT_TREE else SCALE_UP
+def tier_kind(cluster: Cluster, tier: NetworkTier) -> str:
+    """The fabric between nodes is scale-out; every tier inside it is scale-up. A cluster may lack either."""
+    return SCALE_OUT if cluster.is_scale_out(tier) else SCALE_UP
 
 
 def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
@@ -486,11 +487,11 @@ def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
     domain = 1
     for index, tier in enumerate(cluster.tiers):
         models = _tier_models(cluster, tier, calibration)
-        bandwidth = calibration.peaks.get(f"{tier_kind(tier)}_bandwidth", tier.link.bandwidth) / tier.oversubscription
+        bandwidth = calibration.peaks.get(f"{tier_kind(cluster, tier)}_bandwidth", tier.link.bandwidth) / tier.oversubscription
         if not (models or tier.peer_to_peer):
             bandwidth *= STAGED_FRACTION
         for code, kind in enumerate(CollectiveKind):
-            model, passes = _collective_model(models, kind, tier.link.latency, is_inside=tier_kind(tier) == SCALE_UP)
+            model, passes = _collective_model(models, kind, tier.link.latency, is_inside=tier_kind(cluster, tier) == SCALE_UP)
             is_pairwise = kind is CollectiveKind.ALL_TO_ALL
             is_nested = model.nested and not is_pairwise and kind is not CollectiveKind.SEND_RECV
             table[:, index, code] = (
@@ -529,7 +530,7 @@ def _link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
 
 def _tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -> Mapping[CollectiveKind, CollectiveModel]:
     """The measured models that hold on `tier`: figures of a switch say nothing of a relative's mesh, torus or PCIe tree."""
-    kind = tier_kind(tier)
+    kind = tier_kind(cluster, tier)
     if kind == SCALE_UP and cluster.chip.name not in calibration.chips and tier.topology is not Topology.SWITCH:
         return {}
     return calibration.collectives.get(kind, {})

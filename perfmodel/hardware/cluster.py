@@ -58,8 +58,17 @@ class Cluster:
     @property
     def scale_up_size(self) -> int:
         """Chips of one scale-up domain: the largest tier below the scale-out fabric (the whole cluster where it has none)."""
-        inner = [tier.size for tier in self.tiers if tier.topology != Topology.FAT_TREE]
+        inner = [tier.size for tier in self.tiers if not self.is_scale_out(tier)]
         return inner[-1] if inner else 1
+
+    def is_scale_out(self, tier: NetworkTier) -> bool:
+        """Whether `tier` is the fabric between nodes: a fat tree, or one switch beyond the node around a tier that holds whole nodes.
+
+        A switch that is the innermost tier is scale-up however many nodes it spans (NVL72), and so is one that stays within the node.
+        """
+        if tier.topology is not Topology.SWITCH or tier is not self.tiers[-1] or len(self.tiers) == 1:
+            return tier.topology is Topology.FAT_TREE
+        return tier.size > self.chips_per_node and self.tiers[-2].size >= self.chips_per_node
 
     def with_chips(self, num_chips: int) -> "Cluster":
         """The same cluster with another number of chips: a part of a node, or whole nodes, up to `max_chips`."""

@@ -125,7 +125,7 @@ def _links(kind: str, rows: tuple[str, ...], factor: float) -> Callable[[Machine
 
     def change(machine: Machine, cluster: Cluster) -> Machine:
         table = machine.links.table.copy()
-        tiers = [index for index, tier in enumerate(cluster.tiers) if tier_kind(tier) == kind]
+        tiers = [index for index, tier in enumerate(cluster.tiers) if tier_kind(cluster, tier) == kind]
         for row in rows:
             table[LINK_ROWS.index(row), tiers] *= factor
         links: LinkRates = replace(machine.links, table=table)

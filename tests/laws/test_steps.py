@@ -1,6 +1,8 @@
 """What holds of every step: parts sum to the whole, degree 1 communicates nothing, faster is never slower, utilisation as defined."""
 
+import json
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -8,14 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.memory import MEMORY
+from perfmodel.errors import InputError
 from perfmodel.hardware.chip import MemoryTier
 from perfmodel.hardware.network import Topology
+from perfmodel.hardware.reader import parse_cluster
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.space import SEARCHED_ORDERS
+from perfmodel.report.sensitivity import sensitivities
+from perfmodel.setting import Knobs, make_setting, plan_in, predict_in
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier
+from tests.fuzz.topologies import FILE_NOTES, random_cluster
 
 COMMUNICATION = (
     "tensor_parallel_communication",
@@ -266,3 +273,39 @@ def test_numbers_are_plain_and_finite():
         assert type(value) is float
         assert math.isfinite(value)
     assert type(p.fits) is bool
+
+
+# --- any network that a file may describe ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_every_valid_topology_has_a_prediction(seed):
+    """Tiers of any kinds inside each other: clusters without a fat tree, and those of fat trees alone, too."""
+    rng = random.Random(seed)
+    chip = ("h100-sxm-80gb", "a100-pcie-80gb", "mi300x-192gb")[seed % 3]
+    try:
+        cluster = parse_cluster(json.dumps(random_cluster(rng, chip)))
+    except InputError:  # a torus slice that no box fits
+        return
+    n = cluster.num_chips
+    setting = make_setting(make_job(batch=4 * n), cluster)
+    for knobs in (Knobs(), Knobs(tp=math.gcd(n, 2)), Knobs(pp=math.gcd(n, 2)), Knobs(cp=math.gcd(n, 2)), Knobs(zero=3)):
+        prediction = predict_in(setting, plan_in(setting, knobs))
+        assert sum(prediction.parts.values()) == prediction.step_time > 0.0
+        assert set(prediction.rests_on) == {*prediction.parts, "memory"}
+        sensitivities(setting.estimator, prediction.plan)
+
+
+def test_a_switch_between_nodes_is_scale_out_and_one_around_several_hosts_is_not():
+    """InfiniBand written as a switch rests on what was measured of InfiniBand, not of NVLink."""
+
+    def rests_on(*tiers):
+        nodes = [dict(name=f"t{size}", topology=kind, size=size, bandwidth="50 GB/s", latency="5 us", **FILE_NOTES) for kind, size in tiers]
+        data = dict(name="c", chip="h100-sxm-80gb", num_chips=16, chips_per_node=8, tiers=nodes, **FILE_NOTES)
+        cluster = parse_cluster(json.dumps(data))
+        return cluster.scale_up_size, [cluster.is_scale_out(tier) for tier in cluster.tiers]
+
+    assert rests_on(("switch", 8), ("switch", 1024)) == rests_on(("switch", 8), ("fat_tree", 1024)) == (8, [False, True])
+    assert rests_on(("switch", 64)) == (64, [False])
+    assert rests_on(("pcie_tree", 4), ("switch", 8), ("fat_tree", 64)) == (8, [False, False, True])
+    assert rests_on(("fat_tree", 64)) == (1, [True])
