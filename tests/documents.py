@@ -1,0 +1,164 @@
+"""The examples in README.md and docs/: read, run and compared with what stands there.
+
+    python -m tests.documents README.md docs/shard.md     # write what they print now into the pages
+
+A fenced block of `sh` holds command lines, one of `python` a program; both run in one folder, in the order of the page, and a page's
+programs share their names. The block of `text` after one is what it prints, one of `text first=12` the first lines of that. A block
+`python file=NAME` is a file; `sh not-run: REASON` is shown alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+
+_FENCE = re.compile(r"^```(?P<info>.*)$")
+# What a clock of this machine measures, and the machine itself: shown in the pages, never compared.
+_MEASURED = (
+    re.compile(r"evaluated in [\d.,]+ \S+, [\d.,]+ \S+ a second"),
+    re.compile(r"(?<=took )[\d.,]+ \S+"),
+    re.compile(r"(?<=tables )[\d.,]+ [µa-z]+"),
+    re.compile(r"(?<=search )[\d.,]+ [µa-z]+(?![a-z])"),
+    re.compile(r"^took .*$", re.MULTILINE),
+    re.compile(r"torch \d[\w.+]*"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One fenced block: its info string, its text, and the lines of the page that the text takes [first, last)."""
+
+    info: str
+    text: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A block that does something, and the block of what it prints, if it shows that."""
+
+    block: Block
+    shown: Block | None
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs examples in the working folder; programs of one page share their names."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, block: Block) -> str:
+        """What the block prints on standard output."""
+        if block.info.startswith("python file="):
+            Path(block.info.partition("=")[2].strip()).write_text(block.text, encoding="utf-8")
+            return ""
+        printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        with contextlib.redirect_stdout(printed):
+            if block.info == "python":
+                exec(compile(block.text, "example", "exec"), self.names)
+            else:
+                for line in block.text.replace("\\\n", " ").splitlines():
+                    _command(line)
+        printed.seek(0)
+        return printed.read()
+
+
+def _command(line: str) -> None:
+    from perfmodel import cli
+
+    words = shlex.split(line, comments=True)
+    if not words:
+        return
+    assert words[0] == "perfmodel", f"{line}: examples call perfmodel; mark others `not-run: REASON`"
+    code = cli.run(words[1:])
+    assert code == 0, f"{line}: exit code {code}"
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    lines = text.splitlines()
+    start, info = None, ""
+    for number, line in enumerate(lines):
+        fence = _FENCE.match(line)
+        if fence and start is None:
+            start, info = number + 1, fence["info"].strip()
+        elif fence and start is not None:
+            yield Block(info=info, text="\n".join(lines[start:number]) + "\n", first=start, last=number)
+            start = None
+    assert start is None, f"line {start}: a fenced block that does not end"
+
+
+def examples(text: str) -> list[Example]:
+    """What a page runs. A block of `text` belongs to the one before it."""
+    found = list(blocks(text))
+    following = [*found[1:], None][: len(found)]
+    return [
+        Example(block=block, shown=after if after is not None and after.info.split()[:1] == ["text"] else None)
+        for block, after in zip(found, following, strict=True)
+        if block.info in ("sh", "python") or block.info.startswith("python file=")
+    ]
+
+
+def shown_of(info: str, printed: str) -> str:
+    """The part of what was printed that a block of `text` shows: all, or its first lines."""
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    first = re.fullmatch(r"text first=(\d+)", info)
+    return "".join(f"{line}\n" for line in (lines[: int(first[1])] if first else lines))
+
+
+def agrees(shown: Block, printed: str) -> bool:
+    """Whether a page shows what was printed, but for what a clock measures."""
+    return _masked(shown.text) == _masked(shown_of(shown.info, printed))
+
+
+def _masked(text: str) -> str:
+    for pattern in _MEASURED:
+        text = pattern.sub("<measured>", text)
+    return text
+
+
+def rewritten(text: str) -> str:
+    """The page with what its examples print now, in the working folder."""
+    runner, lines = Runner(), text.splitlines()
+    changes: list[tuple[Block, str]] = []
+    for example in examples(text):
+        printed = runner.run(example.block)
+        if example.shown is not None and not agrees(example.shown, printed):
+            changes.append((example.shown, shown_of(example.shown.info, printed)))
+    for shown, printed in reversed(changes):
+        lines[shown.first : shown.last] = printed.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write what the examples of pages print now into the pages.")
+    parser.add_argument("pages", nargs="+", type=Path)
+    for page in parser.parse_args().pages:
+        path, here = page.resolve(), Path.cwd()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            sys.path.insert(0, folder)
+            try:
+                text = rewritten(path.read_text(encoding="utf-8"))
+            finally:
+                os.chdir(here)
+                sys.path.remove(folder)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
