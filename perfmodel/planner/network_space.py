@@ -192,8 +192,9 @@ def _configurations(
                 start += count
             rows_masks.append(row)
             rows_parts.append([size**count for count in counts])
-        masks = (masks[:, None, :] | np.array(rows_masks, dtype=np.int64)[None]).reshape(-1, len(dims))
-        parts = (parts[:, None, :] * np.array(rows_parts, dtype=np.int64)[None]).reshape(-1, len(dims))
+        shape = (len(masks) * len(rows_masks), len(dims))  # said in full: an operator without dims has one row of no columns
+        masks = (masks[:, None, :] | np.array(rows_masks, dtype=np.int64)[None]).reshape(shape)
+        parts = (parts[:, None, :] * np.array(rows_parts, dtype=np.int64)[None]).reshape(shape)
         legal = np.ones(len(parts), dtype=bool)
         for d, options in enumerate(allowed):
             legal &= np.isin(parts[:, d], options)

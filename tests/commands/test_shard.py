@@ -61,6 +61,29 @@ def test_a_pipeline_has_stages_and_a_bound(call, call_json, tmp_path):
     assert "with a pipeline is predicted, not run" in error
 
 
+def test_an_operator_without_dims_stays_whole_and_a_module_that_computes_nothing_is_refused(call, tmp_path, monkeypatch):
+    (tmp_path / "odd_nets.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Fourier(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.fft.fft(x, dim=1).real\n"
+        "class First(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x[0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    job = ("--inputs", "x=float32[64,64]", "--cluster", "dgx-h100", "--chips", "8")
+    code, out, _ = call("shard", "odd_nets:Fourier", *job)
+    assert code == 0
+    assert "aten.fft_fft.default (fft_fft) is not recognised: computed whole on every chip" in out
+    for module in ("torch.nn:Identity", "odd_nets:First"):
+        inputs = ("--inputs", "input=float32[64,64]", *job[2:]) if module == "torch.nn:Identity" else job
+        code, _, error = call("shard", module, *inputs)
+        assert code == 2
+        assert f"network={module}: computes nothing: it returns what it is given" in error
+
+
 def test_an_imported_module_is_searched_and_says_what_stays_whole(call, tmp_path, monkeypatch):
     (tmp_path / "shard_nets.py").write_text(
         "from torch import nn\n"
