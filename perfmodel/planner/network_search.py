@@ -230,7 +230,7 @@ def network_planner(
     most_dims   see `network_space`; lowered where the tables would take more than .8 GB, which `NetworkSearch.most_dims` then says
     """
     if not any(operator.forward or operator.backward for operator in network.operators):
-        raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one with an operator that takes time")
+        raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one that takes time")
     start = time.perf_counter()
     mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
     space = network_space(network, mesh, most_dims=most_dims)
