@@ -32,6 +32,7 @@ from perfmodel.setting import (
     plan_in,
     predict_in,
     setting_of_plan,
+    told,
 )
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision
@@ -213,7 +214,7 @@ def search_in(
         raise InputError(_why_empty(setting, knobs, result))
 
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
-        return tuple(replace(each, plan=placed(each.plan, setting)) for each in predictions)
+        return tuple(told(each, setting) for each in predictions)
 
     return replace(
         result,
@@ -247,6 +248,10 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
 
 def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
     """The rule that leaves no plan at all: the one that the given knobs break by themselves, else what left the layouts out."""
+    if knobs.dp_replicate and not knobs.dp_shard and not knobs.zero:
+        # what the degrees leave is free in a search; a single plan would have to say where it goes
+        given = knobs.dp_replicate * (knobs.pp or 1) * (knobs.cp or 1) * (knobs.tp or 1)
+        knobs = replace(knobs, dp_shard=max(setting.cluster.num_chips // given, 1))
     try:
         plan_in(setting, knobs)
     except InputError as error:
@@ -268,7 +273,7 @@ def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, i
         larger = make_setting(
             setting.job,
             setting.cluster.with_chips(chips),
-            calibration=setting.calibration,
+            calibration=setting.calibration or None,
             profile=setting.estimator.profile,
         )
         space, attention = space_in(larger, knobs, maximum)
@@ -292,7 +297,8 @@ def explain_plan(
 
     found = load_plan(plan)
     setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
-    return explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
+    answer = explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
+    return replace(answer, prediction=told(answer.prediction, setting))
 
 
 def compare_plans(

@@ -17,6 +17,7 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
     from perfmodel.hardware.calibration import Calibration
+    from perfmodel.hardware.chip import Chip
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.residuals import StepInterval
@@ -54,13 +55,17 @@ class Setting:
     """A job on a cluster, with everything that predicts its plans.
 
     reference     what a plan file calls the cluster: its name, or the path of its file
-    calibration   what a plan file calls the calibration; `prior` where it is that of other chips, `spec-sheet` where there is none
+    calibration   what a plan file calls the calibration that was asked for; empty where it is merely the best that is known
+    rests_on      the calibration that is used; `prior` where it is that of other chips, `spec-sheet` where there is none
+    notes         what a person should know of how it was put together, as sentences
     """
 
     reference: str
     cluster: Cluster
     calibration: str
+    rests_on: str
     estimator: Estimator
+    notes: tuple[str, ...] = ()
 
     @property
     def job(self) -> TrainingJob:
@@ -74,6 +79,7 @@ def make_setting(
     chips: int | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Setting:
     """Find cluster, calibration and profile, and compile what predicts the job's plans there.
 
@@ -86,11 +92,14 @@ def make_setting(
     reference, found = find_cluster(cluster, chips)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
     habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
+    asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(
         reference=reference,
         cluster=found,
-        calibration=file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen),
+        calibration=asked,
+        rests_on=asked or calibration_reference(chosen),
         estimator=resolve_estimator(job, found, calibration=chosen, profile=habits),
+        notes=notes,
     )
 
 
@@ -155,7 +164,19 @@ def placed(plan: Plan, setting: Setting) -> Plan:
 
 def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = 0.0) -> Prediction:
     check_headroom(memory_headroom)
-    return setting.estimator.predict(plan, memory_headroom=memory_headroom)
+    return told(setting.estimator.predict(plan, memory_headroom=memory_headroom), setting)
+
+
+def told(prediction: Prediction, setting: Setting) -> Prediction:
+    """The prediction with the names that its setting goes by, and with what a person should know beside it."""
+    job = prediction.plan.job
+    warnings = [*setting.notes]
+    if job.seq_len > job.model.max_position_embeddings:
+        warnings.append(
+            f"seq_len={job.seq_len} is beyond the {job.model.max_position_embeddings} positions of {job.model.name} "
+            "(max_position_embeddings): time and memory are predicted as if it took them"
+        )
+    return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
 
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
@@ -184,14 +205,52 @@ def setting_of_plan(
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
 ) -> Setting:
-    """Where a plan file says that its plan runs, or on another cluster with as many chips."""
+    """Where a plan file says that its plan runs, or on another cluster with as many chips.
+
+    The calibration and the assumed framework of the file are those of its own chips: on others they give way to what is known of those.
+    """
+    from perfmodel.cost.resolve import default_profile
+
+    habits: Name | None = plan.profile
+    measured: Name | None = plan.calibration or None
+    notes: list[str] = []
+    if cluster is not None:
+        chip, own = find_cluster(cluster, plan.num_chips)[1].chip, _chip_of(plan)
+        if calibration is None and measured and not (own and own.name == chip.name) and not _names_chip(measured, chip.name):
+            notes.append(f"calibration={measured} of the plan is not of {chip.name}: the best that is known of {chip.name} is used")
+            measured = None
+        if profile is None and own and habits == default_profile(own) != default_profile(chip):
+            habits = None
     return make_setting(
         plan.job,
         plan.cluster if cluster is None else cluster,
         chips=plan.num_chips,
-        calibration=plan.calibration or None if calibration is None else calibration,
-        profile=plan.profile if profile is None else profile,
+        calibration=measured if calibration is None else calibration,
+        profile=habits if profile is None else profile,
+        notes=tuple(notes),
     )
+
+
+def _chip_of(plan: Plan) -> Chip | None:
+    """The chip that a plan was made for; None where its cluster is not known here."""
+    try:
+        return find_cluster(plan.cluster, plan.num_chips)[1].chip
+    except InputError:
+        return None
+
+
+def _names_chip(calibration: Name, chip: str) -> bool:
+    from perfmodel.cost.resolve import user_folders
+    from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
+    from perfmodel.hardware.reader import load_calibration
+
+    if str(calibration) in (PRIOR_NAME, SPEC_SHEET_NAME):
+        return False
+    try:
+        found = load_calibration(calibration, user_folders())
+    except InputError:
+        return False
+    return chip in (*found.chips, *found.relatives)
 
 
 def load_plan(plan: Plan | Name) -> Plan:

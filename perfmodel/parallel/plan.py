@@ -242,7 +242,11 @@ def make_plan(
     elif dp_replicate is None:
         dp_replicate, dp_shard = rest, dp_shard or 1
     elif dp_shard is None:
-        # dp_replicate is given: what is left can only be sharded
+        if rest > 1 and not zero:
+            raise InputError(
+                f"dp_replicate={dp_replicate}: with the other degrees it takes {given} of chips={num_chips}; leave it out for "
+                f"{dp_replicate * rest} replicas, or say where the other factor of {rest} goes: dp_shard={rest} (FSDP), tp, pp or cp"
+            )
         dp_shard = rest
     if zero is None:
         zero = 3 if dp_shard > 1 else 0
@@ -252,7 +256,12 @@ def make_plan(
         # sharding nothing over dp_shard is plain data parallelism: one plan, one row
         dp_replicate, dp_shard = dp_replicate * dp_shard, 1
     elif dp_shard * cp == 1:
-        zero = 0
+        if dp_replicate > 1:
+            raise InputError(
+                f"zero={zero}: shards over dp_shard (and cp), which is 1 beside dp_replicate={dp_replicate}; "
+                f"give dp_shard={dp_replicate} in place of dp_replicate={dp_replicate}, or zero=0"
+            )
+        zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
     if sequence_parallel is None:
         sequence_parallel = tp > 1

@@ -163,7 +163,10 @@ def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a strategy file: to a temporary name, then renamed."""
     import yaml
 
-    text = yaml.dump(plan_to_dict(plan), sort_keys=False, default_flow_style=None, width=120)
+    content = plan_to_dict(plan)
+    if not plan.calibration:
+        del content["calibration"]  # the best known where the plan is read: no number of this cluster's goes to another
+    text = yaml.dump(content, sort_keys=False, default_flow_style=None, width=120)
     write_atomically(Path(path), text)
 
 

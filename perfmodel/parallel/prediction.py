@@ -39,6 +39,8 @@ class Prediction:
     hfu             FLOPs executed, with recomputation, over the peak
     peak_flop_rate  of one chip, dense, in the compute dtype
     rests_on        part -> spec sheet, prior or calibrated, with the name of the calibration
+    calibration     what the prediction rests on, as a plan file may name it; the plan names one only where somebody asked for it
+    warnings        sentences about what this prediction stretches or leaves aside
     """
 
     plan: Plan
@@ -55,6 +57,8 @@ class Prediction:
     memory_capacity: float
     fits: bool
     rests_on: Mapping[str, str]
+    calibration: str = ""
+    warnings: tuple[str, ...] = ()
 
     @property
     def tokens_per_second(self) -> float:

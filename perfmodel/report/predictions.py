@@ -55,7 +55,8 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "executable": not reason,
         "not_executable_reason": reason,
         "num_microbatches": plan.num_microbatches,
-        "plan": plan_to_dict(plan),
+        "warnings": list(prediction.warnings),
+        "plan": plan_to_dict(plan) | {"calibration": prediction.calibration or plan.calibration},
         "plan_hash": plan.hash(),
         "rests_on": dict(prediction.rests_on),
     }
@@ -156,7 +157,8 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
     if tokens:
         days, chip_hours = training_time(prediction, tokens)
         lines.append(("training", f"{format_count(tokens)} tokens take {days:,.1f} days, {format_count(chip_hours)} chip-hours"))
-    return lines + [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
+    lines += [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
+    return lines + [("note", warning) for warning in prediction.warnings]
 
 
 def rests_on_lines(prediction: Prediction) -> list[str]:
@@ -283,7 +285,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         for name in predictions[0].memory
         if any(each.memory[name] for each in predictions)
     ]
-    knobs = [_flat(each.plan) for each in predictions]
+    knobs = [_flat(each) for each in predictions]
     differing = [row(words(knob), [values[knob] for values in knobs]) for knob in knobs[0] if len({values[knob] for values in knobs}) > 1]
     tables = [
         Table(title="Results", headers=("", *columns), rows=tuple(results), right=columns),
@@ -295,7 +297,8 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
     return tables
 
 
-def _flat(plan: Plan) -> dict[str, str]:
+def _flat(prediction: Prediction) -> dict[str, str]:
+    plan = prediction.plan
     layout, job = plan.layout, plan.job
     return {
         "model": job.model.name,
@@ -314,5 +317,5 @@ def _flat(plan: Plan) -> dict[str, str]:
         "attention": str(plan.attention),
         "order": "-".join(plan.order),
         "profile": plan.profile,
-        "calibration": plan.calibration,
+        "calibration": prediction.calibration or plan.calibration,
     }

@@ -128,6 +128,52 @@ def test_a_saved_plan_predicts_the_same(call, call_json, tmp_path):
     assert call("predict", tmp_path / "plan.yaml", "--tp", 2)[0] == 2
 
 
+@pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-a100"])
+def test_a_saved_plan_takes_no_calibration_to_other_chips(call_json, tmp_path, cluster):
+    """Neither one that was merely the best known, nor one that an old file or a person pinned."""
+    direct = call_json("predict", *JOB, "--tp", 2, "--cluster", cluster)["predictions"][1]
+    for pinned in ([], ["--calibration", "h100"], ["--calibration", "spec-sheet"]):
+        path = tmp_path / "plan.yaml"
+        call_json("predict", *JOB, "--tp", 2, "--save", path, *pinned)
+        moved = call_json("predict", path, "--cluster", cluster)
+        assert moved["step_time"] == direct["step_time"]
+        assert bool(moved["warnings"]) == bool(pinned)
+
+
+def test_a_calibration_is_saved_where_it_was_asked_for_only(call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("predict", *JOB, "--save", path)
+    assert "calibration" not in path.read_text()
+    asked = call_json("predict", *JOB, "--calibration", "spec-sheet", "--save", path)
+    assert "\ncalibration: spec-sheet\n" in path.read_text()
+    assert call_json("predict", path) == asked
+
+
+def test_zero_that_shards_nothing_is_refused_and_never_dropped(call, call_json):
+    for zero in ("3", "1"):
+        for verb in ("predict", "search"):
+            code, out, err = call(verb, *JOB, "--dp-replicate", "64", "--zero", zero)
+            assert (code, out) == (2, "")
+            assert f"zero={zero}: shards over dp_shard (and cp), which is 1 beside dp_replicate=64; give dp_shard=64" in err
+    assert call_json("predict", *JOB, "--dp-replicate", "8", "--zero", "3")["plan"]["layout"]["dp_shard"] == 8
+    assert call_json("predict", *JOB, "--dp-replicate", "32", "--cp", "2", "--zero", "1")["plan"]["zero"] == 1
+
+
+def test_replicas_that_leave_chips_idle_are_refused(call, call_json):
+    code, out, err = call("predict", *JOB, "--dp-replicate", "8")
+    assert (code, out) == (2, "")
+    assert "dp_replicate=8: with the other degrees it takes 8 of chips=64" in err
+    assert call_json("search", *JOB, "--dp-replicate", "8", "--max-tp", 1, "--max-pp", 1, "--max-cp", 1)["num_evaluated"] > 0
+
+
+def test_a_sequence_beyond_the_positions_of_the_model_is_noted(call, call_json):
+    long = [*JOB[:-1], "16384", "--tp", "8"]
+    (warning,) = call_json("predict", *long)["warnings"]
+    assert "seq_len=16384 is beyond the 8192 positions of llama-3-8b" in warning
+    assert warning in call("predict", *long)[1]
+    assert call_json("predict", *JOB, "--tp", "8")["warnings"] == []
+
+
 def test_localhost_is_predicted_with_its_own_profile(call_json):
     flags = ["--model", "gpt2", "--cluster", "localhost", "--chips", "2", "--global-batch", "4", "--seq-len", "128", "--precision", "fp32"]
     assert call_json("predict", *flags)["plan"]["profile"] == "torch-gloo"
