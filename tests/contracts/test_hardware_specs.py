@@ -81,7 +81,7 @@ NODE_GBIT = {
     "hgx-h200": 3200,
     "dgx-b200": 3200,
     "mi300x": 3200,
-    "gb200-nvl72": 3200,
+    "gb200-nvl72": 1600,  # ConnectX-7, one 400 Gbit/s port a GPU; 800 is the GB300's ConnectX-8
 }
 
 
