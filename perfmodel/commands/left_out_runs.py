@@ -24,6 +24,7 @@ from perfmodel.cost.step import (
     parameter_time,
     pipeline_step_time,
     region_times,
+    stages_of,
     tied_time,
 )
 from perfmodel.dtypes import Dtype
@@ -264,11 +265,5 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
 
 
 def _stages(plans: Sequence[Plan]) -> Stages:
-    per_rank = [[sum(plan.stage_layers[rank :: plan.layout.pp]) for rank in range(plan.layout.pp)] for plan in plans]
-    return Stages(
-        first=np.array([float(layers[0]) for layers in per_rank]),
-        middle=np.array([float(max(layers[1:-1], default=0)) for layers in per_rank]),
-        last=np.array([float(layers[-1]) for layers in per_rank]),
-        total=np.array([float(sum(layers)) for layers in per_rank]),
-        is_single=np.array([1.0 if len(layers) == 1 else 0.0 for layers in per_rank]),
-    )
+    found = [stages_of(plan.stage_layers, plan.layout.pp) for plan in plans]
+    return Stages(**{field.name: np.array([getattr(stages, field.name) for stages in found]) for field in fields(Stages)})

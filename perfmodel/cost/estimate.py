@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ from perfmodel.cost.step import (
     recomputed_phases,
     region_times,
     stage_sums,
+    stages_of,
     tied_time,
 )
 from perfmodel.dtypes import Dtype, itemsize
@@ -179,17 +180,10 @@ class PlanRow:
     memory_row: MemoryRow
 
 
-def stages_of(plan: Plan) -> Stages:
-    """Layers of the first, the largest middle and the last pipeline rank."""
-    p = plan.layout.pp
-    per_rank = [sum(plan.stage_layers[rank::p]) for rank in range(p)]
-    return Stages(
-        first=np.array([float(per_rank[0])]),
-        middle=np.array([float(max(per_rank[1:-1], default=0))]),
-        last=np.array([float(per_rank[-1])]),
-        total=np.array([float(sum(per_rank))]),
-        is_single=np.array([1.0 if p == 1 else 0.0]),
-    )
+def _stage_columns(plan: Plan) -> Stages:
+    """Layers of the first, the largest middle and the last pipeline rank, as columns of one."""
+    stages = stages_of(plan.stage_layers, plan.layout.pp)
+    return Stages(**{field.name: np.array([getattr(stages, field.name)]) for field in fields(Stages)})
 
 
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
@@ -206,7 +200,7 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     tp, p = grid.degree["tp"], grid.degree["pp"]
     m, v = np.array([float(plan.num_microbatches)]), np.array([float(plan.virtual_stages)])
     regions = region_times(micro, profile, plan.recompute, tp)
-    stages = stages_of(plan)
+    stages = _stage_columns(plan)
     parameters = estimator.parameter_program(
         program, plan.rule_set, int(plan.zero), pipelined=layout.pp > 1, recompute_full=plan.recompute is Recompute.FULL
     )

@@ -6,6 +6,7 @@ dimension for each independent choice. The same code serves both, so their bits 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,7 +187,7 @@ class Stages:
     """Layers of the pipeline ranks that can be the slowest or the fullest, as columns.
 
     first holds the embedding; middle is the largest of those between (0 layers where there are fewer than three); last holds the head.
-    With one rank first and last are the same.
+    With one rank first and last are the same. unequal: layers of the longest virtual stage over the mean of those of the largest rank.
     """
 
     first: Any
@@ -194,6 +195,7 @@ class Stages:
     last: Any
     total: Any
     is_single: Any
+    unequal: Any = 0.0
 
     @property
     def layers(self) -> tuple[Any, Any, Any]:
@@ -208,6 +210,20 @@ class Stages:
     def has_head(self) -> tuple[Any, Any, Any]:
         """1 or 0."""
         return self.is_single, 0.0, 1.0
+
+
+def stages_of(stage_layers: Sequence[int], num_ranks: int) -> Stages:
+    """Of the layers of each virtual stage, in model order: stage k lives on rank k % num_ranks."""
+    per_rank = [sum(stage_layers[rank::num_ranks]) for rank in range(num_ranks)]
+    virtual_stages = len(stage_layers) // num_ranks
+    return Stages(
+        first=float(per_rank[0]),
+        middle=float(max(per_rank[1:-1], default=0)),
+        last=float(per_rank[-1]),
+        total=float(sum(per_rank)),
+        is_single=1.0 if num_ranks == 1 else 0.0,
+        unequal=max(stage_layers) - max(per_rank) / virtual_stages,
+    )
 
 
 def stage_sums(values: tuple[Any, ...], stages: Stages) -> tuple[Any, Any, Any]:
@@ -277,6 +293,8 @@ def pipeline_step_time(
         slowest=pace(both, total_f + total_b, num_ranks, weight),
         num_microbatches=num_microbatches,
         virtual_stages=virtual_stages,
+        num_ranks=num_ranks,
+        unequal=stages.unequal * (regions.forward[LAYER] + regions.backward[LAYER]),
     )
     return time + exposed_sends(
         hop,

@@ -87,17 +87,34 @@ def check_order(order: tuple[str, ...]) -> tuple[str, ...]:
     return order
 
 
+#: The first stage may hold the embedding alone, the last one the head (Llama 3's pipelines; Megatron counts both as layers).
+STAGES_WITHOUT_LAYERS = 2
+
+
 def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Layers of each virtual stage, as even as they go.
 
     What is left over goes to the inner stages first: the first one also holds the embedding, the last one the head.
     """
-    if num_stages > num_layers:
+    most = num_layers + STAGES_WITHOUT_LAYERS
+    if num_stages > most:
         raise InputError(
-            f"pp*virtual_stages={num_stages}: must not exceed num_hidden_layers={num_layers}; use at most {num_layers} stages in all"
+            f"pp*virtual_stages={num_stages}: must not exceed num_hidden_layers + 2 = {most} (embedding and head may have a stage of "
+            f"their own); use at most {most} stages in all"
         )
     base, extra = divmod(num_layers, num_stages)
     layers = [base] * num_stages
     for stage in [*range(1, num_stages - 1), 0, num_stages - 1][:extra]:
         layers[stage] += 1
     return tuple(layers)
+
+
+def shorter_ends_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """The same where embedding and head count as a layer each: the first and the last stage have one layer less than their share.
+
+    Megatron's --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split; torchtitan's default.
+    """
+    if num_stages < 2 or num_stages > num_layers:
+        return even_stage_layers(num_layers, num_stages)
+    first, *inner, last = even_stage_layers(num_layers + 2, num_stages)
+    return (first - 1, *inner, last - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS
 from perfmodel.parallel.plan import divisors
 from perfmodel.planner.space import Space
 from perfmodel.workload.job import TrainingJob
@@ -37,8 +38,8 @@ def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, s
         return f"tp neither divides num_key_value_heads={kv} nor is a multiple of it"
     if model.intermediate_size % tp:
         return f"tp does not divide intermediate_size={model.intermediate_size}"
-    if model.num_hidden_layers % pp:
-        return f"pp does not divide num_hidden_layers={model.num_hidden_layers}"
+    if pp > model.num_hidden_layers + STAGES_WITHOUT_LAYERS:
+        return f"pp is more than num_hidden_layers={model.num_hidden_layers} and stages for embedding and head"
     if job.seq_len % cp:
         return f"cp does not divide seq_len={job.seq_len}"
     if job.global_batch % data:

@@ -8,9 +8,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.step import Stages, stages_of
 from perfmodel.errors import InputError, suggest
-from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule, Recompute
-from perfmodel.parallel.plan import divisors
+from perfmodel.parallel.layout import (
+    DEFAULT_ORDER,
+    STAGES_WITHOUT_LAYERS,
+    AttentionKernel,
+    PipelineSchedule,
+    Recompute,
+    even_stage_layers,
+    shorter_ends_stage_layers,
+)
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 
 #: Orders of the axes on the network that a search tries, innermost first. Megatron's default; pipeline inside the data axes
@@ -33,14 +43,16 @@ KNOBS = (
 class Space:
     """Which part of the space is searched.
 
-    fixed     knob -> the only value it may take
-    maximum   knob -> the largest value it may take (whole-number knobs)
-    orders    orders of the axes on the network
+    fixed          knob -> the only value it may take
+    maximum        knob -> the largest value it may take (whole-number knobs)
+    orders         orders of the axes on the network
+    stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
     """
 
     fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
     maximum: Mapping[str, int] = field(default_factory=dict)
     orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
+    stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for knob in (*self.fixed, *self.maximum):
@@ -53,12 +65,31 @@ class Space:
         return knob not in self.maximum or int(value) <= self.maximum[knob]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineChoice:
+    """How microbatches go through a pipeline, and the layers of each virtual stage. unequal: `Stages.unequal` of these."""
+
+    schedule: PipelineSchedule
+    virtual_stages: int
+    stage_layers: tuple[int, ...]
+    unequal: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineGroup:
+    """Choices whose ranks hold the same layers: they differ in the schedule alone, not in what a rank has to hold."""
+
+    stages: Stages
+    choices: tuple[PipelineChoice, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutRows:
     """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders."""
 
     pp: int
     data_parallel: int
+    pipelines: tuple[PipelineGroup, ...]
     dp_replicate: NDArray[np.int64]
     dp_shard: NDArray[np.int64]
     cp: NDArray[np.int64]
@@ -72,6 +103,7 @@ class LayoutRows:
         return LayoutRows(
             pp=self.pp,
             data_parallel=self.data_parallel,
+            pipelines=self.pipelines,
             dp_replicate=self.dp_replicate[rows],
             dp_shard=self.dp_shard[rows],
             cp=self.cp[rows],
@@ -93,24 +125,49 @@ def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
     ]
 
 
-def pipeline_choices(job: TrainingJob, pp: int, space: Space) -> list[tuple[PipelineSchedule, int]]:
-    """(schedule, virtual stages) of a pipeline degree: layers divide evenly among all stages. Without a pipeline: 1f1b only."""
-    layers = job.model.num_hidden_layers
-    if layers % pp:
+def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
+    """Layers of each virtual stage: as even as they go, and with shorter ends where that may help.
+
+    It may where an end gets fewer layers, and no other rank more, or the head outweighs a layer.
+    """
+    layers, num_stages = model.num_hidden_layers, num_ranks * virtual_stages
+    if num_stages > layers + STAGES_WITHOUT_LAYERS:
         return []
-    choices: list[tuple[PipelineSchedule, int]] = [(PipelineSchedule.ONE_F_ONE_B, 1)]
+    even, shorter = even_stage_layers(layers, num_stages), shorter_ends_stage_layers(layers, num_stages)
+    if shorter == even:
+        return [even]
+    a, b = stages_of(even, num_ranks), stages_of(shorter, num_ranks)
+    fewer = b.first < a.first or b.last < a.last
+    no_more = max(b.layers) <= max(a.layers)
+    return [even, shorter] if fewer and (no_more or model.vocab_size * model.hidden_size > model.num_layer_parameters) else [even]
+
+
+def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGroup, ...]:
+    """Schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
+    most = job.model.num_hidden_layers + STAGES_WITHOUT_LAYERS
+    pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
-        choices.insert(0, (PipelineSchedule.GPIPE, 1))
-        choices += [(PipelineSchedule.INTERLEAVED, v) for v in divisors(layers // pp) if v > 1]
-    return [(s, v) for s, v in choices if space.admits("schedule", str(s)) and space.admits("virtual_stages", v)]
+        pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
+    groups: dict[tuple[float, ...], tuple[Stages, list[PipelineChoice]]] = {}
+    for schedule, virtual in pairs:
+        if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
+            continue
+        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job.model, pp, virtual)
+        for layers in given:
+            stages = stages_of(layers, pp)
+            _, choices = groups.setdefault(stages.layers, (stages, []))
+            choices.append(PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal))
+    return tuple(PipelineGroup(stages=stages, choices=tuple(choices)) for stages, choices in groups.values())
 
 
 def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[int]:
     return [m for m in divisors(job.global_batch // data_parallel) if space.admits("micro_batch", m)]
 
 
-def recompute_choices(space: Space) -> list[Recompute]:
-    return [r for r in Recompute if space.admits("recompute", str(r))]
+def recompute_choices(space: Space, attention: AttentionKernel, operators: tuple[str, ...]) -> list[Recompute]:
+    """Selective recomputation of attention saves nothing beside a fused kernel, which keeps no scores: there only if it is asked for."""
+    needless = attention is AttentionKernel.FLASH and operators == DEFAULT_RECOMPUTE_OPERATORS and "recompute" not in space.fixed
+    return [r for r in Recompute if space.admits("recompute", str(r)) and not (needless and r is Recompute.SELECTIVE)]
 
 
 def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees: Mapping[str, int]) -> bool:
@@ -124,7 +181,8 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
     tensor = tensor_degrees(job, num_chips, space)
     canonical: dict[tuple[bool, ...], list[int]] = {}
     for pp in divisors(num_chips):
-        if not space.admits("pp", pp) or not pipeline_choices(job, pp, space):
+        pipelines = pipeline_groups(job, pp, space) if space.admits("pp", pp) else ()
+        if not pipelines:
             continue
         inner = num_chips // pp
         for data in divisors(inner):
@@ -150,5 +208,12 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
             if rows:
                 columns = np.array(rows, dtype=np.int64).T
                 yield LayoutRows(
-                    pp=pp, data_parallel=data, dp_replicate=columns[0], dp_shard=columns[1], cp=columns[2], tp=columns[3], order=columns[4]
+                    pp=pp,
+                    data_parallel=data,
+                    pipelines=pipelines,
+                    dp_replicate=columns[0],
+                    dp_shard=columns[1],
+                    cp=columns[2],
+                    tp=columns[3],
+                    order=columns[4],
                 )

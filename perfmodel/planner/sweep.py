@@ -47,15 +47,16 @@ from perfmodel.cost.step import (
     pipeline_step_time,
 )
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule
+from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.space import (
     LayoutRows,
+    PipelineChoice,
+    PipelineGroup,
     Space,
     layout_blocks,
     micro_batches,
-    pipeline_choices,
     recompute_choices,
 )
 from perfmodel.planner.tables import (
@@ -92,7 +93,7 @@ class _Segment:
     zero: int
     sequence_parallel: bool
     micro: tuple[int, ...]
-    choices: tuple[tuple[PipelineSchedule, int], ...]
+    choices: tuple[PipelineChoice, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -104,6 +105,7 @@ class Sweep:
     capacity: float
     attention: AttentionKernel
     recompute_operators: tuple[str, ...]
+    recomputes: list[Recompute]
     best_time: Smallest
     best_memory: Smallest
     least: Smallest
@@ -119,9 +121,8 @@ class Sweep:
     def plan(self, plan_id: int) -> Plan:
         segment = self.segments[bisect_right(self.starts, plan_id) - 1]
         row, m, r, v = np.unravel_index(plan_id - segment.first_id, segment.shape)
-        schedule, virtual = segment.choices[int(v)]
+        choice = segment.choices[int(v)]
         rows, i = segment.rows, int(row)
-        recompute = recompute_choices(self.space)[int(r)]
         machine = self.estimator.machine
         return make_plan(
             self.estimator.job,
@@ -136,10 +137,11 @@ class Sweep:
             order=self.space.orders[int(rows.order[i])],
             sequence_parallel=segment.sequence_parallel,
             micro_batch=segment.micro[int(m)],
-            recompute=str(recompute),
+            recompute=str(self.recomputes[int(r)]),
             recompute_operators=self.recompute_operators,
-            schedule=str(schedule),
-            virtual_stages=virtual,
+            schedule=str(choice.schedule),
+            virtual_stages=choice.virtual_stages,
+            stage_layers=choice.stage_layers,
             attention=str(self.attention),
             profile=self.estimator.profile.name,
             calibration=machine.calibration,
@@ -158,12 +160,14 @@ def sweep(
 ) -> Sweep:
     """Evaluate every plan of the space. An interrupt ends it with what it has."""
     capacity = estimator.machine.memory_capacity * (1.0 - memory_headroom)
+    attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
         estimator=estimator,
         space=space,
         capacity=capacity,
-        attention=attention or AttentionKernel(estimator.profile.default_attention),
+        attention=attention,
         recompute_operators=recompute_operators,
+        recomputes=recompute_choices(space, attention, recompute_operators),
         best_time=Smallest(count=top),
         best_memory=Smallest(count=top),
         least=Smallest(count=1),
@@ -196,7 +200,6 @@ class _Tables:
         for rows in blocks:
             sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
         self.sizes = sorted(sizes)
-        recomputes = recompute_choices(space)
         self.micro: dict[bool, MicrobatchTable] = {}
         inner = take_grid(whole, first)
         parameter_first, parameter_key = parameter_keys(whole)
@@ -208,7 +211,7 @@ class _Tables:
             if not space.admits("sequence_parallel", sequence_parallel):
                 continue
             program = estimator.program(rule_set, state.attention, state.recompute_operators)
-            self.micro[sequence_parallel] = microbatch_table(estimator, program, inner, self.sizes, recomputes)
+            self.micro[sequence_parallel] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
             for zero in range(4):
                 for in_pipeline in pipelined:
                     if space.admits("zero", zero):
@@ -217,11 +220,32 @@ class _Tables:
                         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Layouts with all their micro-batches and kinds of recomputation: what no schedule and no stage changes.
+
+    keys       row of each layout in the parameter tables
+    sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard
+    """
+
+    rows: LayoutRows
+    keys: Index
+    sharding: Index
+    sequence_parallel: bool
+    micro: tuple[int, ...]
+    num_microbatches: Array
+    regions: RegionTimes
+    activations: ActivationTerms
+    activation_bytes: float
+    grid: LayoutGrid
+    hop: Any
+
+
 def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) -> None:
     """One (pipeline, data-parallel) degree, in pieces that fit the caches."""
     job, space = state.estimator.job, state.space
     micro = micro_batches(job, rows.data_parallel, space)
-    choices = pipeline_choices(job, rows.pp, space)
+    num_choices = max(len(group.choices) for group in rows.pipelines)
     # rows without sharding axes first, rows with dp_shard last: each ZeRO stage is legal on a contiguous range
     group = np.where(rows.dp_shard > 1, 2, np.where(rows.cp > 1, 1, 0))
     by_group = np.argsort(group, kind="stable")
@@ -230,10 +254,10 @@ def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) 
         if sequence_parallel:
             legal = (rows.tp > 1) & (job.seq_len % (rows.cp * rows.tp) == 0)
             order = by_group[legal[by_group]]
-        cells = len(micro) * len(recompute_choices(space)) * len(choices)
+        cells = len(micro) * len(state.recomputes) * num_choices
         step = max(1, BLOCK_CELLS // max(cells, 1))
         for begin in range(0, len(order), step):
-            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, sequence_parallel, table, micro, choices)
+            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, sequence_parallel, table, micro)
 
 
 def _evaluate_block(
@@ -246,35 +270,45 @@ def _evaluate_block(
     sequence_parallel: bool,
     table: MicrobatchTable,
     micro: list[int],
-    choices: list[tuple[PipelineSchedule, int]],
 ) -> None:
     estimator = state.estimator
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     chosen = rows.select(index)
     columns = np.searchsorted(tables.sizes, micro)
     regions, activations = table.block(tables.micro_keys[block][index], columns)
     grid = _column_grid(take_grid(tables.grids[block], index))
-    pp = rows.pp
-    m = (estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None]
-    layers = float(estimator.job.model.num_hidden_layers)
-    per_rank = layers / pp
-    stages = Stages(
-        first=per_rank,
-        middle=per_rank if pp > 2 else 0.0,
-        last=per_rank,
-        total=layers,
-        is_single=1.0 if pp == 1 else 0.0,
+    here = _Block(
+        rows=chosen,
+        keys=tables.parameter_keys[block][index],
+        sharding=group[index],
+        sequence_parallel=sequence_parallel,
+        micro=tuple(micro),
+        num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
+        regions=regions,
+        activations=activations,
+        activation_bytes=table.program.activation_bytes,
+        grid=grid,
+        hop=hop_time(activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=sequence_parallel),
     )
-    hop = hop_time(activations.boundary, grid.degree["tp"], profile, machine, grid, is_scattered=sequence_parallel)
-    ranks = _ranks_to_compare(profile, pp)
+    for pipelines in rows.pipelines:
+        _evaluate_group(state, tables, here, pipelines)
+
+
+def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup) -> None:
+    """The schedules of a block whose ranks hold the same layers."""
+    estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    regions, activations, grid, m, pp = block.regions, block.activations, block.grid, block.num_microbatches, block.rows.pp
+    sequence_parallel, activation_bytes = block.sequence_parallel, block.activation_bytes
+    ranks = _ranks_to_compare(profile, stages, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     pipeline, kept, growths, legal = _schedule_columns(
-        estimator, regions, activations, stages, table.program.activation_bytes, pp, m, hop, choices, ranks
+        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, ranks
     )
     num_rows, num_micro, num_recompute, num_choices = pipeline.shape
     legal_cells = int(legal.sum()) * num_recompute
-    keys = tables.parameter_keys[block][index]
-    groups = group[index]
+    if not legal_cells:
+        return
+    keys, groups = block.keys, block.sharding
     for zero in range(4):
         if (sequence_parallel, zero, pp > 1) not in tables.parameters:
             continue
@@ -308,7 +342,7 @@ def _evaluate_block(
                 rank=rank,
                 num_microbatches=m,
                 profile=profile,
-                activation_bytes=table.program.activation_bytes,
+                activation_bytes=activation_bytes,
             )
             unreduced = Unreduced()
             if keeps_gathered(terms.program):  # then what lives beside activations depends on the schedule too
@@ -320,7 +354,7 @@ def _evaluate_block(
                     rank=rank,
                     growth=growths[rank],
                     profile=profile,
-                    activation_bytes=table.program.activation_bytes,
+                    activation_bytes=activation_bytes,
                     factor=factor,
                 )
             waiting = waiting_memory(
@@ -347,11 +381,11 @@ def _evaluate_block(
             _Segment(
                 first_id=state.next_id,
                 shape=(end - begin, num_micro, num_recompute, num_choices),
-                rows=chosen.select(part),
+                rows=block.rows.select(part),
                 zero=zero,
                 sequence_parallel=sequence_parallel,
-                micro=tuple(micro),
-                choices=tuple(choices),
+                micro=block.micro,
+                choices=choices,
             )
         )
         state.starts.append(state.next_id)
@@ -386,12 +420,12 @@ def _column_grid(grid: LayoutGrid) -> LayoutGrid:
     )
 
 
-def _ranks_to_compare(profile: ExecutionProfile, pp: int) -> tuple[int, ...]:
+def _ranks_to_compare(profile: ExecutionProfile, stages: Stages, pp: int) -> tuple[int, ...]:
     """Pipeline ranks (first, middle, last) of which one is the fullest.
 
-    Of even stages a middle one holds no more than the first, unless it has room for twice the boundaries; rounding keeps the order.
+    A middle one with no more layers holds no more than the first, unless it has room for twice the boundaries; rounding keeps the order.
     """
-    if pp > 2 and profile.pipeline_keeps_boundaries:
+    if pp > 2 and (profile.pipeline_keeps_boundaries or stages.middle > stages.first):
         return (0, 1, 2)
     return (0, 2)
 
@@ -433,7 +467,7 @@ def _schedule_columns(
     pp: int,
     m: Array,
     hop: Any,
-    choices: list[tuple[PipelineSchedule, int]],
+    choices: tuple[PipelineChoice, ...],
     ranks: tuple[int, ...],
 ) -> tuple[Array, dict[int, Array], dict[int, Growth], NDArray[np.bool_]]:
     """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, growth of gradients there
@@ -447,14 +481,15 @@ def _schedule_columns(
     profile = estimator.profile
     factor = reserve_factor(profile, estimator.machine)
     for schedule in PipelineSchedule:
-        here = [i for i, (s, _) in enumerate(choices) if s is schedule]
+        here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
         if not here:
             continue
         at = slice(here[0], here[-1] + 1)
         v: Any = 1.0
         up = _identity
         if schedule is PipelineSchedule.INTERLEAVED:
-            v = np.array([float(choices[i][1]) for i in here])
+            v = np.array([float(choices[i].virtual_stages) for i in here])
+            stages = replace(stages, unequal=np.array([choices[i].unequal for i in here]))
             up = _wider
         wide_regions = RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward))
         wide_terms = ActivationTerms(

@@ -20,7 +20,7 @@ NUMPY = ["-c", "import numpy"]
         [*PREDICT, "--json"],
         SEARCH,
     ],
-    ids=["import", "help", "chips", "predict", "predict as JSON", "search 4.3 million plans"],
+    ids=["import", "help", "chips", "predict", "predict as JSON", "search 8.7 million plans"],
 )
 def test_process(arguments, record_property):
     wall_time, peak_bytes = best_run(arguments)

@@ -43,7 +43,7 @@ models = st.builds(
             "tie_word_embeddings": tied,
         })
     ),
-    st.sampled_from([2, 4, 6, 8, 12]),
+    st.sampled_from([2, 5, 6, 7, 8, 11, 12]),
     st.sampled_from([4, 6, 8, 16]),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([32, 64]),
@@ -86,7 +86,7 @@ def _tiers(topology, node):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_cell_of_a_small_sweep(profile):
-    estimator = estimator_of(make_job(make_model(num_hidden_layers=4), batch=4), chips=4, node=2, profile=profile)
+    estimator = estimator_of(make_job(make_model(num_hidden_layers=9), batch=4), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER, ("dp_shard", "pp", "tp", "cp", "dp_replicate"))))
     assert state.num_evaluated == len(state.best_time.ids) > 500
     assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
@@ -105,3 +105,24 @@ def test_cells_on_shipped_clusters(cluster, calibration):
     state = sweep_all(estimator)
     ids = np.random.default_rng(7).choice(state.best_time.ids, size=60, replace=False)
     assert_cells_equal_single_plans(estimator, state, ids.tolist())
+
+
+def test_a_pipeline_that_does_not_divide_the_layers_is_found():
+    """Llama 3.1 405B has 126 layers: 16 ranks of 7 virtual stages hold one or two layers each, 7 on the first and the last rank."""
+    from perfmodel.cost.resolve import resolve_estimator
+    from perfmodel.parallel.plan import make_plan
+    from perfmodel.parallel.profile import load_profile
+    from perfmodel.workload.models import load_model
+
+    job = make_job(load_model("llama-3.1-405b"), batch=512, seq_len=8192)
+    estimator = resolve_estimator(
+        job, load_cluster("dgx-h100").with_chips(1024), calibration=load_calibration("h100"), profile=load_profile("megatron")
+    )
+    knobs = {"tp": 8, "pp": 16, "virtual_stages": 7, "zero": 1, "recompute": "full", "dp_shard": 8, "micro_batch": 1}
+    state = sweep_all(estimator, Space(fixed=knobs))
+    found = [state.plan(i) for i in state.best_time.ids.tolist()]
+    named = {"cluster": "dgx-h100", "num_chips": 1024, "calibration": estimator.machine.calibration}
+    single = make_plan(job, profile="megatron", **named, **knobs)
+    assert single in found
+    assert sum(single.stage_layers[::16]) == sum(single.stage_layers[15::16]) == 7
+    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
-from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.layout import PipelineSchedule, even_stage_layers
 from tests.oracles.simulated_pipeline import gpipe_order, interleaved_order, one_f_one_b_order, simulate
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
@@ -25,6 +25,7 @@ def run(schedule, p, m, v, forward, backward, hop=0.0):
 def closed_form(schedule, p, m, v, forward, backward):
     """The formula on ranks: a rank's time is that of all its virtual stages."""
     f, b = (np.array(x).reshape(v, p).sum(axis=0) for x in (forward, backward))
+    longest = float((np.array(forward) + np.array(backward)).max())
     return pipeline_time(
         schedule=schedule,
         total_forward=float(f.sum()),
@@ -34,6 +35,8 @@ def closed_form(schedule, p, m, v, forward, backward):
         slowest=float((f + b).max()),
         num_microbatches=float(m),
         virtual_stages=float(v),
+        num_ranks=float(p),
+        unequal=longest - float((f + b).max()) / v if v > 1 else 0.0,
     )
 
 
@@ -48,6 +51,28 @@ def test_even_stages_exactly(schedule, p, m, v, forward, backward):
     stages = p * v
     simulated = run(schedule, p, m, v, [forward] * stages, [backward] * stages).time
     assert closed_form(schedule, p, m, v, [forward] * stages, [backward] * stages) == pytest.approx(simulated, rel=1e-12)
+
+
+@pytest.mark.parametrize("v", [5, 7, 8, 9, 10, 11])
+def test_unequal_virtual_stages_of_equal_ranks_exactly(v):
+    """96 layers on 8 ranks of 12, one group of microbatches: what is cut finer than the longest virtual stage gains nothing."""
+    layers = even_stage_layers(96, 8 * v)
+    forward, backward = [1.0 * n for n in layers], [2.0 * n for n in layers]
+    assert closed_form(INTERLEAVED, 8, 8, v, forward, backward) == pytest.approx(run(INTERLEAVED, 8, 8, v, forward, backward).time)
+
+
+@pytest.mark.parametrize("num_layers, p, m", [(126, 16, 16), (126, 16, 64), (126, 8, 8), (126, 8, 32), (96, 8, 32)])
+def test_unequal_virtual_stages_never_seem_to_beat_fewer_equal_ones(num_layers, p, m):
+    """In the simulation unequal virtual stages do not gain over fewer that are as long; the closed form keeps that order."""
+    times = {}
+    for v in range(2, num_layers // p + 1):
+        layers = even_stage_layers(num_layers, p * v)
+        forward, backward = [1.0 * n for n in layers], [2.0 * n for n in layers]
+        formula, simulated = closed_form(INTERLEAVED, p, m, v, forward, backward), run(INTERLEAVED, p, m, v, forward, backward).time
+        times.setdefault(max(layers), []).append((formula, simulated))
+        assert formula > 0.93 * simulated
+    for (best, best_simulated), *others in times.values():
+        assert all(formula >= best * (1 - 1e-9) and simulated >= best_simulated for formula, simulated in others)
 
 
 @pytest.mark.parametrize("schedule, p, m, v", CASES)

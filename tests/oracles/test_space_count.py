@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.space import SEARCHED_ORDERS, Space
@@ -33,13 +34,38 @@ def layouts(chips):
             yield pp, chips // (pp * tp * cp * shard), shard, cp, tp
 
 
-def count_plans(job, chips, orders=ORDERS):
+def dealt(count, stages):
+    """Layers dealt out one by one: round all stages while that comes out even, then to the inner ones, the first, the last."""
+    layers = [count // stages] * stages
+    for stage in ([*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0])[: count % stages]:
+        layers[stage] += 1
+    return layers
+
+
+def splits(model, pp, virtual):
+    """docs/space.md, "Pipelines": the ways in which the layers lie on pp * virtual stages."""
+    layers, stages = model.num_hidden_layers, pp * virtual
+    if stages > layers + 2:
+        return []
+    even = dealt(layers, stages)
+    if stages < 2 or stages > layers:
+        return [even]
+    shorter = dealt(layers + 2, stages)
+    shorter[0] -= 1
+    shorter[-1] -= 1
+    a, b = ([sum(split[rank::pp]) for rank in range(pp)] for split in (even, shorter))
+    fewer_at_an_end = b[0] < a[0] or b[-1] < a[-1]
+    heavy_head = model.vocab_size * model.hidden_size > model.num_layer_parameters
+    return [even, shorter] if fewer_at_an_end and (max(b) <= max(a) or heavy_head) else [even]
+
+
+def count_plans(job, chips, orders=ORDERS, unfused=False):
     """docs/space.md as nested loops."""
     model, batch, seq_len = job.model, job.global_batch, job.seq_len
     heads, kv, layers = model.num_attention_heads, model.num_key_value_heads, model.num_hidden_layers
     total = 0
     for pp, replicate, shard, cp, tp in layouts(chips):
-        if not divides(pp, layers) or not divides(tp, heads) or not divides(tp, model.intermediate_size):
+        if pp > layers + 2 or not divides(tp, heads) or not divides(tp, model.intermediate_size):
             continue
         if not (divides(tp, kv) or divides(kv, tp)) or not divides(cp, seq_len) or not divides(replicate * shard, batch):
             continue
@@ -47,18 +73,19 @@ def count_plans(job, chips, orders=ORDERS):
         num_orders = len({tuple(axis for axis in order.split() if degree[axis] > 1) for order in orders})
         num_sequence_parallel = 2 if tp > 1 and divides(cp * tp, seq_len) else 1
         num_zero = 1 if shard * cp == 1 else 4 if shard == 1 else 3
-        num_recompute = 3
+        num_recompute = 3 if unfused else 2
+        num_splits = {virtual: len(splits(model, pp, virtual)) for virtual in range(1, (layers + 2) // pp + 1)}
         num_pipelines = 0
         per_rank = batch // (replicate * shard)
         for micro in range(1, per_rank + 1):
             if not divides(micro, per_rank):
                 continue
             microbatches = per_rank // micro
-            num_pipelines += 1  # 1f1b
+            num_pipelines += num_splits[1]  # 1f1b
             if pp > 1 and microbatches > 1:
-                num_pipelines += 1  # gpipe
+                num_pipelines += num_splits[1]  # gpipe
             if pp > 1 and divides(pp, microbatches):
-                num_pipelines += sum(1 for virtual in range(2, layers // pp + 1) if divides(pp * virtual, layers))
+                num_pipelines += sum(num_splits[virtual] for virtual in num_splits if virtual > 1)
         total += num_orders * num_sequence_parallel * num_zero * num_recompute * num_pipelines
     return total
 
@@ -72,6 +99,9 @@ SMALL = {
     "odd sequence": (make_job(batch=4, seq_len=250), 8),
     "prime layers": (make_job(make_model(num_hidden_layers=7), batch=8), 16),
     "six heads": (make_job(make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=384), batch=8, seq_len=96), 24),
+    "layers that no power of two divides": (make_job(make_model(num_hidden_layers=21), batch=8), 16),
+    "a light head": (make_job(make_model(num_hidden_layers=14, hidden_size=512, vocab_size=100), batch=8), 32),
+    "a heavy head": (make_job(make_model(num_hidden_layers=14, vocab_size=40000), batch=8), 32),
     "batch of one": (make_job(batch=1), 16),
 }
 
@@ -84,7 +114,13 @@ def test_number_of_plans(job, chips):
     assert sum(result.rejected.values()) + result.num_feasible == result.num_evaluated
 
 
-@pytest.mark.parametrize("chips, batch, plans", [(512, 512, 1_266_969), (4096, 1536, 4_339_725)])
+def test_unfused_attention_may_be_recomputed_alone():
+    job, chips = SMALL["gpt2, 16 chips"]
+    unfused = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False, attention=AttentionKernel.UNFUSED)
+    assert unfused.num_evaluated == count_plans(job, chips, unfused=True) == count_plans(job, chips) * 3 // 2
+
+
+@pytest.mark.parametrize("chips, batch, plans", [(512, 512, 2_737_166), (4096, 1536, 8_711_898)])
 def test_number_of_plans_of_gpt3(chips, batch, plans):
     from perfmodel.workload.models import load_model
 
@@ -100,7 +136,7 @@ def test_number_of_layouts_left_out():
 
     def admitted(pp, replicate, shard, cp, tp):
         return (
-            divides(pp, model.num_hidden_layers)
+            pp <= model.num_hidden_layers + 2
             and divides(tp, model.num_attention_heads)
             and divides(tp, model.intermediate_size)
             and divides(cp, job.seq_len)
@@ -121,30 +157,30 @@ def canonical(plan):
     schedule = schedule if layout.pp > 1 else "1f1b"
     return (
         layout, present, plan.sequence_parallel, plan.zero, plan.micro_batch, plan.recompute, schedule, plan.virtual_stages,
+        plan.stage_layers,
     )  # fmt: skip
 
 
 def every_valid_plan(job, chips, orders):
-    """All knobs over all small values; what make_plan refuses is no plan. Uneven stages are not part of the space."""
+    """All knobs over all small values; what make_plan refuses is no plan. Of splits of the layers those of docs/space.md."""
     found = set()
     knobs = itertools.product(
-        layouts(chips), orders, (False, True), (0, 1, 2, 3), range(1, job.global_batch + 1), ("none", "selective", "full"),
-        (("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("1f1b", 2), ("interleaved", 2), ("interleaved", 3), ("interleaved", 4)),
+        layouts(chips), orders, (False, True), (0, 1, 2, 3), range(1, job.global_batch + 1), ("none", "full"),
+        (("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("1f1b", 2), *(("interleaved", v) for v in range(2, 9))),
     )  # fmt: skip
     for (pp, replicate, shard, cp, tp), order, sequence_parallel, zero, micro, recompute, (schedule, virtual) in knobs:
-        if job.model.num_hidden_layers % (pp * virtual):
-            continue
         if job.global_batch % (replicate * shard * micro):
             continue  # refused for the same reason, only faster
-        try:
-            plan = make_plan(
-                job, cluster="test", num_chips=chips, pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, order=order,
-                sequence_parallel=sequence_parallel, zero=zero, micro_batch=micro, recompute=recompute, schedule=schedule,
-                virtual_stages=virtual,
-            )  # fmt: skip
-        except InputError:
-            continue
-        found.add(canonical(plan))
+        for stage_layers in splits(job.model, pp, virtual):
+            try:
+                plan = make_plan(
+                    job, cluster="test", num_chips=chips, pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, order=order,
+                    sequence_parallel=sequence_parallel, zero=zero, micro_batch=micro, recompute=recompute, schedule=schedule,
+                    virtual_stages=virtual, stage_layers=tuple(stage_layers),
+                )  # fmt: skip
+            except InputError:
+                continue
+            found.add(canonical(plan))
     return found
 
 
@@ -153,8 +189,9 @@ def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
     """Nothing valid is left out, nothing occurs twice, and each row is already in canonical form."""
     orders = (SEARCHED_ORDERS[0], SEARCHED_ORDERS[1], SEARCHED_ORDERS[4])
     model = make_model(
-        num_hidden_layers=4 if chips == 4 else 6, num_attention_heads=6, num_key_value_heads=6, hidden_size=384, intermediate_size=768
-    )
+        num_hidden_layers=4 if chips == 4 else 7, num_attention_heads=6, num_key_value_heads=6, hidden_size=384, intermediate_size=768,
+        vocab_size=100,
+    )  # fmt: skip
     job = make_job(model, batch=batch, seq_len=seq_len)
     state = sweep_all(estimator_of(job, chips=chips, node=2), Space(orders=orders))
     rows = [canonical(state.plan(int(i))) for i in state.best_time.ids]

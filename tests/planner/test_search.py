@@ -64,7 +64,7 @@ def test_one_chip():
     found = by_name(result)
     assert found["FSDP"].prediction == ()
     assert found["data parallel"].prediction == found[BASELINES[2]].prediction or found[BASELINES[2]].fits
-    assert result.num_evaluated == 9
+    assert result.num_evaluated == 6
 
 
 def test_progress_rises_to_one():
@@ -143,7 +143,7 @@ def test_first_broken_rule_of_each_layout():
     left = layouts_left_out(job, 24, Space())
     assert left["tp does not divide num_attention_heads=6"] > 0
     assert left["tp neither divides num_key_value_heads=2 nor is a multiple of it"] > 0
-    assert left["pp does not divide num_hidden_layers=6"] > 0
+    assert left["pp is more than num_hidden_layers=6 and stages for embedding and head"] > 0
     assert left["cp does not divide seq_len=100"] > 0
     assert left["dp_replicate*dp_shard does not divide global_batch=4"] > 0
     assert list(left.values()) == sorted(left.values(), reverse=True)

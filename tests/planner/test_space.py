@@ -3,7 +3,8 @@
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule, Recompute, check_order
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.planner.space import (
     KNOBS,
     SEARCHED_ORDERS,
@@ -11,8 +12,9 @@ from perfmodel.planner.space import (
     is_canonical_order,
     layout_blocks,
     micro_batches,
-    pipeline_choices,
+    pipeline_groups,
     recompute_choices,
+    stage_layouts,
     tensor_degrees,
 )
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
@@ -34,11 +36,35 @@ def test_tensor_degrees_divide_or_are_multiples_of_key_value_heads():
 
 def test_pipelines():
     job = make_job(make_model(num_hidden_layers=12))
-    assert pipeline_choices(job, 1, EVERYTHING) == [(PipelineSchedule.ONE_F_ONE_B, 1)]
-    assert pipeline_choices(job, 5, EVERYTHING) == []
-    assert [v for s, v in pipeline_choices(job, 2, EVERYTHING) if s is PipelineSchedule.INTERLEAVED] == [2, 3, 6]
-    assert [s for s, v in pipeline_choices(job, 12, EVERYTHING)] == [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B]
-    assert pipeline_choices(job, 2, Space(fixed={"schedule": "gpipe"})) == [(PipelineSchedule.GPIPE, 1)]
+
+    def choices(pp, space=EVERYTHING):
+        return [(c.schedule, c.virtual_stages) for group in pipeline_groups(job, pp, space) for c in group.choices]
+
+    assert choices(1) == [(PipelineSchedule.ONE_F_ONE_B, 1)]
+    assert sorted({v for _, v in choices(5)}) == [1, 2]
+    assert choices(15) == []
+    assert sorted({v for s, v in choices(2) if s is PipelineSchedule.INTERLEAVED}) == [2, 3, 4, 5, 6, 7]
+    assert choices(12) == [(PipelineSchedule.GPIPE, 1), (PipelineSchedule.ONE_F_ONE_B, 1)]
+    assert choices(2, Space(fixed={"schedule": "gpipe"})) == [(PipelineSchedule.GPIPE, 1)]
+
+
+@pytest.mark.parametrize(
+    "layers, ranks, virtual, heavy, light",
+    [
+        (126, 16, 1, [(7, *(8,) * 14, 7)], None),  # Llama 3.1 405B
+        (126, 16, 8, [(0, *(1,) * 126, 0)], None),
+        (28, 8, 1, [(3, 4, 4, 4, 4, 3, 3, 3), (2, *(4,) * 6, 2)], None),
+        (32, 4, 1, [(8, 8, 8, 8), (7, 9, 9, 7)], [(8, 8, 8, 8)]),
+        (32, 2, 1, [(16, 16)], None),
+        (6, 8, 1, [(0, 1, 1, 1, 1, 1, 1, 0)], None),
+        (6, 9, 1, [], None),
+    ],
+)
+def test_layers_of_stages(layers, ranks, virtual, heavy, light):
+    """As even as they go; with one layer less at the ends where no rank gets more for it, or the head outweighs a layer."""
+    for vocabulary, expected in ((100_000, heavy), (1000, heavy if light is None else light)):
+        model = make_model(num_hidden_layers=layers, vocab_size=vocabulary)
+        assert stage_layouts(model, ranks, virtual) == expected
 
 
 def plans(space=EVERYTHING, **job):
@@ -66,7 +92,11 @@ def test_sequence_parallelism_needs_tp_and_a_sequence_that_divides():
 def test_micro_batches_and_recomputation():
     assert micro_batches(make_job(batch=24), 2, EVERYTHING) == [1, 2, 3, 4, 6, 12]
     assert micro_batches(make_job(batch=24), 2, Space(maximum={"micro_batch": 3})) == [1, 2, 3]
-    assert recompute_choices(EVERYTHING) == list(Recompute)
+    flash, unfused = (recompute_choices(EVERYTHING, kernel, DEFAULT_RECOMPUTE_OPERATORS) for kernel in AttentionKernel)
+    assert flash == [Recompute.NONE, Recompute.FULL]
+    assert unfused == recompute_choices(EVERYTHING, AttentionKernel.FLASH, ("mlp_activation",)) == list(Recompute)
+    asked = Space(fixed={"recompute": "selective"})
+    assert recompute_choices(asked, AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS) == [Recompute.SELECTIVE]
 
 
 def test_searched_orders_are_orders_and_begin_with_the_default():
