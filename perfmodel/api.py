@@ -372,9 +372,13 @@ def audit_plan(
 
 
 def compare_measurement(measurement: Measurement, *, calibration: Name | Calibration | None = None) -> Comparison:
-    """The prediction of what was measured beside it. On a CPU that is this machine, with the habits of our own executor."""
+    """The prediction of what was measured beside it. On a CPU that is this machine, with the habits of our own executor.
+
+    On GPUs those are the plan's framework's, but for the chunks of a sequence: a run gives each context-parallel rank one.
+    """
     from perfmodel.cost.resolve import CPU_PROFILE
     from perfmodel.hardware.reader import LOCALHOST
+    from perfmodel.parallel.profile import CONTIGUOUS, load_profile
     from perfmodel.results import Comparison
 
     plan = measurement.plan
@@ -384,7 +388,7 @@ def compare_measurement(measurement: Measurement, *, calibration: Name | Calibra
         LOCALHOST if on_cpu else plan.cluster,
         chips=plan.num_chips,
         calibration=calibration,
-        profile=CPU_PROFILE if on_cpu else plan.profile,
+        profile=CPU_PROFILE if on_cpu else replace(load_profile(plan.profile), context_chunks=CONTIGUOUS),
     )
     return Comparison(prediction=predict_in(setting, placed(plan, setting)), measurement=measurement)
 

@@ -6,6 +6,8 @@ import pytest
 
 import perfmodel
 from perfmodel import InputError
+from perfmodel.api import compare_measurement
+from tests.test_results import MEASUREMENT
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
 
@@ -45,6 +47,22 @@ def test_find_plans_agrees_with_predict():
     result = perfmodel.find_plans(**JOB, top=3, maximum={"tp": 2})
     assert [perfmodel.predict(each.plan).step_time for each in result.plans] == [each.step_time for each in result.plans]
     assert all(each.plan.layout.tp <= 2 for each in result.plans)
+
+
+@pytest.mark.parametrize("seq_len", [32768, 131072])
+def test_a_search_cuts_long_sequences(seq_len):
+    job = dict(model="llama-3.1-8b", cluster="dgx-h100", chips=8, global_batch=16, seq_len=seq_len)
+    best = perfmodel.find_plans(**job, top=1).plans[0]
+    assert best.plan.layout.cp > 1
+    whole = perfmodel.predict(**job, zero=1)
+    assert perfmodel.predict(**job, cp=8, zero=1).step_time < 1.1 * whole.step_time
+
+
+def test_a_run_on_gpus_is_compared_with_the_chunks_that_it_ran():
+    """The executor gives a context-parallel rank one chunk of the sequence, whatever the framework of the plan does."""
+    plan = perfmodel.predict(**dict(JOB, chips=8, seq_len=65536), cp=8, zero=1).plan
+    measurement = dataclasses.replace(MEASUREMENT, plan=plan, plan_hash=plan.hash(), device="cuda", num_ranks=8, memory_by_rank=(1e9,) * 8)
+    assert compare_measurement(measurement).prediction.step_time > 1.4 * perfmodel.predict(plan).step_time
 
 
 def test_a_search_reports_its_progress():

@@ -67,7 +67,7 @@ from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.operator import REGIONS, Graph
-from perfmodel.workload.transformer import build_graph, causal_fraction
+from perfmodel.workload.transformer import build_graph
 
 Array = NDArray[np.float64]
 
@@ -93,7 +93,6 @@ class Estimator:
                 derive(self.graph(attention), self.shardings(rule_set, attention)),
                 self.profile,
                 recompute_operators=recompute_operators,
-                causal_fraction=causal_fraction(self.job.model, self.job.seq_len),
                 attention_kernel=str(attention),
             )
         return self.programs[key]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.context import attention_share
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.program import COMM, PHASES, SAVED, Program, Rows
 from perfmodel.parallel.grid import LayoutGrid
@@ -77,6 +78,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     at = program.attention.columns
     for row, segment in enumerate(program.attention.segments):
         evaluate = attention_backward_time if at["backward"][row] else attention_time
+        chunks = sizes[program.amounts.axes[at["queries"][row]]]
         time = evaluate(
             batch=amount[at["batch"][row]],
             heads=amount[at["heads"][row]],
@@ -84,7 +86,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
             query_length=amount[at["queries"][row]],
             key_length=amount[at["keys"][row]],
             head_dim=program.head_dim,
-            causal_fraction=_causal_fraction(program, grid),
+            causal_fraction=attention_share(program.attention_habits, chunks),
             itemsize=itemsize,
             machine=machine,
             kernel=program.attention_kernel,
@@ -157,13 +159,6 @@ def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:
     return np.where((grid.degree["pp"] > 1) & (grid.hop[0] < 2), 1.0, 0.0)
 
 
-def _causal_fraction(program: Program, grid: LayoutGrid) -> Array:
-    """Work of the slowest rank: contiguous causal chunks leave it (2 - 1/n) of the mean (algebra.md, causal cp)."""
-    cp = grid.degree["cp"]
-    imbalance = 2.0 - 1.0 / cp
-    return np.where(program.causal_fraction < 1.0, program.causal_fraction * imbalance, program.causal_fraction)
-
-
 def _inside(program: Program, grid: LayoutGrid) -> list[Array]:
     masks = program.amounts.masks
     by_mask = [grid.group_inside(mask) for mask in masks]
@@ -181,5 +176,5 @@ def executed_flops(program: Program, grid: LayoutGrid, microbatch: Array) -> Arr
     for row, segment in enumerate(program.attention.segments):
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         products = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
-        total[segment] = total[segment] + products * square * program.head_dim * program.causal_fraction
+        total[segment] = total[segment] + products * square * program.head_dim * program.attention_habits.mask.fraction
     return total

@@ -161,22 +161,13 @@ def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSe
                     query_length=local_extent(work.queries, parts, like),
                     key_length=local_extent(work.keys, parts, like),
                     head_dim=work.head_dim,
-                    causal_fraction=_causal(work, parts, like),
+                    causal_fraction=work.causal_fraction,  # causal queries stay whole
                     itemsize=item,
                     machine=machine,
                     kernel=setting.attention,
                 )
                 + machine.launch_time
             )
-
-
-def _causal(work: FusedAttention, parts: Parts, like: NDArray[np.int64]) -> Array:
-    """Contiguous causal chunks of queries leave the slowest rank 2 - 1/n of the mean work (algebra.md, causal cp)."""
-    chunks = np.ones(len(like))
-    for _, dim in work.queries:
-        chunks = chunks * parts.get(dim, np.ones(len(like), dtype=np.int64))
-    imbalance = 2.0 - 1.0 / chunks
-    return work.causal_fraction * imbalance if work.causal_fraction < 1.0 else np.ones(len(like))
 
 
 def own_traffic_time(

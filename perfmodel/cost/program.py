@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.collectives import CollectiveKind
+from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.cost.lifetimes import FLOAT32_BYTES, Kept, Moment, backward_moments, operand_bytes
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
@@ -133,7 +134,7 @@ class Program:
     peaks: Peaks
     activation_bytes: float
     head_dim: int
-    causal_fraction: float
+    attention_habits: AttentionHabits
     attention_kernel: str
     parameters: tuple[ParameterLayout, ...]
 
@@ -200,7 +201,6 @@ def compile_program(
     profile: ExecutionProfile,
     *,
     recompute_operators: tuple[str, ...],
-    causal_fraction: float,
     attention_kernel: str,
 ) -> Program:
     """Arrays for `derivation` as the framework of `profile` runs it."""
@@ -330,7 +330,7 @@ def compile_program(
         peaks=peaks,
         activation_bytes=graph.tensors[graph.boundary].itemsize,
         head_dim=attention_op.dim("d").size if any(d.name == "d" for d in attention_op.dims) else 0,
-        causal_fraction=causal_fraction,
+        attention_habits=attention_habits(attention_op.causal, profile),
         attention_kernel=attention_kernel,
         parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
     )

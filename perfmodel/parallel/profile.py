@@ -9,6 +9,8 @@ from typing import Any
 from perfmodel.errors import InputError, suggest
 from perfmodel.resources import resource_dir
 
+CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionProfile:
@@ -50,6 +52,10 @@ class ExecutionProfile:
     matmul_rate_fraction, matmul_rate_fraction_since_2022   rate of its matrix multiplies over the calibrated one in a long run, on chips
                                          launched before 2022 / since (layouts of its products, its library, what runs beside them)
     fp8_matmul_rate_fraction             the same again of those in fp8
+    context_chunks                       which part of the sequence a context-parallel rank has: head_tail (the r-th chunk of 2 cp from
+                                         either end: equal causal work) or contiguous (the last rank does 2 - 1/cp of the mean)
+    context_attention_rate_fraction      rate of its fused attention where ranks share the queries over the same kernel's where they do
+                                         not (smaller blocks, partial results that are merged)
     pp_overlap                           pipeline sends hide in the steady state
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
@@ -109,6 +115,8 @@ class ExecutionProfile:
     matmul_rate_fraction: float
     matmul_rate_fraction_since_2022: float
     fp8_matmul_rate_fraction: float
+    context_chunks: str
+    context_attention_rate_fraction: float
     pp_overlap: bool
     scatters_pipeline_sends: bool
     recompute_stops_early: bool
@@ -138,7 +146,11 @@ class ExecutionProfile:
             raise InputError(f"parameter_unit={self.parameter_unit}: must be layer or tensor; correct the profile {self.name}")
         if self.reserve_factor < 1:
             raise InputError(f"reserve_factor={self.reserve_factor}: must be at least 1; correct the profile {self.name}")
-        for name in ("matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction"):
+        if self.context_chunks not in CONTEXT_CHUNKS:
+            rule = f"must be {' or '.join(CONTEXT_CHUNKS)}"
+            raise InputError(f"context_chunks={self.context_chunks}: {rule}; correct the profile {self.name}")
+        rates = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction", "context_attention_rate_fraction")
+        for name in rates:
             if getattr(self, name) == 0:
                 raise InputError(f"{name}=0: must be positive; correct the profile {self.name}")
         for name in ("accumulate_dtype", "reduce_dtype"):

@@ -108,7 +108,7 @@ def _bytes_of_an_element(estimator: Estimator, tables: OperatorTables, *, zero: 
     compiled = compile_parameters(
         program.parameters, profile, zero=zero, pipelined=False, parameter_bytes=sizes.gathered, gradient_bytes=sizes.reduced
     )
-    grid = mesh.grid(estimator.machine.tier_sizes, query_parts=1)
+    grid = mesh.grid(estimator.machine.tier_sizes)
     terms = parameter_terms(compiled, parameter_cost(compiled, profile, estimator.machine, grid))
     stages = Stages(first=1.0, middle=0.0, last=1.0, total=1.0, is_single=1.0)
     none, one = (0.0, 0.0, 0.0), (0.0, 1.0, 0.0)

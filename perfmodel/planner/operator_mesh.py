@@ -57,8 +57,8 @@ class OperatorMesh:
         """Axes of more than one rank that may cut any dim."""
         return tuple(axis for axis in MODEL_AXES if self.sizes.get(axis, 1) > 1)
 
-    def grid(self, tier_sizes: Iterable[int], *, query_parts: int) -> LayoutGrid:
-        """The mesh as a grid of one row. query_parts: chunks of the sequence that attention's queries are cut into."""
+    def grid(self, tier_sizes: Iterable[int]) -> LayoutGrid:
+        """The mesh as a grid of one row."""
         stride, running = {}, 1
         for axis in self.order:
             stride[axis] = running
@@ -70,7 +70,7 @@ class OperatorMesh:
         inside = tuple({axis: column(min(self.size((axis,)), max(1, tier // stride[axis]))) for axis in FINE_AXES} for tier in tier_sizes)
         degree = dict.fromkeys(DEFAULT_ORDER, column(1.0)) | {
             "tp": column(self.size(("tp_kv", "tp_q"))),
-            "cp": column(query_parts),
+            "cp": column(self.size(("cp",))),
             "dp_shard": column(self.size(("dp_shard",))),
             "dp_replicate": column(self.size(("dp_replicate",))),
         }
@@ -90,7 +90,7 @@ class Prices:
     _known: dict[tuple[str, frozenset[str], float], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._grid = self.mesh.grid(self.machine.tier_sizes, query_parts=1)
+        self._grid = self.mesh.grid(self.machine.tier_sizes)
 
     def value(self, amount: Amount) -> float:
         """base * microbatch^e * ceil(padded / |padded axes|) / |axes|; the microbatch is counted per data rank, so its axes cancel."""

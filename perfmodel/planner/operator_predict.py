@@ -17,7 +17,6 @@ from perfmodel.parallel.rules import list_rule_sets
 from perfmodel.parallel.sharding import AXIS_PARTS, FINE_AXES, Sharding
 from perfmodel.planner.operator_mesh import OperatorMesh
 from perfmodel.planner.operators import search_operators
-from perfmodel.workload.transformer import causal_fraction
 
 #: Shares of gradient reductions that are taken to show: what shows in truth is a maximum, which no sum over operators is.
 _SHARES = (0.0, 0.5, 1.0)
@@ -58,8 +57,7 @@ def predict_shardings(
 ) -> Prediction:
     """`plan` with these shardings in the place of its rule set; its degrees and order are the mesh, tp being tp_kv x tp_q.
 
-    The estimator that is given stays as it is. A whole plan charges causal attention the imbalance of cp contiguous chunks; here the
-    chunks are those that the queries are cut into, and the work counted (HFU) changes by the same factor where they are not cp.
+    The estimator that is given stays as it is.
     """
     if name in list_rule_sets():
         raise bad_field("name", name, "is that of a shipped rule set", "use another")
@@ -67,17 +65,7 @@ def predict_shardings(
         derive(estimator.graph(plan.attention), shardings),
         estimator.profile,
         recompute_operators=plan.recompute_operators,
-        causal_fraction=causal_fraction(estimator.job.model, estimator.job.seq_len) * _imbalance(plan, shardings),
         attention_kernel=str(plan.attention),
     )
     own = replace(estimator, programs={(name, plan.attention, plan.recompute_operators): program}, parameter_programs={})
     return own.predict(replace(plan, rule_set=name), memory_headroom=memory_headroom)
-
-
-def _imbalance(plan: Plan, shardings: Mapping[str, Sharding]) -> float:
-    """Work of the slowest rank under these shardings over that under cp: (2 - 1/n) / (2 - 1/cp) for n contiguous causal chunks. [-]"""
-    layout = plan.layout
-    kv_ranks = math.gcd(layout.tp, plan.job.model.num_key_value_heads)
-    ranks = {"cp": layout.cp, "tp_kv": kv_ranks, "tp_q": layout.tp // kv_ranks}
-    chunks = math.prod(ranks[axis] for axis in shardings.get("attention", {}).get("q", ()))
-    return (2.0 - 1.0 / chunks) / (2.0 - 1.0 / layout.cp)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
+from perfmodel.cost.context import attention_habits, attention_share
 from perfmodel.cost.program import _KERNEL, _einsum_roles
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
 from perfmodel.parallel.derive import Amount, amount_of
@@ -63,9 +64,9 @@ class WorkRows:
                     self.matmul.append((slot, batch, *shape, mesh))
         elif op.kind is OperatorKind.ATTENTION:
             sizes = [number(dims) for dims in (("b",), ("g", "r"), ("g",), ("q",), ("z",))]
-            # contiguous causal chunks leave the slowest rank 2 - 1/n of the mean work
-            causal = op.work_fraction * (2.0 - 1.0 / self.prices.mesh.size(sharding.get("q", ()))) if op.work_fraction < 1.0 else 1.0
-            self.attention.append((slot, *sizes, causal))
+            chunks = np.array([float(self.prices.mesh.size(sharding.get("q", ())))])
+            causal = attention_share(attention_habits(op.causal, profile), chunks)
+            self.attention.append((slot, *sizes, float(causal[0])))
         elif op.kind is OperatorKind.EMBEDDING:
             table = op.inputs[1]
             row_bytes = number(op.output.dims, size[op.output.tensor])

@@ -23,7 +23,6 @@ from perfmodel.planner.operator_space import operator_space
 from perfmodel.planner.operator_tables import OperatorTables, operator_tables
 from perfmodel.search import Solution, eliminate
 from perfmodel.workload.operator import REGIONS
-from perfmodel.workload.transformer import causal_fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,6 @@ def program_of(estimator: Estimator, shardings: Mapping[str, Sharding], attentio
         derive(estimator.graph(attention), shardings),
         estimator.profile,
         recompute_operators=(),
-        causal_fraction=causal_fraction(estimator.job.model, estimator.job.seq_len),
         attention_kernel=str(attention),
     )
 
@@ -156,8 +154,7 @@ def derived_microbatch_time(
 ) -> float:
     """The microbatch time of any shardings by the cost model of whole plans: derived, compiled and summed by regions. [s]"""
     program = program_of(estimator, shardings, attention)
-    query_axes = [axis for op in program.graph.operators for axis in shardings[op.name].get("q", ()) if op.name == "attention"]
-    grid = mesh.grid(estimator.machine.tier_sizes, query_parts=mesh.size(query_axes))
+    grid = mesh.grid(estimator.machine.tier_sizes)
     micro = microbatch_cost(program, estimator.machine, grid, np.array([float(micro_batch)]))
     total = 0.0
     for region, name in enumerate(REGIONS):

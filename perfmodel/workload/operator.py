@@ -12,6 +12,7 @@ from enum import StrEnum
 from math import prod
 
 from perfmodel.errors import InputError
+from perfmodel.workload.causal import ALL_BEFORE, CausalMask
 
 
 class OperatorKind(StrEnum):
@@ -88,11 +89,14 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """kernel_class names the efficiency curve; group names the set that selective recomputation speaks of.
+    """One operator, forward; what its backward does follows from its kind.
 
-    work_fraction is the share of the full iteration space that is computed (causal attention 1/2).
-    backward_operands: tensors read and written by backward of a streaming operator, counted in units of the output's size.
-    extra_bytes: further memory traffic an output element, both ways together (loss kernels; set by the execution profile).
+    region         embedding, layer or head
+    kernel_class   the class of kernel whose measured rates hold for it
+    saved          what autograd keeps of it for backward
+    group          the set of operators that selective recomputation speaks of
+    causal         which scores attention computes; a fused attention kernel alone reads it
+    reduced_dims   dims that it sums or normalises over without being a product (softmax, attention, norms)
     """
 
     name: str
@@ -104,7 +108,7 @@ class Operator:
     kernel_class: str
     saved: tuple[Saved, ...] = ()
     group: str = ""
-    work_fraction: float = 1.0
+    causal: CausalMask = ALL_BEFORE
     reduced_dims: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from perfmodel.workload.causal import ALL_BEFORE, CausalMask
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Saved, Tensor, TensorRole
 
@@ -81,7 +82,7 @@ class _Builder:
         kernel_class: str,
         saved: tuple[Saved, ...] = (),
         group: str = "",
-        work_fraction: float = 1.0,
+        causal: CausalMask = ALL_BEFORE,
         reduced: tuple[str, ...] = (),
         itemsize: float = 0.0,
     ) -> str:
@@ -99,7 +100,7 @@ class _Builder:
                 kernel_class=kernel_class,
                 saved=saved,
                 group=group,
-                work_fraction=work_fraction,
+                causal=causal,
                 reduced_dims=reduced,
             )
         )
@@ -172,13 +173,10 @@ class _Builder:
         return self.op(name, OperatorKind.IDENTITY, "b s_res h", [(x, "b s h")], (f"{name}.out", "b s h"), kernel_class="identity")
 
 
-def causal_fraction(model: TransformerConfig, query_length: int) -> float:
-    """Share of the score square that a causal mask leaves: 1/2, or w/s - w^2/(2 s^2) in layers with a window of w keys."""
-    s, w = query_length, model.sliding_window
-    if not 0 < w < s:
-        return 0.5
-    sliding = model.sliding_layer_fraction
-    return sliding * (w / s - w * w / (2 * s * s)) + (1 - sliding) * 0.5
+def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
+    if not 0 < model.sliding_window < seq_len:
+        return ALL_BEFORE
+    return CausalMask(window_fraction=model.sliding_window / seq_len, windowed_fraction=model.sliding_layer_fraction)
 
 
 def build_graph(
@@ -333,7 +331,7 @@ def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_
                 Saved(what="statistics", itemsize=_FP32, dims=("b", "q", "g", "r")),
             ),
             group=core,
-            work_fraction=causal_fraction(model, b.seq_len),
+            causal=causal_mask(model, b.seq_len),
             reduced=("z",),
         )
     else:

@@ -1,5 +1,7 @@
 """A program on columns: each column by itself to the bit, and amounts that scale as they should."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,10 +21,10 @@ def program_of(rule_set="megatron-sp", attention=AttentionKernel.FLASH):
     return ESTIMATOR.program(rule_set, attention, DEFAULT_RECOMPUTE_OPERATORS)
 
 
-def grid_of(*rows, order=DEFAULT_ORDER):
+def grid_of(*rows, order=DEFAULT_ORDER, kv_heads=2):
     """Rows of degrees; an axis that is left out is 1."""
     return make_grid(
-        {axis: [row.get(axis, 1) for row in rows] for axis in DEFAULT_ORDER}, [order], tier_sizes=(4, 4096), num_key_value_heads=2
+        {axis: [row.get(axis, 1) for row in rows] for axis in DEFAULT_ORDER}, [order], tier_sizes=(4, 4096), num_key_value_heads=kv_heads
     )
 
 
@@ -75,11 +77,26 @@ def test_one_rank_sends_nothing(rule_set):
     assert not cost.communication.any()
 
 
-def test_the_last_context_rank_has_most_of_the_causal_half():
-    """Contiguous chunks: of n ranks the last one computes (2 - 1/n)/n of the scores, not 1/n."""
-    cost = microbatch_cost(program_of(), ESTIMATOR.machine, grid_of({}, {"cp": 4}), np.array([4.0, 4.0]))
+@pytest.mark.parametrize(
+    "rule_set, changes, slowest",
+    [
+        ("megatron", {}, 1.0),
+        ("megatron", {"context_chunks": "contiguous"}, 1.75),
+        ("ulysses", {"context_chunks": "contiguous"}, 1.0),
+        ("megatron", {"context_attention_rate_fraction": 0.5}, 2.0),
+        ("ulysses", {"context_attention_rate_fraction": 0.5}, 1.0),
+    ],
+)
+def test_what_the_slowest_of_four_context_ranks_computes(rule_set, changes, slowest):
+    """Over a quarter of the causal half. Ulysses cuts heads, so all its ranks have all queries, in kernels that nothing divides."""
+    model = make_model(**LLAMA_LIKE | {"num_key_value_heads": 8})
+    estimator = replace(
+        ESTIMATOR, job=make_job(model, seq_len=2**17), profile=replace(ESTIMATOR.profile, **changes), programs={}, graphs={}
+    )
+    program = estimator.program(rule_set, AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
+    cost = microbatch_cost(program, ESTIMATOR.machine, grid_of({}, {"cp": 4}, kv_heads=8), np.array([4.0, 4.0]))
     one, four = cost.attention.sum(axis=0)
-    assert one / 4 < four < one
+    assert four / one * 4 == pytest.approx(slowest, rel=0.01)
 
 
 def test_where_a_pipeline_leaves_the_node():

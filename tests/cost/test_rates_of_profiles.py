@@ -38,7 +38,10 @@ def test_the_calibrated_rates_stay_where_a_framework_has_none_of_its_own():
     assert with_rates_of(load_profile("llm-c"), machine, 2022) is machine
 
 
-@pytest.mark.parametrize("name", ["matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction"])
+RATES = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction", "context_attention_rate_fraction")
+
+
+@pytest.mark.parametrize("name", RATES)
 def test_a_rate_of_nothing_is_refused(name):
     with pytest.raises(InputError, match=f"{name}=0: must be positive"):
         replace(PROFILE, **{name: 0.0})

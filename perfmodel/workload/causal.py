@@ -1,0 +1,56 @@
+"""How much of the score square causal attention computes, of all queries or of a part of the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalMask:
+    """A query sees the keys before it, in some layers only the last few of them.
+
+    window_fraction     W  keys that a query of those layers sees at most, over the sequence; 1: all before it
+    windowed_fraction      share of the layers with that window
+    """
+
+    window_fraction: float = 1.0
+    windowed_fraction: float = 0.0
+
+    @property
+    def fraction(self) -> float:
+        """Share of the whole square that is computed: 1/2, or W - W^2 / 2 in layers with a window."""
+        return float(self.seen(0.0, 1.0))
+
+    def seen(self, start: Any, stop: Any) -> Any:
+        """Share of all keys that queries from `start` to `stop` (shares of the sequence) see on average.
+
+        The mean of min(x, W) over [start, stop].
+        """
+        whole = _mean_of_least(start, stop, 1.0)
+        if not self.windowed_fraction:
+            return whole
+        windowed = _mean_of_least(start, stop, self.window_fraction)
+        return self.windowed_fraction * windowed + (1.0 - self.windowed_fraction) * whole
+
+    def seen_by_slowest(self, num_ranks: Any, *, head_tail: bool) -> Any:
+        """The same of the rank that computes most, where `num_ranks` share the queries.
+
+        In order, that is the last one: (1 - 1 / (2 n)) of all keys, 2 - 1/n of the mean. Where rank r has the r-th chunk of 2 n from either
+        end, all ranks do the mean without a window; with one, the rank with the two chunks in the middle does most.
+        """
+        n = num_ranks
+        if head_tail:
+            return self.seen(0.5 - 0.5 / n, 0.5 + 0.5 / n)
+        return self.seen(1.0 - 1.0 / n, 1.0)
+
+
+ALL_BEFORE = CausalMask()
+
+
+def _mean_of_least(start: Any, stop: Any, limit: float) -> Any:
+    """Mean of min(x, limit) over [start, stop]."""
+    low, high = np.minimum(start, limit), np.minimum(stop, limit)
+    return (0.5 * (high - low) * (high + low) + limit * ((stop - high) - (start - low))) / (stop - start)
