@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.plan import Plan
 from perfmodel.setting import (
     Knobs,
     Name,
     Setting,
-    check_headroom,
     choice_of,
     load_plan,
     make_job,
@@ -81,11 +81,11 @@ def predict(
     optimizer: str = Optimizer.ADAMW,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
 ) -> Prediction:
     """Step time and memory of one plan: of a plan (file), or of the one that the knobs describe.
 
-    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the memory to keep free.
+    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free.
     """
     if plan is not None:
         return predict_plan(plan, cluster=cluster, calibration=calibration, profile=profile, memory_headroom=memory_headroom)
@@ -122,7 +122,7 @@ def predict_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
 ) -> Prediction:
     """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile."""
     found = load_plan(plan)
@@ -157,7 +157,7 @@ def find_plans(
     optimizer: str = Optimizer.ADAMW,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
     progress: Callable[[float], None] | None = None,
 ) -> SearchResult:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
@@ -193,7 +193,7 @@ def search_in(
     *,
     objective: str = "time",
     top: int = 10,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
     progress: Callable[[float], None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
@@ -260,7 +260,7 @@ def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
     return f"no plan with these knobs: {'; '.join(rules[:3]) or 'the bounds exclude every layout'}; free a knob or change the chips"
 
 
-def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, memory_headroom: float = 0.0) -> int:
+def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, memory_headroom: float = DEFAULT_HEADROOM) -> int:
     """The chips that would be enough, doubling them up to eight times; 0 where no such number is."""
     from perfmodel.planner.search import sweep
 
@@ -290,7 +290,7 @@ def explain_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
 ) -> Explanation:
     """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers."""
     from perfmodel.planner.explain import explain
@@ -306,7 +306,7 @@ def compare_plans(
     *,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
 ) -> tuple[Prediction, ...]:
     """Predictions of several plans (files), in the order in which they are given."""
     return tuple(predict_plan(plan, calibration=calibration, profile=profile, memory_headroom=memory_headroom) for plan in plans)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.network import Network
@@ -158,7 +159,7 @@ def shard_network(
     precision: str | None = None,
     optimizer: str = Optimizer.ADAMW,
     zero: int | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
     with_strategies: bool = True,
@@ -172,7 +173,8 @@ def shard_network(
     """
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
-    limit = place.machine.memory_capacity * (1.0 - memory_headroom)
+    check_headroom(memory_headroom)
+    limit = place.machine.memory_usable * (1.0 - memory_headroom)
     searches: dict[int, NetworkSearch] = {}
     planners: dict[int, NetworkPlanner] = {}
     reasons: list[InputError] = []
@@ -192,8 +194,9 @@ def shard_network(
         raise reasons[-1]
     best = min(searches, key=lambda stage: searches[stage].best.step_time)
     prediction = searches[best].best
-    prediction = replace(prediction, plan=replace(prediction.plan, sizes=dict(sizes or {})))
+    prediction = replace(prediction, plan=replace(prediction.plan, sizes=dict(sizes or {})), memory_headroom=memory_headroom)
     strategies = _strategies(planners[best], found) if with_strategies else {}
+    strategies = {name: replace(each, memory_headroom=memory_headroom) for name, each in strategies.items()}
     return ShardResult(network=found, zero=best, best=prediction, searches=searches, strategies=strategies, treatments=treatments)
 
 
@@ -244,7 +247,7 @@ def shard_pipeline(
     precision: str | None = None,
     optimizer: str = Optimizer.ADAMW,
     zero: int | None = None,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
     progress: Callable[[float, str], None] | None = None,
@@ -277,7 +280,7 @@ def shard_pipeline(
                 num_chips=place.cluster.num_chips,
                 machine=place.machine,
                 setting=step_setting(place, optimizer=optimizer, zero=stage),
-                memory_limit=place.machine.memory_capacity * (1.0 - memory_headroom),
+                memory_limit=place.machine.memory_usable * (1.0 - memory_headroom),
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((plan.step_time for plan in found.values()), default=math.inf),

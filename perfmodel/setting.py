@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from perfmodel.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -162,7 +163,7 @@ def placed(plan: Plan, setting: Setting) -> Plan:
     return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.estimator.profile.name)
 
 
-def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = 0.0) -> Prediction:
+def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> Prediction:
     check_headroom(memory_headroom)
     return told(setting.estimator.predict(plan, memory_headroom=memory_headroom), setting)
 
@@ -272,8 +273,3 @@ def choice_of(kind: type[_Member], value: str, field: str) -> _Member:
 
 def missing(field: str, meaning: str) -> NoReturn:
     raise InputError(f"{field}: is missing; give {meaning}")
-
-
-def check_headroom(memory_headroom: float) -> None:
-    if not 0.0 <= memory_headroom < 1.0:
-        raise InputError(f"memory_headroom={memory_headroom}: must be a share from 0 to below 1; write 0.1 for a tenth")

@@ -21,7 +21,7 @@ def explain(
     ] = [],  # noqa: B006  # typer wants a list; nobody changes it
     profile: options.Profile = None,
     calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = "0%",
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     json: options.Json = False,
 ) -> None:
     """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
@@ -56,7 +56,7 @@ def compare(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml PLAN.yaml...", help="Plan files, or expert plans by name.")],
     profile: options.Profile = None,
     calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = "0%",
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     json: options.Json = False,
     plot: options.Plot = None,
 ) -> None:

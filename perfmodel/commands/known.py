@@ -74,6 +74,7 @@ def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
     facts += [(f"peak {dtype}", f"{format_flop_rate(rate)} dense") for dtype, rate in chip.peak_flop_rate.items()]
     facts += [
         ("memory", f"{format_bytes(chip.memory.capacity)} {chip.memory.name}, {format_bandwidth(chip.memory.bandwidth)}"),
+        ("usable memory", f"{format_bytes(chip.memory.usable_capacity)}, what the runtime offers a program"),
         ("on chip", format_bytes(chip.on_chip_bytes) if chip.on_chip_bytes else "unknown"),
         ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
         ("devices per chip", str(chip.devices_per_chip)),

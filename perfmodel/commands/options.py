@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from perfmodel import memory_room
 from perfmodel.errors import InputError, bad_field
 
 _JOB, _PLAN, _RESULT = "Job and cluster", "Plan", "Result"
@@ -52,7 +53,11 @@ Calibration = Annotated[
         help="A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.",
     ),
 ]
-MemoryHeadroom = Annotated[str, typer.Option("--memory-headroom", metavar="SHARE", help="Memory to keep free, such as 10%.")]
+DEFAULT_HEADROOM = f"{memory_room.DEFAULT_HEADROOM:.0%}"
+MemoryHeadroom = Annotated[
+    str,
+    typer.Option("--memory-headroom", metavar="SHARE", help="Share of the usable memory that a plan that fits leaves free; 0: none."),
+]
 Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days and chip-hours.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure (PNG, SVG or PDF).")]

@@ -44,7 +44,7 @@ def predict(
     optimizer: options.Optimizer = "adamw",
     profile: options.Profile = None,
     calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = "0%",
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     interval: Annotated[
         bool,
         typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),

@@ -57,7 +57,7 @@ def search(
     optimizer: options.Optimizer = "adamw",
     profile: options.Profile = None,
     calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = "0%",
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     tokens: options.Tokens = "",
     json: options.Json = False,
     plot: options.Plot = None,
@@ -195,6 +195,7 @@ def _nothing_fits(setting: Setting, result: SearchResult, knobs: Knobs, maximum:
     """One sentence: how much is missing, and what would make it fit."""
     from perfmodel.api import least_chips_that_fit
     from perfmodel.report.predictions import plan_line
+    from perfmodel.report.table import percent
     from perfmodel.units import format_bytes
 
     least = result.least_memory[0]
@@ -204,7 +205,9 @@ def _nothing_fits(setting: Setting, result: SearchResult, knobs: Knobs, maximum:
     remedy = f"{chips:,} chips would be enough" if chips else "use chips with more memory, a smaller model or shorter sequences"
     if knobs.given() or maximum:
         remedy += ", or free some of the knobs that were given"
+    free = f" less {percent(headroom)} kept free" if headroom else ""
+    tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, --memory-headroom 0 ranks them)" if result.num_tight else ""
     return (
         f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
-        f"{format_bytes(result.memory_capacity * (1.0 - headroom))} ({plan_line(least.plan)}); {remedy}"
+        f"{format_bytes(result.memory_usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"
     )

@@ -45,7 +45,7 @@ def shard(
     optimizer: options.Optimizer = "adamw",
     profile: options.Profile = None,
     calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = "0%",
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     save: options.Save = None,
     json: options.Json = False,
 ) -> None:
@@ -187,7 +187,7 @@ def _show(result: ShardResult, cluster: str) -> None:
         ("step time", f"{format_time(best.step_time)} for a batch of {network.batch:,}; no plan can take less than "
                       f"{format_time(search.lower_bound)}"),
         ("ZeRO", f"{result.zero}; " + price_line(search.price)),
-        ("memory", memory_line(best.memory, best.memory_capacity)),
+        ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
         ("rests on", rests_on_line(best.rests_on)),
     ]  # fmt: skip
     print_facts(f"{network.name}, batch {network.batch}", facts)
@@ -229,11 +229,13 @@ def _with_pipeline(
 
 
 def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction, given: dict[str, Any]) -> None:
+    from perfmodel.memory_room import verdict
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table, tiers_line
     from perfmodel.units import format_time
     from perfmodel.workload.networks import load_network
 
     fullest = max(best.stages, key=lambda stage: stage.memory["total"])
+    room = verdict(fullest.memory["total"], best.memory_usable, given["memory_headroom"])
     facts = [
         (
             "plan",
@@ -245,7 +247,10 @@ def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction
             f"{format_time(best.step_time)}; with as many stages and microbatches none can take less than {format_time(best.lower_bound)} "
             f"(gap {best.gap:.1%})",
         ),
-        ("memory", f"fullest chip {memory_line(fullest.memory, best.memory_capacity)}; {price_line(best.price * best.num_microbatches)}"),
+        (
+            "memory",
+            f"fullest chip {memory_line(fullest.memory, best.memory_usable, room)}; {price_line(best.price * best.num_microbatches)}",
+        ),
     ]
     print_facts(f"{network}, batch {batch}, on {best.num_chips} chips of {given['cluster']}", facts)
     built = load_network(network, batch=best.plan.batch, **given["sizes"])

@@ -58,6 +58,7 @@ from perfmodel.cost.step import (
 from perfmodel.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.memory_room import DEFAULT_HEADROOM, verdict
 from perfmodel.parallel.derive import derive
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
@@ -129,8 +130,8 @@ class Estimator:
             )
         return self.parameter_programs[key]
 
-    def predict(self, plan: Plan, *, memory_headroom: float = 0.0) -> Prediction:
-        """The plan's step, with every part named. `memory_headroom`: share of the chip's memory to keep free."""
+    def predict(self, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> Prediction:
+        """The plan's step, with every part named. `memory_headroom`: share of the usable memory to keep free."""
         row = evaluate_plan(self, plan)
         return _prediction(self, plan, row, memory_headroom)
 
@@ -281,7 +282,8 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         memory=memory,
         memory_moment=moment,
         memory_capacity=machine.memory_capacity,
-        fits=total <= machine.memory_capacity * (1.0 - headroom),
+        memory_usable=machine.memory_usable,
+        verdict=verdict(total, machine.memory_usable, headroom),
         rests_on=_rests_on(machine, parts),
     )
 

@@ -228,6 +228,7 @@ class Machine:
     peak_flop_rate: float
     memory_bandwidth: float
     memory_capacity: float
+    memory_usable: float
     compute_units: float
     tier_sizes: tuple[int, ...]
     matmul: MatmulRates
@@ -251,6 +252,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     chip = cluster.chip
     peak = calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or chip.flop_rate(dtype)
     memory_bandwidth = calibration.peaks.get("memory_bandwidth", chip.memory.bandwidth)
+    memory_capacity = calibration.peaks.get("memory_capacity", chip.memory.capacity)
     units = float(max(chip.compute_units, 1))
     rests_on = {}
 
@@ -298,7 +300,8 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         dtype=dtype,
         peak_flop_rate=peak,
         memory_bandwidth=memory_bandwidth,
-        memory_capacity=calibration.peaks.get("memory_capacity", chip.memory.capacity),
+        memory_capacity=memory_capacity,
+        memory_usable=memory_capacity * chip.memory.usable_fraction,
         compute_units=units,
         tier_sizes=tuple(tier.size for tier in cluster.tiers),
         matmul=_slower_matmul(matmul, slowdown("matmul")),

@@ -25,6 +25,7 @@ from perfmodel.cost.network_cost import (
     work_time,
 )
 from perfmodel.cost.network_overlap import exposed_time
+from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.network_plan import NetworkPlan, check_plan, gradient_of_input, left_layout, needed_layout
 from perfmodel.parallel.network_traffic import elements_of, network_traffic
 from perfmodel.parallel.sharding import Layout
@@ -43,15 +44,28 @@ class NetworkPrediction:
     parts: Mapping[str, float]
     memory: Mapping[str, float]
     memory_capacity: float
+    memory_usable: float
+    memory_headroom: float
     sent_bytes: float
     rests_on: Mapping[str, str]
 
     @property
+    def verdict(self) -> Verdict:
+        return verdict(self.memory["total"], self.memory_usable, self.memory_headroom)
+
+    @property
     def fits(self) -> bool:
-        return self.memory["total"] <= self.memory_capacity
+        return self.verdict is Verdict.FITS
+
+    @property
+    def memory_spare(self) -> float:
+        """Usable bytes that stay free, headroom included; negative where the plan does not fit."""
+        return self.memory_usable - self.memory["total"]
 
 
-def predict_network(network: Network, plan: NetworkPlan, setting: StepSetting, machine: Machine) -> NetworkPrediction:
+def predict_network(
+    network: Network, plan: NetworkPlan, setting: StepSetting, machine: Machine, *, memory_headroom: float = DEFAULT_HEADROOM
+) -> NetworkPrediction:
     """Time and memory of one training step.
 
     step = m (forward + backward + own collectives + redistributions) + what shows of parameter collectives + optimizer + constant
@@ -103,6 +117,8 @@ def predict_network(network: Network, plan: NetworkPlan, setting: StepSetting, m
         parts=parts_of_step,
         memory=memory,
         memory_capacity=machine.memory_capacity,
+        memory_usable=machine.memory_usable,
+        memory_headroom=memory_headroom,
         sent_bytes=times * sent,
         rests_on=machine.rests_on,
     )

@@ -3,12 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, bad_field
 from perfmodel.hardware.network import NetworkTier, check_tiers
 
 PROVENANCES = ("read", "recalled", "mixed", "measured")
+
+#: Share of its capacity that a chip offers a program where its file does not say: the least of the maker's shipped chips that do. Drivers,
+#: ECC and XLA keep the rest.
+USABLE_FRACTIONS: Mapping[str, float] = MappingProxyType({"nvidia": 0.979, "amd": 0.998, "google": 0.935, "intel": 0.985})
+#: Of another maker's chip: the least of all.
+USABLE_FRACTION_ELSE = min(USABLE_FRACTIONS.values())
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -17,17 +24,29 @@ class MemoryTier:
 
     capacity   as the driver reports it, all devices of the chip together   [byte]
     bandwidth  reads or writes                                              [byte/s]
+    usable     what the runtime offers of the capacity; 0 = all of it       [byte]
     """
 
     name: str
     capacity: float
     bandwidth: float
+    usable: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("capacity", "bandwidth"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise bad_field(f"memory.{name}", value, "must be positive", "give what the data sheet says")
+        if not 0 <= self.usable <= self.capacity:
+            raise bad_field("memory.usable_capacity", self.usable, f"must not exceed the capacity of {self.capacity:.12g} bytes")
+
+    @property
+    def usable_capacity(self) -> float:
+        return self.usable or self.capacity
+
+    @property
+    def usable_fraction(self) -> float:
+        return self.usable_capacity / self.capacity
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, bad_field, one_line, suggest
 from perfmodel.files import check_shape, parse_yaml, read_yaml, record
-from perfmodel.hardware.chip import PROVENANCES, Chip, MemoryTier
+from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.network import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
@@ -29,7 +29,7 @@ LOCALHOST = "localhost"
 """The cluster that is this machine, found at run time."""
 
 # Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
-FACT_GROUPS = ("launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip", "node", "tdp")
+FACT_GROUPS = ("launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp")
 
 
 def list_chips() -> tuple[str, ...]:
@@ -250,11 +250,7 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         vendor=data["vendor"],
         launch_year=data["launch_year"],
         peak_flop_rate={_dtype(name): _flop_rate(name, rate) for name, rate in data["peak_flop_rate"].items()},
-        memory=MemoryTier(
-            name=memory["name"],
-            capacity=parse_quantity(memory["capacity"], "bytes", field="memory.capacity"),
-            bandwidth=parse_quantity(memory["bandwidth"], "bandwidth", field="memory.bandwidth"),
-        ),
+        memory=_memory(memory, data["vendor"]),
         on_chip_bytes=parse_quantity(on_chip.get("capacity", "0 B"), "bytes", field="on_chip.capacity"),
         compute_units=on_chip["compute_units"],
         unit_kind=on_chip["unit_kind"],
@@ -274,6 +270,22 @@ def _chip(data: Mapping[str, Any]) -> Chip:
     )
 
 
+def _memory(memory: Mapping[str, Any], vendor: str) -> MemoryTier:
+    capacity = parse_quantity(memory["capacity"], "bytes", field="memory.capacity")
+    if "usable_capacity" in memory:
+        usable = parse_quantity(memory["usable_capacity"], "bytes", field="memory.usable_capacity")
+        if usable == 0:
+            raise bad_field("memory.usable_capacity", memory["usable_capacity"], "must be positive", "leave it out where it is unknown")
+    else:
+        usable = capacity * USABLE_FRACTIONS.get(vendor, USABLE_FRACTION_ELSE)
+    return MemoryTier(
+        name=memory["name"],
+        capacity=capacity,
+        bandwidth=parse_quantity(memory["bandwidth"], "bandwidth", field="memory.bandwidth"),
+        usable=usable,
+    )
+
+
 def _tier_provenance(group: str, tiers: Sequence[NetworkTier]) -> dict[str, str]:
     """Provenance of a group of tiers together; empty where there are none."""
     stated = {tier.provenance for tier in tiers}
@@ -283,6 +295,7 @@ def _tier_provenance(group: str, tiers: Sequence[NetworkTier]) -> dict[str, str]
 def _stated_groups(data: Mapping[str, Any]) -> list[str]:
     """The groups of facts that this chip file states numbers of."""
     groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
+    groups += ["memory_usable"] if "usable_capacity" in data["memory"] else []
     return groups + (["tdp"] if "tdp" in data else []) + (["node"] if "chips_per_node" in data else [])
 
 
@@ -365,7 +378,7 @@ def _chip_schema() -> "CoreSchema":
             "vendor": text,
             "launch_year": count,
             "peak_flop_rate": shape.dict_schema(text, text, min_length=1),
-            "memory": record({"name": text, "capacity": text, "bandwidth": text}),
+            "memory": record({"name": text, "capacity": text, "bandwidth": text}, {"usable_capacity": text}),
             "on_chip": record({"compute_units": count, "unit_kind": text}, {"capacity": text}),
             "facts": shape.dict_schema(text, fact),
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfmodel.memory_room import Verdict
 from perfmodel.parallel.plan import Plan
 
 SCHEMA_VERSION = 1
@@ -34,6 +35,8 @@ class Prediction:
     parts           exposed seconds on the critical rank by part; they add up to step_time
     memory          bytes of the fullest chip by class, and their "total"
     memory_moment   when in the step that much lives
+    memory_capacity, memory_usable   of a chip as its driver reports it, and what the runtime offers of that   [byte]
+    verdict         whether the total fits into what is usable, with the headroom that was asked for
     mfu_palm        model FLOPs (6 N + 12 L H Q S a token, attention on the full square) over the peak
     mfu_causal      the same with attention counted once below the diagonal
     hfu             FLOPs executed, with recomputation, over the peak
@@ -55,10 +58,20 @@ class Prediction:
     memory: Mapping[str, float]
     memory_moment: str
     memory_capacity: float
-    fits: bool
+    memory_usable: float
+    verdict: Verdict
     rests_on: Mapping[str, str]
     calibration: str = ""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict is Verdict.FITS
+
+    @property
+    def memory_spare(self) -> float:
+        """Usable bytes that stay free, headroom included; negative where the plan does not fit."""
+        return self.memory_usable - self.memory["total"]
 
     @property
     def tokens_per_second(self) -> float:

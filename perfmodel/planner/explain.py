@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, suggest
+from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.prediction import Prediction
@@ -91,7 +92,7 @@ def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
 
 
 def explain(
-    estimator: Estimator, plan: Plan, *, why_not: Mapping[str, int | str | bool] | None = None, memory_headroom: float = 0.0
+    estimator: Estimator, plan: Plan, *, why_not: Mapping[str, int | str | bool] | None = None, memory_headroom: float = DEFAULT_HEADROOM
 ) -> Explanation:
     """What decides this plan's time and memory, what turning one knob would do, and why a plan with other knobs was not chosen."""
     own = estimator.predict(plan, memory_headroom=memory_headroom)
@@ -150,7 +151,7 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
     difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
     gib = 2.0**30
     if not other.fits:
-        lacking = other.memory["total"] - own.memory_capacity * (1.0 - headroom)
+        lacking = other.memory["total"] - own.memory_usable * (1.0 - headroom)
         largest = max((c for c in other.memory if c != "total"), key=lambda c: other.memory[c])
         reason = (
             f"{named}: none of {state.num_evaluated:,} such plans fits; the smallest needs {other.memory['total'] / gib:.1f} GiB, "

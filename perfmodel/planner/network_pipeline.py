@@ -91,6 +91,7 @@ class PipelinePrediction:
     step_time: float
     parts: Mapping[str, float]
     memory_capacity: float
+    memory_usable: float
     lower_bound: float
     price: float
     num_candidates: int
@@ -409,6 +410,7 @@ class _Pipeline:
             step_time=total,
             parts=parts,
             memory_capacity=self.machine.memory_capacity,
+            memory_usable=self.machine.memory_usable,
             lower_bound=min(lower_bound, total),
             price=max(prices),
             num_candidates=1,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.program import compile_program
 from perfmodel.errors import bad_field
+from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.parallel.derive import derive
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import Plan
@@ -33,7 +34,7 @@ def mesh_of(plan: Plan) -> OperatorMesh:
     return OperatorMesh(sizes={axis: sizes[axis] if axis in sizes else layout.degree(axis) for axis in FINE_AXES}, order=tuple(order))
 
 
-def predicted_operators(estimator: Estimator, plan: Plan, *, memory_headroom: float = 0.0) -> tuple[Prediction, ...]:
+def predicted_operators(estimator: Estimator, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> tuple[Prediction, ...]:
     """Whole predictions of what the per-operator search finds on the mesh of `plan`, and of the rule sets, best first: those that fit,
     by time, then those that do not, by memory."""
     if plan.recompute is not Recompute.NONE:
@@ -53,7 +54,12 @@ def predicted_operators(estimator: Estimator, plan: Plan, *, memory_headroom: fl
 
 
 def predict_shardings(
-    estimator: Estimator, plan: Plan, shardings: Mapping[str, Sharding], *, name: str = "per-operator", memory_headroom: float = 0.0
+    estimator: Estimator,
+    plan: Plan,
+    shardings: Mapping[str, Sharding],
+    *,
+    name: str = "per-operator",
+    memory_headroom: float = DEFAULT_HEADROOM,
 ) -> Prediction:
     """`plan` with these shardings in the place of its rule set; its degrees and order are the mesh, tp being tp_kv x tp_q.
 

@@ -31,6 +31,7 @@ class Baseline:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """num_evaluated   plans of the written space, each with its time and memory
+    num_feasible    those that fit with the headroom; num_tight: those that fit without it only
     rejected        reason -> plans; together with num_feasible they are all that were evaluated
     left_out        reason -> layouts (degrees whose product is the number of chips) that the space does not admit
     search_time     CPU seconds in the search itself (it runs on one core)
@@ -48,6 +49,8 @@ class SearchResult:
     pareto: tuple[Prediction, ...]
     least_memory: tuple[Prediction, ...]
     baselines: tuple[Baseline, ...]
+    num_tight: int
     memory_capacity: float
+    memory_usable: float
     memory_headroom: float
     interrupted: bool

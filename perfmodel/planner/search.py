@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError
+from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
@@ -15,9 +16,9 @@ from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.result import Objective, SearchResult
 from perfmodel.planner.space import Space
-from perfmodel.planner.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, Sweep, sweep
+from perfmodel.planner.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
 
-__all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "Sweep", "search_plans", "sweep"]
+__all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
 
 
 def search_plans(
@@ -26,7 +27,7 @@ def search_plans(
     *,
     objective: Objective | str = Objective.TIME,
     top: int = 10,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
     attention: AttentionKernel | None = None,
     with_baselines: bool = True,
     progress: Callable[[float], None] | None = None,
@@ -38,8 +39,7 @@ def search_plans(
         raise InputError(f"objective={objective}: not known; use {', '.join(Objective)}") from None
     if top < 1:
         raise InputError(f"top={top}: must be at least 1; ask for the ten best with 10")
-    if not 0.0 <= memory_headroom < 1.0:
-        raise InputError(f"memory_headroom={memory_headroom}: must be a share from 0 to below 1; use 10% or 0.1")
+    check_headroom(memory_headroom)
     space = space or Space()
     begin = clock.process_time()
     kept = top * len(space.orders)
@@ -60,8 +60,8 @@ def search_plans(
                 break
         return tuple(found.values())
 
-    infeasible = state.num_evaluated - state.num_feasible
-    rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: infeasible - state.num_static}
+    too_large = state.num_evaluated - state.num_feasible - state.num_tight
+    rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: too_large - state.num_static, TIGHT: state.num_tight}
     return SearchResult(
         objective=objective,
         num_evaluated=state.num_evaluated,
@@ -73,7 +73,9 @@ def search_plans(
         pareto=predict(state.front.ids),
         least_memory=predict(state.least.ids),
         baselines=baselines(estimator, memory_headroom=memory_headroom, attention=state.attention) if with_baselines else (),
+        num_tight=state.num_tight,
         memory_capacity=estimator.machine.memory_capacity,
+        memory_usable=estimator.machine.memory_usable,
         memory_headroom=memory_headroom,
         interrupted=state.interrupted,
     )

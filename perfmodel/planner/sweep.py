@@ -46,6 +46,7 @@ from perfmodel.cost.step import (
     parameter_time,
     pipeline_step_time,
 )
+from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
@@ -80,7 +81,8 @@ BLOCK_CELLS = 1 << 16
 
 RULE_SETS = {False: "megatron", True: "megatron-sp"}
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
-OUT_OF_MEMORY = "does not fit: activations and temporaries exceed what is left of the memory"
+OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
+TIGHT = "tight: within the memory, but with less than the headroom left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +100,12 @@ class _Segment:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sweep:
-    """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan."""
+    """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
+
+    capacity     what a plan that fits may take: the usable memory less the headroom   [byte]
+    num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
+    num_tight    plans within the usable memory that do not leave the headroom
+    """
 
     estimator: Estimator
     space: Space
@@ -113,6 +120,7 @@ class Sweep:
     num_evaluated: int = 0
     num_feasible: int = 0
     num_static: int = 0
+    num_tight: int = 0
     segments: list[_Segment] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     next_id: int = 0
@@ -153,13 +161,13 @@ def sweep(
     space: Space,
     *,
     top: int,
-    memory_headroom: float = 0.0,
+    memory_headroom: float = DEFAULT_HEADROOM,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
     progress: Callable[[float], None] | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space. An interrupt ends it with what it has."""
-    capacity = estimator.machine.memory_capacity * (1.0 - memory_headroom)
+    capacity = estimator.machine.memory_usable * (1.0 - memory_headroom)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
         estimator=estimator,
@@ -391,8 +399,9 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         state.starts.append(state.next_id)
         state.num_evaluated += legal_cells * (end - begin)
         state.num_feasible += feasible
-        alone = alone + outside
-        state.num_static += int(np.count_nonzero(alone > state.capacity)) * legal_cells
+        state.num_static += int(np.count_nonzero(alone > machine.memory_usable)) * legal_cells
+        if feasible < memory.size:
+            state.num_tight += int(np.count_nonzero(memory <= machine.memory_usable)) - feasible
         flat_memory = memory.reshape(-1)
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
         if feasible:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.cost.network_predict import NetworkPrediction
+from perfmodel.memory_room import Verdict
 from perfmodel.parallel.network_measurement import NetworkMeasurement
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.parallel.network_plan_file import network_plan_to_dict
 from perfmodel.planner.network_pipeline import PipelinePrediction
+from perfmodel.report.predictions import fits_cell, room_text
 from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.units import format_bytes, format_time
 from perfmodel.workload.network import Network, NetworkOperator
@@ -92,14 +94,13 @@ def _strategy_row(name: str, prediction: NetworkPrediction, best: NetworkPredict
         format_time(prediction.step_time),
         "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x",
         format_bytes(prediction.memory["total"]),
-        "yes" if prediction.fits else "NO",
+        fits_cell(prediction.verdict),
     )
 
 
-def memory_line(memory: Mapping[str, float], capacity: float) -> str:
+def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) -> str:
     classes = ", ".join(f"{words(name)} {format_bytes(size)}" for name, size in memory.items() if name != "total" and size > 0)
-    fits = "fits" if memory["total"] <= capacity else "DOES NOT FIT"
-    return f"{format_bytes(memory['total'])} of {format_bytes(capacity)} a chip: {fits} ({classes})"
+    return f"{room_text(memory['total'], usable, verdict)} ({classes})"
 
 
 def price_line(price: float) -> str:
@@ -138,7 +139,10 @@ def network_prediction_object(prediction: NetworkPrediction) -> dict[str, Any]:
         "parts": prediction.parts,
         "memory": prediction.memory,
         "memory_capacity": prediction.memory_capacity,
+        "memory_usable": prediction.memory_usable,
+        "memory_spare": prediction.memory_spare,
         "fits": prediction.fits,
+        "verdict": str(prediction.verdict),
         "sent_bytes": prediction.sent_bytes,
         "rests_on": prediction.rests_on,
         "plan": network_plan_to_dict(prediction.plan),
@@ -157,6 +161,8 @@ def pipeline_object(prediction: PipelinePrediction) -> dict[str, Any]:
         "search_time": prediction.search_time,
         "stages": prediction.stages,
         "memory_capacity": prediction.memory_capacity,
+        "memory_usable": prediction.memory_usable,
+        "memory_spare": prediction.memory_usable - max(stage.memory["total"] for stage in prediction.stages),
         "plan": network_plan_to_dict(prediction.plan),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.memory_room import Verdict
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
@@ -44,7 +45,10 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "memory": dict(prediction.memory),
         "memory_moment": prediction.memory_moment,
         "memory_capacity": prediction.memory_capacity,
+        "memory_usable": prediction.memory_usable,
+        "memory_spare": prediction.memory_spare,
         "fits": prediction.fits,
+        "verdict": str(prediction.verdict),
     }
     if tokens:
         content["tokens"] = tokens
@@ -130,9 +134,20 @@ def plan_line(plan: Plan) -> str:
 
 
 def memory_line(prediction: Prediction) -> str:
-    total, capacity = prediction.memory["total"], prediction.memory_capacity
-    verdict = "fits" if prediction.fits else "DOES NOT FIT"
-    return f"{format_bytes(total)} of {format_bytes(capacity)} ({percent(total / capacity)}): {verdict}"
+    return room_text(prediction.memory["total"], prediction.memory_usable, prediction.verdict)
+
+
+def room_text(total: float, usable: float, verdict: Verdict) -> str:
+    """`61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
+    spare = usable - total
+    left = f"{format_bytes(spare)} to spare" if spare >= 0 else f"{format_bytes(-spare)} too much"
+    said = {Verdict.FITS: "fits", Verdict.TIGHT: "TIGHT", Verdict.DOES_NOT_FIT: "DOES NOT FIT"}[verdict]
+    return f"{format_bytes(total)} of {format_bytes(usable)} usable ({percent(total / usable)}): {said}, {left}"
+
+
+def fits_cell(verdict: Verdict) -> str:
+    """The verdict in a column `fits`."""
+    return {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "NO"}[verdict]
 
 
 def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, str]]:
@@ -184,13 +199,13 @@ def parts_table(prediction: Prediction) -> Table:
 
 
 def memory_table(prediction: Prediction) -> Table:
-    capacity = prediction.memory_capacity
+    capacity = prediction.memory_usable
     classes = sorted(((name, size) for name, size in prediction.memory.items() if size and name != "total"), key=lambda item: -item[1])
     total = prediction.memory["total"]
     rows = [(words(name), format_bytes(size), percent(size / capacity), bar(size / capacity)) for name, size in classes]
-    over = "" if prediction.fits or total <= capacity else f" over by {format_bytes(total - capacity)}"
+    over = "" if total <= capacity else f" over by {format_bytes(total - capacity)}"
     return Table(
-        title=f"Memory of the fullest chip, of {format_bytes(capacity)}, at its peak ({prediction.memory_moment})",
+        title=f"Memory of the fullest chip, of {format_bytes(capacity)} usable, at its peak ({prediction.memory_moment})",
         headers=("class", "size", "share", ""),
         rows=(*rows, ("total", format_bytes(total), percent(total / capacity), bar(total / capacity) + over)),
         right=("size", "share"),
@@ -219,7 +234,7 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, in
                 f"{each.tokens_per_second_per_chip:,.0f}",
                 percent(each.mfu_palm),
                 format_bytes(each.memory["total"]),
-                "yes" if each.fits else "NO",
+                fits_cell(each.verdict),
                 *cost,
                 degrees_line(each.plan),
                 rests_on_lines(each)[0],
@@ -273,7 +288,8 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         row("against the fastest", ["-" if each.step_time == best else f"+{percent(each.step_time / best - 1)}" for each in predictions]),
         row("tokens/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
         row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),
-        row("fits", ["yes" if each.fits else "NO" for each in predictions]),
+        row("fits", [fits_cell(each.verdict) for each in predictions]),
+        row("memory to spare", [_signed_bytes(each.memory_spare) for each in predictions]),
     ]
     parts = [
         row(words(part), [format_time(each.parts[part]) if each.parts[part] else "-" for each in predictions])
@@ -295,6 +311,10 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
     if differing:
         tables.append(Table(title="In what they differ", headers=("knob", *columns), rows=tuple(differing), right=columns))
     return tables
+
+
+def _signed_bytes(size: float) -> str:
+    return format_bytes(size) if size >= 0 else f"-{format_bytes(-size)}"
 
 
 def _flat(prediction: Prediction) -> dict[str, str]:

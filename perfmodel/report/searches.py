@@ -9,7 +9,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import Baseline, SearchResult
-from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, plan_cells, prediction_object, step_text
+from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object, step_text
 from perfmodel.report.table import Table, percent
 from perfmodel.units import format_bytes, format_time
 
@@ -29,11 +29,13 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "objective": str(result.objective),
         "num_evaluated": result.num_evaluated,
         "num_feasible": result.num_feasible,
+        "num_tight": result.num_tight,
         "rejected": dict(result.rejected),
         "left_out": dict(result.left_out),
         "search_time": result.search_time,
         "interrupted": result.interrupted,
         "memory_capacity": result.memory_capacity,
+        "memory_usable": result.memory_usable,
         "memory_headroom": result.memory_headroom,
         "plans": described(result.plans),
         "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
@@ -50,9 +52,9 @@ def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
 
 def search_line(result: SearchResult) -> str:
     rate = f", {result.num_evaluated / result.search_time / 1e6:.1f} million a second" if result.search_time > 0.05 else ""
-    room = f"{format_bytes(result.memory_capacity)}"
+    room = f"{format_bytes(result.memory_usable)} usable"
     if result.memory_headroom:
-        room += f" less {percent(result.memory_headroom)}"
+        room += f" less {percent(result.memory_headroom)} kept free"
     return (
         f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "
         f"{result.num_feasible:,} fit in {room}; ranked by {result.objective}"
@@ -71,7 +73,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
             _against(each.step_time, best),
             percent(each.mfu_palm),
             format_bytes(each.memory["total"]),
-            "yes" if each.fits else "NO",
+            fits_cell(each.verdict),
             *plan_cells(each.plan),
             *(("" if each.plan.order == DEFAULT_ORDER else "-".join(each.plan.order),) if with_order else ()),
         )
@@ -175,7 +177,7 @@ def neighbours_table(explanation: Explanation) -> Table:
                 step_text(found.step_time),
                 _against(found.step_time, own),
                 format_bytes(found.memory["total"]),
-                "yes" if found.fits else "NO",
+                fits_cell(found.verdict),
                 _cause(each) if found.fits else "",
             )
         )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import perfmodel
 from perfmodel import cli
+from perfmodel.memory_room import DEFAULT_HEADROOM, verdict
 from perfmodel.parallel.plan_file import plan_from_dict
 from tests.commands.conftest import JOB
 
@@ -86,9 +87,22 @@ def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
 
 def test_headroom_can_make_it_not_fit(call_json):
     prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
-    share = prediction["memory"]["total"] / prediction["memory_capacity"]
+    share = prediction["memory"]["total"] / prediction["memory_usable"]
     assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) - 0.1}%")["fits"]
-    assert not call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) + 0.1}%")["fits"]
+    tight = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) + 0.1}%")
+    assert (tight["fits"], tight["verdict"], tight["memory_spare"] > 0) == (False, "tight", True)
+
+
+def test_what_the_driver_keeps_is_not_memory_to_use(call, call_json):
+    job = ["--model", "llama-3.1-8b", "--cluster", "aws-p4d", "--chips", 8, "--zero", 3, "--global-batch", 8, "--seq-len", 4096]
+    prediction = call_json("predict", *job)
+    total = prediction["memory"]["total"]
+    assert prediction["memory_usable"] == 39.38 * 2**30 < prediction["memory_capacity"] == 40 * 2**30
+    assert prediction["memory_spare"] == prediction["memory_usable"] - total
+    assert prediction["verdict"] == verdict(total, prediction["memory_usable"], DEFAULT_HEADROOM)
+    out = call("predict", *job)[1]
+    assert "of 39.4 GiB usable" in out
+    assert ("GiB to spare" in out) == (prediction["memory_spare"] >= 0)
 
 
 def test_tokens_add_days_and_chip_hours(call_json):

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.dtypes import Dtype
 from perfmodel.files import read_yaml
-from perfmodel.hardware.chip import PROVENANCES
+from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTIONS
 from perfmodel.hardware.network import Topology
 from perfmodel.hardware.reader import FACT_GROUPS, LOCALHOST, list_chips, list_clusters, load_chip, load_cluster, load_prices
 from perfmodel.resources import resource_dir
@@ -22,7 +22,7 @@ TIERS = [
     *((f"chip {name}", number, tier) for name in CHIPS for number, tier in enumerate(load_chip(name).default_tiers)),
     *((f"cluster {name}", number, tier) for name in CLUSTERS for number, tier in enumerate(load_cluster(name).tiers)),
 ]
-QUANTITY_FIELDS = {"capacity", "bandwidth", "pair_bandwidth", "latency", "tdp"}
+QUANTITY_FIELDS = {"capacity", "usable_capacity", "bandwidth", "pair_bandwidth", "latency", "tdp"}
 COUNT_FIELDS = {
     "launch_year",
     "compute_units",
@@ -151,6 +151,16 @@ def test_every_group_of_numbers_has_a_provenance_and_a_source(name):
         assert len(fact["source"]) > 5, group
         assert ("recalled" in fact["source"]) or fact["provenance"] != "recalled", f"{group}: a recalled number says so"
     assert {"peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip", "launch_year", "scale_out"} <= set(chip.provenance)
+
+
+def test_the_rule_for_memory_that_nobody_measured_is_the_least_of_what_was():
+    shares: dict[str, list[float]] = {}
+    for name in CHIPS:
+        if "usable_capacity" in read_yaml(SPECS / "chips" / f"{name}.yaml")["memory"]:
+            chip = load_chip(name)
+            assert 0.9 < chip.memory.usable_fraction <= 1
+            shares.setdefault(chip.vendor, []).append(chip.memory.usable_fraction)
+    assert {vendor: math.floor(min(each) * 1000) / 1000 for vendor, each in shares.items()} == USABLE_FRACTIONS
 
 
 @pytest.mark.parametrize("owner, number, tier", TIERS, ids=[f"{owner} {number}" for owner, number, _ in TIERS])

@@ -21,7 +21,7 @@ from perfmodel.hardware.calibration import (
     MatmulModel,
     StreamingModel,
 )
-from perfmodel.hardware.chip import Chip
+from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.network import Topology
@@ -275,8 +275,9 @@ def test_a_bad_calibration_names_the_field(tmp_path, old, new, rule):
         ("chips_per_node: 16", "chips_per_node: 12", "must divide size=16"),
         ("vendor: aws\n", "", "vendor: required field is missing"),
         ("provenance: read", "provenance: guessed", "provenance='guessed'"),
-        ("  memory_capacity: {", "  memory_size: {", "unknown group of facts; did you mean 'memory_capacity'"),
+        ("  memory_capacity: {", "  memory_capacty: {", "unknown group of facts; did you mean 'memory_capacity'"),
         ("capacity: 96 GiB", "capacity: 0 GiB", "must be positive"),
+        ("capacity: 96 GiB", "capacity: 96 GiB\n  usable_capacity: 95 GiB", "add facts.memory_usable"),
     ],
 )
 def test_a_bad_chip_file_names_file_field_and_remedy(tmp_path, old, new, rule):
@@ -288,6 +289,23 @@ def test_a_bad_chip_file_names_file_field_and_remedy(tmp_path, old, new, rule):
         load_chip(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_chip_offers_no_more_than_it_has(tmp_path):
+    path = tmp_path / "mychip.yaml"
+    text = (SPECS / "chips" / "h100-sxm-80gb.yaml").read_text()
+    path.write_text(text.replace("usable_capacity: 79.1 GiB", "usable_capacity: 80 GiB"))
+    with pytest.raises(InputError, match=r"memory.usable_capacity=.*must not exceed the capacity"):
+        load_chip(path)
+
+
+def test_a_chip_that_does_not_say_what_it_offers_follows_its_maker(tmp_path):
+    path = tmp_path / "mychip.yaml"
+    text = (SPECS / "chips" / "h100-sxm-80gb.yaml").read_text()
+    path.write_text("".join(line for line in text.splitlines(keepends=True) if "usable" not in line))
+    assert load_chip(path).memory.usable_fraction == pytest.approx(USABLE_FRACTIONS["nvidia"])
+    path.write_text(path.read_text().replace("vendor: nvidia", "vendor: somebody"))
+    assert load_chip(path).memory.usable_fraction == pytest.approx(min(USABLE_FRACTIONS.values()))
 
 
 def test_a_number_without_a_source_is_refused():

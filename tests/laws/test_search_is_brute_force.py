@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.planner.search import search_plans
+from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict
+from perfmodel.planner.search import OUT_OF_MEMORY, TIGHT, search_plans
 from perfmodel.planner.space import Space
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
@@ -34,7 +35,8 @@ def front(predictions):
 def half_fits(request):
     """An estimator whose chip holds half of all plans, and all of them predicted."""
     needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values
-    estimator = estimator_of(JOB, chips=4, node=2, profile=request.param, chip=with_capacity(float(needed[len(needed) // 2])))
+    capacity = float(needed[len(needed) // 2]) / (1 - DEFAULT_HEADROOM)
+    estimator = estimator_of(JOB, chips=4, node=2, profile=request.param, chip=with_capacity(capacity * (1 + 1e-9)))
     return estimator, all_predictions(estimator)
 
 
@@ -45,6 +47,7 @@ def test_counts(half_fits):
     assert 0 < feasible < len(everything)
     assert (result.num_evaluated, result.num_feasible) == (len(everything), feasible)
     assert sum(result.rejected.values()) == len(everything) - feasible
+    assert result.num_tight == result.rejected.get(TIGHT, 0) == sum(p.verdict is Verdict.TIGHT for p in everything)
 
 
 def test_the_best_by_time(half_fits):
@@ -80,7 +83,7 @@ def test_the_front(half_fits):
 @pytest.mark.parametrize("headroom", [0.1, 0.5])
 def test_headroom_is_less_memory(half_fits, headroom):
     estimator, everything = half_fits
-    capacity = estimator.machine.memory_capacity * (1 - headroom)
+    capacity = estimator.machine.memory_usable * (1 - headroom)
     result = search_plans(estimator, memory_headroom=headroom, with_baselines=False)
     assert result.num_feasible == sum(p.memory["total"] <= capacity for p in everything)
     assert all(p.fits and p.memory["total"] <= capacity for p in result.plans)
@@ -93,6 +96,19 @@ def test_what_is_rejected_for_weights_alone():
     assert result.plans == result.pareto == ()
     assert list(result.rejected.values()) == [result.num_evaluated]
     assert next(iter(result.rejected)).endswith("alone exceed the memory")
+
+
+def test_weights_alone_are_without_what_the_framework_needs():
+    """A chip that holds weights, gradients and states of every plan, but not the framework beside them."""
+    estimator = estimator_of(JOB, chips=4, profile="nanotron")
+    states = max(sum(p.memory[name] for name in ("weights", "gradients", "optimizer")) for p in all_predictions(estimator))
+    result = search_plans(estimator_of(JOB, chips=4, profile="nanotron", chip=with_capacity(states * 1.01)), with_baselines=False)
+    assert estimator.profile.framework_bytes > states
+    assert list(result.rejected) == [OUT_OF_MEMORY]
+
+
+def test_the_least_memory_is_told_where_nothing_fits():
+    result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), with_baselines=False)
     (least,) = result.least_memory
     assert not least.fits
     assert least.memory["total"] == min(p.memory["total"] for p in all_predictions(estimator_of(JOB, chips=4)))
