@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
 from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.audit_repeat import counted_microbatches, extrapolate, with_microbatches
-from perfmodel.execute.audit_worker import receive, send
+from perfmodel.execute.processes import STOPPED_TIMEOUT, Patience, cause_of_death, is_stopped, last_words, private_folder, start_python
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, place_of, rank_at
 
@@ -87,49 +88,93 @@ class Counted(NamedTuple):
 
 
 class CountingProcess:
-    """A process that imports torch once and counts plans for this one, each rank in a fork of its own."""
+    """A process that imports torch once and counts plans for this one, each rank in a fork of its own.
+
+    Questions and answers carry numbers. A conversation that is interrupted (Ctrl-C, a time limit) ends the process, so that no later
+    question gets its answer; the next one starts another.
+    """
+
+    def __init__(self) -> None:
+        self._scope = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self.torch_version = ""
 
     def __enter__(self) -> CountingProcess:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = "from perfmodel.execute.audit_worker import main; main()"
-        self._log = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment
-        )
-        try:
-            self.torch_version: str = self._receive()[1]
-        except BaseException:
-            self.__exit__()
-            raise
+        self._start()
         return self
 
     def __exit__(self, *details: object) -> None:
-        process = self._process
-        process.kill()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()  # type: ignore[union-attr]
-        process.stdout.close()  # type: ignore[union-attr]
-        process.wait()
-        self._log.close()
+        self.close()
+
+    def _start(self) -> None:
+        try:
+            self._folder = self._scope.enter_context(private_folder())
+            self._connection, theirs = Pipe()
+            self._scope.enter_context(self._connection)
+            arguments = (theirs.fileno(), os.getpid())
+            with theirs:
+                self._process = start_python(
+                    f"from perfmodel.execute.audit_worker import main; main(*{arguments!r})",
+                    folder=self._folder,
+                    log=self._folder / "log",
+                    descriptor=theirs.fileno(),
+                    settings={"OMP_NUM_THREADS": "1"},
+                )
+            self._number = 0
+            (self.torch_version,) = self._receive()[1:]
+        except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
+            raise RunError(f"audit: its process could not be started ({reason}); free some memory or disk space and audit again") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()  # the fork dies with it
+            self._process.wait()
+            self._process = None
+        self._scope.close()
 
     def count(self, plan: Plan, rank: int, *, dropout: bool = False) -> Counted:
         """That rank's step, counted; RunError where torch cannot build or run its program."""
+        if self._process is None:
+            self._start()
+        self._number += 1
         try:
-            send(self._process.stdin, (plan, rank, dropout))  # type: ignore[arg-type]
-        except BrokenPipeError:
-            raise self._ended() from None
-        kind, *content = self._receive()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told below
+                self._connection.send((self._number, plan, rank, dropout))
+            kind, *content = self._receive()
+        except BaseException:
+            self.close()
+            raise
         if kind == "error":
             raise RunError(f"audit: rank {rank}: torch cannot build or run this program: {content[0]}")
+        if kind == "lost":
+            raise RunError(f"audit: rank {rank}: {content[0]}")
         return Counted(*content)
 
     def _receive(self) -> tuple[Any, ...]:
+        """The answer to the last question, without its number; RunError where the process ends or is stopped."""
+        assert self._process is not None
+        patience, stopped = Patience(), 0.0
         try:
-            return receive(self._process.stdout)  # type: ignore[arg-type, no-any-return]
-        except EOFError:
+            while not self._connection.poll(0.2):
+                stopped = stopped + patience.passed() if is_stopped(self._process.pid) else 0.0
+                if stopped > STOPPED_TIMEOUT:
+                    raise RunError("audit: its process was stopped from outside (SIGSTOP); audit again")
+            number, *answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
             raise self._ended() from None
+        if number != self._number:
+            raise RunError(f"audit: its process answered question {number} where {self._number} was asked; audit again")
+        return tuple(answer)
 
     def _ended(self) -> RunError:
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return RunError(f"audit: its process ended early: {lines[-1] if lines else 'no output'}")
+        assert self._process is not None
+        code = self._process.wait()
+        words = last_words(self._folder / "log", code)
+        remedy = "free some memory and audit again" if code == -signal.SIGKILL else "audit again"
+        return RunError(f"audit: its process died ({cause_of_death(code)}){words}; {remedy}")

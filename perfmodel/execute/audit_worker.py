@@ -3,68 +3,76 @@
 from __future__ import annotations
 
 import os
-import pickle
-import struct
+import signal
 import sys
 import time
 import traceback
-from typing import IO, Any
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
 
-from perfmodel.execute.launch import die_with_parent
-
-_LENGTH = struct.Struct("<q")
-
-
-def send(stream: IO[bytes], message: Any) -> None:
-    data = pickle.dumps(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
+from perfmodel.execute.processes import STOPPED_TIMEOUT, Patience, cause_of_death, die_with_parent
 
 
-def receive(stream: IO[bytes]) -> Any:
-    """The next message; raises EOFError where there is none."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    return pickle.loads(stream.read(_LENGTH.unpack(head)[0]))
-
-
-def main() -> None:
-    """Reads a plan and a rank from standard input, until its end; answers with ("ok", counts, elapsed, memory) or ("error", text)."""
-    die_with_parent()
-    results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints must not stand between the results
+def main(descriptor: int, parent: int) -> None:
+    """Reads (number, plan, rank, dropout) until the other end closes; answers each with its number and
+    ("ok", counts, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
+    die_with_parent(parent)
+    warnings.simplefilter("ignore")
+    connection = Connection(descriptor)
     import torch
 
     import perfmodel.execute.audit_count  # noqa: F401 - before the forks
 
-    send(results, ("ready", torch.__version__))
+    connection.send((0, "ready", torch.__version__))
     while True:
         try:
-            plan, rank, dropout = receive(sys.stdin.buffer)
-        except EOFError:
+            number, plan, rank, dropout = connection.recv()
+        except (EOFError, OSError):
             return
-        child = os.fork()
+        server, child = os.getpid(), os.fork()
         if child == 0:
             code = 1
             try:
-                send(results, _audit(plan, rank, dropout))
+                die_with_parent(server)
+                connection.send((number, *_audit(plan, rank, dropout)))
                 code = 0
             finally:
                 os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if status:
-            send(results, ("error", f"the auditing process ended with status {status}"))
+        how = _wait_for(child)
+        if how:
+            remedy = (
+                "free some memory, or count fewer microbatches by leaving out --every-microbatch" if "SIGKILL" in how else "audit again"
+            )
+            connection.send((number, "lost", f"the process that counts it {how}; {remedy}"))
+
+
+def _wait_for(child: int) -> str:
+    """How the fork ended where that was not by itself; one that somebody stopped is ended."""
+    patience, stopped = Patience(), 0.0
+    pause = 0.005
+    is_still = False
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if found and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+            code = os.waitstatus_to_exitcode(status)
+            return f"died ({cause_of_death(code)})" if code else ""
+        if found:
+            is_still = os.WIFSTOPPED(status)
+        stopped = stopped + patience.passed() if is_still else 0.0
+        if stopped > STOPPED_TIMEOUT:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "was stopped from outside (SIGSTOP)"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
 
 
 def _audit(plan: Any, rank: int, dropout: bool) -> tuple[Any, ...]:
     import resource
-    import warnings
 
     from perfmodel.execute.audit_count import torch_counts
 
-    die_with_parent()
-    warnings.simplefilter("ignore")
     start = time.perf_counter()
     try:
         counts = torch_counts(plan, rank, dropout=dropout)

@@ -10,20 +10,19 @@ Nothing here imports torch: only the workers do.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import mmap
 import os
 import pickle
-import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -31,15 +30,24 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import RunError
+from perfmodel.errors import InputError, RunError, one_line
+from perfmodel.execute.processes import (
+    STOPPED_TIMEOUT,
+    Patience,
+    cause_of_death,
+    die_with_parent,
+    is_stopped,
+    last_words,
+    private_folder,
+    start_python,
+)
 
-#: What a rank says while it imports and joins the process group: that may take longer than any step.
+#: What a rank says while it imports: that may take longer than any step.
 STARTING = "starting up"
+#: Longer messages go through a file: a stopped rank would leave the other end of the pipe waiting in the middle of one. [byte]
+_LONGEST_MESSAGE = 1 << 15
 #: Imported before a rank is ready, so that no call spends seconds on it.
 PRELOADED = ("perfmodel.execute.measure", "perfmodel.execute.gradient_check")
-
-#: prctl option: the signal that a process gets when its parent dies (linux/prctl.h).
-PR_SET_PDEATHSIG = 1
 
 #: A heartbeat file holds the monotonic time, a counter and what the rank was doing.
 HEARTBEAT_BYTES = 256
@@ -51,6 +59,9 @@ _WAITING = ("distributed_c10d.py", "_functional_collectives.py", "pipelining/sch
 #: What a rank says when a peer is gone: a consequence, not the cause.
 _SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "timed out waiting", "connection refused", "gloo", "nccl", "store")
 
+
+#: What a launcher sets for its own processes; ours are no part of its group.
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 #: glibc: a worker keeps the memory that it frees, as the caching allocator of a GPU does; else every step pays for fresh pages again.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
@@ -94,13 +105,6 @@ class Worker:
             self.heartbeat.beat(what)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends (Linux; elsewhere the closed pipe ends the worker)."""
-    if not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
     """gloo on CPUs; on GPUs nccl, with gloo beside it for objects."""
     import torch
@@ -119,45 +123,53 @@ def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
         dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.world_size, timeout=limit)
 
 
-def worker_main(descriptor: int, rank: int, world_size: int, device: str, folder: str, parent: int, timeout: float) -> None:
+def _post(connection: Connection, kind: str, data: bytes, path: Path) -> None:
+    if len(data) > _LONGEST_MESSAGE:
+        path.write_bytes(data)
+        data = b""
+    connection.send((kind, data))
+
+
+def _posted(data: bytes, path: Path) -> Any:
+    return pickle.loads(data or path.read_bytes())
+
+
+def worker_main(descriptor: int, rank: int, world_size: int, device: str, place: str, parent: int, timeout: float) -> None:
     """Entry point of a spawned worker: join the group, then run what the parent sends until it hangs up."""
-    die_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     import faulthandler
 
-    stack = open(Path(folder) / f"stack{rank}", "w")  # noqa: SIM115 - must stay open for the signal handler
+    folder = Path(place)
+    stack = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - must stay open for the signal handler
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    warnings.simplefilter("ignore")  # nobody reads them, but where a rank has died they would pass for its last words
     connection = Connection(descriptor)
-    worker = Worker(rank, world_size, device, Heartbeat(Path(folder) / f"beat{rank}"))
+    worker = Worker(rank, world_size, device, Heartbeat(folder / f"beat{rank}"))
     try:
         worker.beat(STARTING)
         import torch.distributed as dist
 
         for module in PRELOADED:
             importlib.import_module(module)
-        limit = timedelta(seconds=timeout)
-        if rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, timeout=limit, wait_for_workers=False)
-            connection.send(("port", store.port))
-        else:
-            store = dist.TCPStore("127.0.0.1", connection.recv(), world_size, is_master=False, timeout=limit)
-        init_process_group(worker, store, timeout)
+        worker.beat("joining the group")
+        # Ranks find each other through a file in a folder of this user's own: torch's server for that listens on every address, and what
+        # peers send is unpickled.
+        init_process_group(worker, dist.FileStore(str(folder / "store"), world_size), timeout)
         worker.beat("ready")
-        connection.send(("ok", pickle.dumps(None)))
+        _post(connection, "ok", pickle.dumps(None), folder / f"result{rank}")
         while True:
-            message = connection.recv_bytes()
-            function, arguments = pickle.loads(message)
+            try:
+                _, message = connection.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            function, arguments = _posted(message, folder / "call")
             worker.beat(f"starting {getattr(function, '__name__', function)}")
             result = function(worker, *arguments)
             worker.beat("done")
-            connection.send(("ok", pickle.dumps(result)))
-    except EOFError:
-        os._exit(0)
+            _post(connection, "ok", pickle.dumps(result), folder / f"result{rank}")
     except BaseException as error:
         with contextlib.suppress(OSError):
-            connection.send(("error", f"{type(error).__name__}: {error}", traceback.format_exc()))
+            connection.send(("error", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE], traceback.format_exc()[-_LONGEST_MESSAGE:]))
         os._exit(1)
 
 
@@ -195,7 +207,8 @@ class WorkerGroup:
         self.start_timeout = start_timeout
         self.on_progress = on_progress
         self._processes: list[_Process] = []
-        self._folder = ""
+        self._scope = ExitStack()
+        self._folder = Path()
 
     @property
     def pids(self) -> list[int]:
@@ -203,13 +216,10 @@ class WorkerGroup:
 
     def __enter__(self) -> WorkerGroup:
         try:
-            self._folder = tempfile.mkdtemp(prefix="perfmodel-run-")
+            self._folder = self._scope.enter_context(private_folder())
             for rank in range(self.num_ranks):
                 self._processes.append(self._start(rank))
-            port = self._receive([0], self.start_timeout, kind="port")[0]
-            for process in self._processes[1:]:
-                process.connection.send(port)
-            self._receive(range(self.num_ranks), self.start_timeout)
+            self._receive(self.start_timeout)
         except OSError as error:
             self.close()
             reason = error.strerror or str(error)
@@ -224,31 +234,27 @@ class WorkerGroup:
 
     def _start(self, rank: int) -> _Process:
         ours, theirs = Pipe()
-        folder = Path(self._folder)
-        heartbeat = Heartbeat(folder / f"beat{rank}", create=True)
+        heartbeat = Heartbeat(self._folder / f"beat{rank}", create=True)
         # Every gloo or nccl transfer outlives the watch below: the parent, not a peer's timeout, names the culprit.
         timeout = 3 * max(self.hang_timeout, 20.0) + self.start_timeout
-        arguments = (theirs.fileno(), rank, self.num_ranks, self.device, self._folder, os.getpid(), timeout)
-        code = f"from perfmodel.execute.launch import worker_main; worker_main(*{arguments!r})"
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        arguments = (theirs.fileno(), rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout)
+        # All ranks are on this machine: whatever the user's other runs talk over, these listen to nothing but it.
+        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
+        settings = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         if self.device == "cpu":
-            environment["OMP_NUM_THREADS"] = environment["MKL_NUM_THREADS"] = "1"
-            for name, value in _KEEP_MEMORY.items():
-                environment.setdefault(name, value)
-            environment.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform.startswith("linux") else "lo0")
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)
-        with (folder / f"log{rank}").open("wb") as log:
-            popen = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=(theirs.fileno(),),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+            settings |= {name: os.environ.get(name, value) for name, value in _KEEP_MEMORY.items()}
+            settings |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        try:
+            popen = start_python(
+                f"from perfmodel.execute.launch import worker_main; worker_main(*{arguments!r})",
+                folder=self._folder,
+                log=self._folder / f"log{rank}",
+                descriptor=theirs.fileno(),
+                settings=settings,
+                without=LAUNCHER_VARIABLES,
             )
-        theirs.close()
+        finally:
+            theirs.close()
         return _Process(rank, popen, ours, heartbeat)
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = float("inf")) -> list[Any]:
@@ -256,17 +262,19 @@ class WorkerGroup:
         message = pickle.dumps((function, arguments))
         try:
             for process in self._processes:
-                with contextlib.suppress(BrokenPipeError):  # a dead rank is found below
-                    process.connection.send_bytes(message)
-            return self._receive(range(self.num_ranks), timeout)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead rank is found below
+                    _post(process.connection, "call", message, self._folder / "call")
+            return self._receive(timeout)
         except BaseException:
             self.close()
             raise
 
-    def _receive(self, ranks: Sequence[int], timeout: float, *, kind: str = "ok") -> list[Any]:
-        pending = {self._processes[rank].connection: self._processes[rank] for rank in ranks}
+    def _receive(self, timeout: float) -> list[Any]:
+        """The answer of every rank; watches over those that have not answered yet."""
+        pending = {process.connection: process for process in self._processes}
         results: dict[int, Any] = {}
-        start = last_sign = time.monotonic()
+        patience, waited, silence, last_sign = Patience(), 0.0, 0.0, 0.0
+        stopped = dict.fromkeys(range(self.num_ranks), 0.0)
         while pending:
             for connection in wait(list(pending), timeout=0.2):
                 process = pending[connection]  # type: ignore[index]
@@ -276,41 +284,48 @@ class WorkerGroup:
                     raise self._blame_failure() from None
                 if message[0] == "error":
                     raise self._blame_failure({process.rank: message[1:]})
-                if message[0] != kind:
-                    raise RunError(f"rank {process.rank} sent {message[0]!r} where {kind!r} was due")
-                results[process.rank] = message[1] if kind == "port" else pickle.loads(message[1])
+                results[process.rank] = _posted(message[1], self._folder / f"result{process.rank}")
                 del pending[connection]  # type: ignore[arg-type]
-            now = time.monotonic()
-            signs = [process.heartbeat.read() for process in pending.values()]
+            passed = patience.passed()
+            waited += passed
             if self.on_progress is not None and self._processes:
                 self.on_progress(self._processes[0].heartbeat.read()[2])
-            last_sign = max([last_sign, *(when for when, _, _ in signs)])
+            for process in pending.values():
+                stopped[process.rank] = stopped[process.rank] + passed if is_stopped(process.popen.pid) else 0.0
+                if stopped[process.rank] > min(self.hang_timeout, STOPPED_TIMEOUT):
+                    raise self._hung(process, "it was stopped from outside (SIGSTOP)")
+            signs = [process.heartbeat.read() for process in pending.values()]
+            newest = max((when for when, _, _ in signs), default=last_sign)
+            silence = silence + passed if newest <= last_sign else 0.0
+            last_sign = max(last_sign, newest)
             silence_limit = self.start_timeout if any(text in ("", STARTING) for _, _, text in signs) else self.hang_timeout
-            if pending and (now - last_sign > silence_limit or now - start > timeout):
-                raise self._blame_hang(list(pending.values()), now)
-        return [results[rank] for rank in ranks]
+            if pending and (silence > silence_limit or waited > timeout):
+                raise self._blame_hang(list(pending.values()))
+        return [results[rank] for rank in range(self.num_ranks)]
 
     def _blame_failure(self, errors: dict[int, tuple[str, str]] | None = None) -> RunError:
         """Which rank failed first? A death before an exception, an exception of its own before a lost connection."""
         errors = dict(errors or {})
         deadline = time.monotonic() + 1.5  # peers notice a death within milliseconds: let every report come in
-        while time.monotonic() < deadline:
-            for process in self._processes:
+        dead: list[_Process] = []
+        while not dead and time.monotonic() < deadline:
+            time.sleep(0.05)
+            ended = [process for process in self._processes if process.popen.poll() is not None]
+            for process in self._processes:  # after the look at who has ended: a rank reports its exception before it ends
                 with contextlib.suppress(EOFError, OSError):
-                    if process.rank not in errors and process.connection.poll(0):
+                    while process.rank not in errors and process.connection.poll(0):
                         message = process.connection.recv()
                         if message[0] == "error":
                             errors[process.rank] = message[1:]
-            if any(p.popen.poll() is not None and p.rank not in errors for p in self._processes):
-                break
-            time.sleep(0.05)
-        for process in self._processes:
-            code = process.popen.poll()
-            if code is not None and process.rank not in errors:
-                cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                doing = process.heartbeat.read()[2] or "starting"
-                words = self._log_tail(process)
-                return RunError(f"rank {process.rank} of {self.num_ranks} died ({cause}) during {doing!r}{words}; nothing was written")
+            dead = [process for process in ended if process.rank not in errors]
+        if dead:
+            process = min(dead, key=lambda process: process.popen.returncode == -signal.SIGABRT)  # a lost peer may abort a rank
+            code = process.popen.returncode
+            doing = process.heartbeat.read()[2] or STARTING
+            words = last_words(self._folder / f"log{process.rank}", code)
+            remedy = "; the kernel does that where memory runs out" if code == -signal.SIGKILL else ""
+            died = f"rank {process.rank} of {self.num_ranks} died ({cause_of_death(code)}) during {doing!r}{words}"
+            return RunError(f"{died}; nothing was written{remedy}")
         if not errors:
             return RunError(f"a rank of {self.num_ranks} closed its connection; nothing was written")
         primary = [rank for rank, (text, _) in sorted(errors.items()) if not any(word in text.lower() for word in _SECONDARY)]
@@ -320,7 +335,7 @@ class WorkerGroup:
         failure.add_note(trace)
         return failure
 
-    def _blame_hang(self, pending: list[_Process], now: float) -> RunError:
+    def _blame_hang(self, pending: list[_Process]) -> RunError:
         """Name the rank that the others wait for: one that cannot even answer, else one not inside a collective."""
         for process in pending:
             with contextlib.suppress(ProcessLookupError):
@@ -328,26 +343,21 @@ class WorkerGroup:
         time.sleep(1.0)
         stacks = {}
         for process in pending:
-            path = Path(self._folder) / f"stack{process.rank}"
+            path = self._folder / f"stack{process.rank}"
             stacks[process.rank] = path.read_text(errors="replace") if path.exists() else ""
         silent = [p for p in pending if not stacks[p.rank]]
         busy = [p for p in pending if not any(word in line for line in stacks[p.rank].splitlines()[:8] for word in _WAITING)]
         suspect = min(silent or busy or pending, key=lambda p: p.heartbeat.read()[0])
-        when, _, doing = suspect.heartbeat.read()
-        since = f"{now - when:.0f} s" if when else "its start"
-        failure = RunError(
-            f"rank {suspect.rank} of {self.num_ranks} hung: no sign of life for {since}, last during {doing or 'starting'!r}; "
-            "the run was ended and nothing was written"
-        )
+        when = suspect.heartbeat.read()[0]
+        failure = self._hung(suspect, f"no sign of life for {time.monotonic() - when:.0f} s" if when else "no sign of life since its start")
         failure.add_note("\n".join(f"rank {rank}:\n{stack or '(no answer)'}" for rank, stack in stacks.items()))
         return failure
 
-    def _log_tail(self, process: _Process) -> str:
-        with contextlib.suppress(OSError):
-            lines = (Path(self._folder) / f"log{process.rank}").read_text(errors="replace").strip().splitlines()
-            if lines:
-                return f", last words: {lines[-1][:200]}"
-        return ""
+    def _hung(self, process: _Process, why: str) -> RunError:
+        doing = process.heartbeat.read()[2] or STARTING
+        return RunError(
+            f"rank {process.rank} of {self.num_ranks} hung: {why}, last during {doing!r}; the run was ended and nothing was written"
+        )
 
     def close(self) -> None:
         """End every worker, for certain, and remove the temporary folder."""
@@ -360,20 +370,36 @@ class WorkerGroup:
         for process in self._processes:
             process.popen.wait()
         self._processes = []
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._scope.close()
 
 
 def torchrun_worker(timeout: float = 25.0) -> Worker | None:
-    """The worker of this process where a launcher such as torchrun has set RANK and WORLD_SIZE; else None."""
+    """The worker of this process where a launcher such as torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; else None."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
+    rank, world_size = (launched_number(name) for name in ("RANK", "WORLD_SIZE"))
+    if rank >= world_size:
+        raise InputError(f"RANK={rank}: must be below WORLD_SIZE={world_size}; start the run with torchrun, or unset both for one without")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise InputError(
+            f"{missing[0]}: is not set although RANK and WORLD_SIZE are; start the run with torchrun, or unset these for one without"
+        )
+    launched_number("MASTER_PORT")
     torch = importlib.import_module("torch")
     import torch.distributed as dist
 
-    worker = Worker(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "cuda" if torch.cuda.is_available() else "cpu")
+    worker = Worker(rank, world_size, "cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_initialized():
         # No parent of ours watches here: the transfers' own limit ends a run with a dead or hung rank.
-        die_with_parent()
+        die_with_parent(os.getppid())
         init_process_group(worker, None, timeout=timeout)
     return worker
+
+
+def launched_number(name: str) -> int:
+    """A number that a launcher has put into the environment."""
+    value = os.environ[name].strip()
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InputError(f"{name}={one_line(value)}: must be a whole number; start the run with torchrun, or unset it for a run without")
+    return int(value)

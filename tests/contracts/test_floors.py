@@ -157,7 +157,7 @@ HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 
 def loaded_modules(statement: str) -> set[str]:
     script = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True)
     return {name.partition(".")[0] for name in done.stderr.split()}
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def call(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8"}
-    return subprocess.run([str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run([str(part) for part in command], cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def wheel(tmp_path_factory) -> Path:
         str(folder),
         str(ROOT),
     ]
-    done = subprocess.run(build, cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(build, cwd=folder, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("*.whl")
     return built
@@ -51,10 +51,10 @@ def installed(wheel, tmp_path_factory) -> Path:
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(NOT_IN_A_PLAIN_INSTALL) and entry.suffix != ".pth":
             (lent / entry.name).symlink_to(entry)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "env"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "env"], check=True, timeout=500)
     python = home / "env" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run(install, check=True, timeout=60)
+    subprocess.run(install, check=True, timeout=500)
     purelib = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", folder=home).stdout.strip()
     (Path(purelib) / "lent.pth").write_text(f"{lent}\n")
     return python.parent

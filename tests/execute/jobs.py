@@ -66,6 +66,10 @@ def rank_of(worker: Worker) -> int:
     return worker.rank
 
 
+def echo(worker: Worker, value: str) -> str:
+    return value
+
+
 def fail_on_rank(worker: Worker, rank: int, how: str) -> None:
     """Every rank takes steps together; one of them ends or stops in the way that `how` names."""
     import torch

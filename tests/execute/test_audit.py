@@ -23,7 +23,7 @@ from perfmodel.workload.models import load_model
 from tests.execute.jobs import tiny, tiny_plan
 
 pytestmark = [
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 

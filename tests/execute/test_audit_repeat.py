@@ -55,7 +55,7 @@ def unequal(counting, plan) -> list[object]:
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "schedule, zero", [(name, zero) for name in SCHEDULES for zero in range(4) if name != "1f1b of four" or zero in (1, 3)]
 )
@@ -65,7 +65,7 @@ def test_further_microbatches_repeat_the_last(counting, schedule, zero):
 
 @needs_torch
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "knobs",
     [

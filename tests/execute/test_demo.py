@@ -85,7 +85,7 @@ def test_what_other_processes_took_is_what_is_busy_and_not_ours(tmp_path: Path):
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_demo_runs_with_a_tiny_model(tmp_path: Path):
     if local_cluster().num_chips < NUM_RANKS:
         pytest.skip("needs two cores")

@@ -7,13 +7,15 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from perfmodel.errors import RunError
-from perfmodel.execute.launch import WorkerGroup
-from tests.execute.jobs import fail_on_rank, rank_of
+from perfmodel.errors import InputError, RunError
+from perfmodel.execute import processes
+from perfmodel.execute.launch import WorkerGroup, torchrun_worker
+from tests.execute.jobs import echo, fail_on_rank, rank_of
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 
 def is_running(pid):
@@ -30,7 +32,7 @@ def is_running(pid):
         ("exit", "rank 1 of 3 died (exit code 7)"),
         ("raise", "rank 1 of 3 failed: ValueError: a fault of its own"),
         ("sleep", "rank 1 of 3 hung"),
-        ("stop", "rank 1 of 3 hung"),
+        ("stop", "rank 1 of 3 hung: it was stopped"),
         ("spin", "rank 1 of 3 hung"),
     ],
 )
@@ -49,15 +51,48 @@ def test_the_default_patience_is_well_within_30_seconds():
     assert WorkerGroup(1).hang_timeout <= 22
 
 
-def test_a_group_answers_in_rank_order_and_again():
+@pytest.mark.parametrize(("how", "says"), [(signal.SIGKILL, "rank 1 of 2 died (signal SIGKILL)"), (signal.SIGSTOP, "rank 1 of 2 hung")])
+def test_a_rank_that_is_lost_while_ranks_start_is_named(how, says):
+    at = []
+
+    def fault(_):
+        if not at:
+            at.append(time.monotonic())
+            os.kill(group.pids[1], how)
+
+    group = WorkerGroup(2, hang_timeout=3.0, on_progress=fault)
+    with pytest.raises(RunError) as caught:
+        group.__enter__()
+    assert time.monotonic() - at[0] < 30
+    assert says in str(caught.value)
+    assert "starting up" in str(caught.value)
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch):
+    """A working folder whose modules have the names of Python's and torch's own; they leave a mark where they are run."""
+    for name in ("queue", "ctypes", "torch", "pickle"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write('{name} ')\nraise ImportError")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mark"
+
+
+def test_a_group_answers_in_rank_order_and_again(trap):
+    """... runs nothing of the working folder, listens to this machine only, and leaves nothing."""
     with WorkerGroup(2) as group:
         assert group.call(rank_of) == [0, 1]
         assert group.call(rank_of) == [0, 1]
         pids = group.pids
+        listening = {found.laddr.ip for pid in pids for found in psutil.Process(pid).net_connections("inet") if not found.raddr}
+        assert listening == {"127.0.0.1"}
+        folder = group._folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not trap.exists()
+    assert not folder.exists()
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_workers_die_with_their_parent():
+def test_workers_die_with_their_parent_and_leave_nothing(tmp_path):
     code = (
         "import time\n"
         "from perfmodel.execute.launch import WorkerGroup\n"
@@ -65,19 +100,66 @@ def test_workers_die_with_their_parent():
         "    print(*group.pids, flush=True)\n"
         "    time.sleep(600)\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert all(is_running(pid) for pid in pids)
+        assert len(list(tmp_path.iterdir())) == 1
         os.kill(parent.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 10
-        while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 30
+        while (any(is_running(pid) for pid in pids) or list(tmp_path.iterdir())) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(is_running(pid) for pid in pids)
+        assert not list(tmp_path.iterdir())
     finally:
         parent.kill()
         parent.wait()
         if parent.stdout is not None:
             parent.stdout.close()
+
+
+def test_a_message_of_any_length_reaches_every_rank_and_comes_back():
+    with WorkerGroup(1) as group:
+        assert group.call(echo, "a" * 10**6) == ["a" * 10**6]
+
+
+def test_time_in_which_this_process_did_not_run_is_nobodys_silence(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
+    patience = processes.Patience()
+    clock[0] = 0.5
+    assert patience.passed() == 0.5
+    clock[0] = 3600.0
+    assert patience.passed() <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "says"),
+    [
+        ("model.py:3: UserWarning: slow\n[W1122 00:01:02.3 file.cpp:71] Warning: old\n", 1, ""),
+        ("terminate called: no memory\n[rank0]:[W1122 00:01:02.3 file.cpp:71] old\n", -signal.SIGABRT, "terminate called: no memory"),
+        ("terminate called: no memory\n", -signal.SIGKILL, ""),
+    ],
+)
+def test_last_words_are_what_may_tell_the_cause(log, code, says, tmp_path):
+    (tmp_path / "log").write_text(log)
+    assert processes.last_words(tmp_path / "log", code) == (f", last words: {says}" if says else "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({}, "MASTER_ADDR: is not set"),
+        ({"RANK": "first"}, "RANK=first: must be a whole number"),
+        ({"RANK": "2"}, "RANK=2: must be below WORLD_SIZE=2"),
+        ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT=x"),
+    ],
+)
+def test_half_a_launcher_is_a_sentence(variables, says, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=says):
+        torchrun_worker()

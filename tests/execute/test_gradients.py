@@ -9,7 +9,7 @@ from perfmodel.execute.tolerance import TOLERANCE
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 FORMS = {
     "data parallel": (2, dict()),

@@ -222,7 +222,7 @@ start = time.process_time()
 graph = perfmodel.import_graph("perfmodel.execute.import_graph:shipped('llama-3-70b')", "int64[1,8192]")
 print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, graph.num_parameters)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True)
     took, memory, parameters = map(float, done.stdout.split())
     assert took < 60
     assert memory < 4e9

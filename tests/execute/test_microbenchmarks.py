@@ -229,7 +229,7 @@ def test_more_ranks_than_cores_are_refused():
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_brief_calibration_holds_every_part_and_predicts(tmp_path: Path):
     if local_cluster().num_chips < 2:
         pytest.skip("needs two cores")

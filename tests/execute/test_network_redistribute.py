@@ -8,7 +8,7 @@ from perfmodel.parallel.network_plan import MeshAxis
 from perfmodel.parallel.sharding import Layout, redistribute
 from tests.execute.network_layouts import random_layouts, redistribute_all
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 TWO = (MeshAxis(name="p", size=2, tier=0),)
 FOUR = (MeshAxis(name="a", size=2, tier=1), MeshAxis(name="b", size=2, tier=0))

@@ -15,7 +15,7 @@ from perfmodel.parallel.network_traffic import network_traffic
 from tests.execute import network_toys as toys
 from tests.execute.network_plans import FOUR, TINY, TWO, random_plan, tiny_network
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 QUICK = [name for name in TINY if name != "inception3"]
 

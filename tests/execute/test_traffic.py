@@ -5,7 +5,7 @@ import pytest
 from perfmodel.execute.measure import count_collectives_on_rank
 from tests.execute.jobs import tiny, tiny_plan
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
 LAYERS, HIDDEN, SEQ, BATCH = 4, 64, 32, 8
 FP32 = 4

@@ -8,7 +8,7 @@ from perfmodel.execute.runner import run_plan
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import VARIANTS, tiny, tiny_plan
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

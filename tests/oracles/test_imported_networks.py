@@ -97,7 +97,7 @@ def test_language_models(name):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_llama_70b_becomes_a_network_in_seconds():
     script = """
 import time, perfmodel
@@ -107,7 +107,7 @@ start = time.process_time()
 network = network_of(graph).network
 print(time.process_time() - start, network.num_parameters == graph.num_parameters, network.flops == graph.flops)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=360, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True)
     took, *are_equal = done.stdout.split()
     assert float(took) < 10
     assert are_equal == ["True", "True"]
