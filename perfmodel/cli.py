@@ -4,6 +4,7 @@ Only the module of the verb that was asked for is loaded, and each verb imports 
 `perfmodel --help` and `perfmodel predict` stay quick.
 """
 
+import io
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -14,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from perfmodel import __version__
-from perfmodel.errors import InputError, PerfModelError
+from perfmodel.errors import InputError, PerfModelError, presentable
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -109,10 +110,13 @@ def run(arguments: list[str]) -> int:
 
 
 def _complain(sentence: str) -> None:
-    print(f"perfmodel: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"perfmodel: {' '.join(presentable(sentence).split())}", file=sys.stderr)
 
 
 def main() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names and messages may hold what the terminal's encoding does not
+            stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

@@ -1,10 +1,20 @@
 """What perfmodel raises: one sentence that names the field, the value, the rule and the way out."""
 
+import re
 from collections.abc import Iterable
+
+_LONG_WORD = re.compile(r"\S{400,}")
+_LONGEST_MESSAGE = 4000
 
 
 class PerfModelError(Exception):
-    """Base of everything that perfmodel raises on purpose (exit code 1 unless a subclass says otherwise)."""
+    """Base of everything that perfmodel raises on purpose (exit code 1 unless a subclass says otherwise).
+
+    Messages quote what people and files hold, so every message is made fit for a terminal.
+    """
+
+    def __init__(self, message: object = "", *details: object) -> None:
+        super().__init__(presentable(message) if isinstance(message, str) else message, *details)
 
 
 class InputError(PerfModelError, ValueError):
@@ -36,6 +46,31 @@ def suggest(value: object, known: Iterable[str]) -> str:
 def bad_field(field: str, value: object, rule: str, remedy: str = "") -> InputError:
     """An `InputError` of the form `field=value: rule; remedy`; a long value is shortened."""
     return InputError(f"{one_line(field, 200)}={one_line(value)}: {one_line(rule, 600)}" + (f"; {one_line(remedy, 600)}" if remedy else ""))
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: `repr`, of bounded length however deep or long the value is."""
+    import reprlib
+
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = 60
+    try:
+        return one_line(brief.repr(value))
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes
+        return f"a {type(value).__name__} too long to show"
+
+
+def whole_number(text: str) -> int | None:
+    """The number that plain digits write, up to 18 of them; None for anything else."""
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= 18 else None
+
+
+def presentable(message: str) -> str:
+    """A text fit for a terminal: no control characters but line ends, no word or whole of any length."""
+    text = "".join(char if char.isprintable() or char in "\n\t" else " " for char in message[: 16 * _LONGEST_MESSAGE])
+    text = _LONG_WORD.sub(lambda match: match[0][:200] + "..." + match[0][-40:], text)
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "..."
 
 
 def one_line(value: object, width: int = 80) -> str:

@@ -4,34 +4,73 @@ A shape is a pydantic-core schema in which every mapping forbids fields that it 
 same and cost 80 ms of every command; nothing here is imported before the first file is read.
 """
 
-from collections.abc import Iterable, Mapping
+import os
+import select
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from perfmodel.errors import InputError, bad_field, one_line, suggest
+from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 MAX_FILE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
+MAX_NODES = 10**6
+"""Values of one file, those that an alias stands for counted each time."""
+MOST_DIGITS = 40
+MOST_FAULTS = 10
+_PIPE_PATIENCE = 10.0  # s, until a pipe gives its first byte
+
+
+@contextmanager
+def open_input(path: str | Path) -> Iterator[BinaryIO]:
+    """A file for reading. A folder and a device, which may have no end, are refused; a pipe must give something within ten seconds.
+
+    Raises OSError or ValueError (a null byte) for what cannot be opened: callers word it with what they wanted.
+    """
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # opening a pipe that nobody writes does not wait
+    with os.fdopen(opened, "rb") as stream:
+        mode = os.fstat(opened).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            if not select.select([opened], [], [], _PIPE_PATIENCE)[0]:
+                raise OSError(f"nothing came out of this pipe within {_PIPE_PATIENCE:g} s")
+        elif stat.S_ISDIR(mode):
+            raise OSError("it is a folder")
+        elif not stat.S_ISREG(mode):
+            raise OSError("it is a device, not a file")
+        os.set_blocking(opened, True)
+        yield stream
+
+
+def read_bytes(path: str | Path, what: str) -> bytes:
+    """All of a file of at most `MAX_FILE_BYTES`; `what` is the kind of file that a message asks for ("YAML file")."""
+    try:
+        with open_input(path) as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{one_line(path, 200)}: cannot be read ({reason}); give the path of a {what}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise InputError(f"{one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB, which no {what} is; give the path of one")
+    return content
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """As `read_bytes`, of a text in UTF-8."""
+    try:
+        return read_bytes(path, what).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping that a YAML (or JSON) file holds. Repeated keys, other tags and anything that is not a mapping are refused."""
-    try:
-        with open(path, "rb") as stream:
-            content = stream.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise InputError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; this is not one of our files")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-    return parse_yaml(text, where=str(path))
+    return parse_yaml(read_text(path, "YAML file"), where=str(path))
 
 
 def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
@@ -43,7 +82,10 @@ def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
     try:
         loader = _loader(yaml)(text)
         try:
-            data = loader.get_single_data()
+            node = loader.get_single_node()
+            if "*" in text:
+                _check_aliases(node)
+            data = None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
     except InputError as error:
@@ -81,8 +123,35 @@ def _depth(text: str) -> int:
     return max(deepest, dashes)
 
 
+def _check_aliases(root: Any) -> None:
+    """Refuse a text whose aliases stand for more than a file of ours holds, or for themselves: nothing is expanded to find out."""
+    sizes: dict[int, tuple[int, int]] = {}  # of a node: values below it, depth
+    open_nodes: set[int] = set()
+
+    def measure(node: Any) -> tuple[int, int]:
+        key = id(node)
+        if key in open_nodes:
+            raise InputError(f"line {node.start_mark.line + 1}: an alias stands for a value that holds it; write the value out")
+        if key not in sizes:
+            open_nodes.add(key)
+            parts = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+            below = [measure(part) for part in (parts if isinstance(node.value, list) else ())]
+            open_nodes.discard(key)
+            sizes[key] = 1 + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+            if sizes[key][0] > MAX_NODES or sizes[key][1] > MAX_DEPTH:
+                raise InputError(
+                    f"line {node.start_mark.line + 1}: aliases stand for more than {MAX_NODES:,} values or {MAX_DEPTH} levels; "
+                    "write the values out"
+                )
+        return sizes[key]
+
+    if root is not None:
+        measure(root)
+
+
+@lru_cache(maxsize=1)
 def _loader(yaml: Any) -> Any:
-    """The C loader where PyYAML has it (10 times faster), refusing a key that is given twice."""
+    """The C loader where PyYAML has it (10 times faster), refusing a key that is given twice and integers of any length."""
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     class StrictLoader(base):  # type: ignore[misc, valid-type]  # the base is chosen at run time
@@ -95,6 +164,12 @@ def _loader(yaml: Any) -> Any:
                     seen.add(key.value)
             return super().construct_mapping(node, deep=deep)
 
+        def construct_whole_number(self, node: Any) -> Any:
+            if len(node.value) > MOST_DIGITS:
+                raise InputError(f"line {node.start_mark.line + 1}: a number of {len(node.value):,} digits; no field takes so many")
+            return self.construct_yaml_int(node)
+
+    StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_whole_number)
     return StrictLoader
 
 
@@ -122,16 +197,60 @@ def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
         return SchemaValidator(schema).validate_python(data, strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-    first = min(problems, key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
-    location = list(first["loc"])
+    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
+    raise InputError(f"{where}: {listed(list(dict.fromkeys(_fault(problem, schema) for problem in problems)))}")
+
+
+def listed(sentences: Sequence[str]) -> str:
+    """What is wrong with a file: one fault as it is, of several the first ten with their numbers."""
+    if len(sentences) == 1:
+        return sentences[0]
+    first = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences[:MOST_FAULTS], 1))
+    return f"{len(sentences)} faults: {first}" + (f"; and {len(sentences) - MOST_FAULTS} more" if len(sentences) > MOST_FAULTS else "")
+
+
+def _fault(problem: Any, schema: Any) -> str:
+    """One thing that is wrong with a file: field, value, rule, remedy."""
+    location = list(problem["loc"])
     field = ".".join(one_line(part, 60) for part in location)
-    others = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    if first["type"] == "missing":
-        raise InputError(f"{where}: {field}: required field is missing; add it{others}")
-    if first["type"] in ("extra_forbidden", "invalid_key"):
-        raise InputError(f"{where}: {field}: unknown field{suggest(location[-1], _known_fields(schema, location[:-1]))}{others}")
-    rule = first["msg"][:1].lower() + first["msg"][1:]
-    raise InputError(f"{where}: {bad_field(field or 'file', _short(first['input']), rule)}{others}")
+    if problem["type"] == "missing":
+        return f"{field}: required field is missing; add it"
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        return f"{field}: unknown field{suggest(location[-1], _known_fields(schema, location[:-1])) or '; take it out'}"
+    rule = problem["msg"][:1].lower() + problem["msg"][1:]
+    return str(bad_field(field or "file", shown(problem["input"]), rule, _remedy(problem, [str(part) for part in location[-2:]])))
+
+
+def _remedy(problem: Any, names: list[str]) -> str:
+    """What to write instead, by the rule that was broken and, where a bare number stands for a quantity, by the field's name.
+
+    names   of the field and of what holds it: an entry of `peak_flop_rate` is a rate
+    """
+    from perfmodel.units import example_of, quantity_of
+
+    value, kind = problem["input"], next(filter(None, map(quantity_of, reversed(names))), "")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match problem["type"]:
+        case "string_type" if kind:
+            return f"write {example_of(kind, value if is_number else None)}"
+        case "string_type":
+            return f"write '{shown(value)}' in quotes" if is_number else "write one text"
+        case "string_too_short":
+            return "write a text"
+        case "list_type":
+            return "write a list: [a, b], or a line '- a' for each"
+        case "dict_type":
+            return "write a line 'name: value' for each entry"
+        case "bool_type":
+            return "write true or false"
+        case "int_type" | "int_from_float" | "float_type":
+            return "write a number without quotes or unit"
+        case "literal_error":
+            return "use one of these"
+        case "too_short" | "too_long":
+            return "write as many entries as that"
+        case _:
+            return "correct it"
 
 
 def _known_fields(schema: Any, location: Iterable[int | str]) -> list[str]:
@@ -144,9 +263,3 @@ def _known_fields(schema: Any, location: Iterable[int | str]) -> list[str]:
         elif schema["type"] == "dict":
             schema = schema["values_schema"]
     return list(schema.get("fields", ()))
-
-
-def _short(value: object) -> str:
-    import reprlib
-
-    return reprlib.repr(value)

@@ -90,15 +90,13 @@ def find_network(
     network: Name | Network, *, inputs: Sequence[str] = (), batch: int = 0, sizes: Sizes | None = None
 ) -> tuple[Network, tuple[str, ...]]:
     """A network, and what had to stay whole where it was imported."""
-    from perfmodel.workload.networks import load_network
-
     if isinstance(network, Network):
         return network, ()
     text = str(network)
     if ":" not in text:
         if inputs:
             raise bad_field("inputs", ", ".join(inputs), f"{text} is built in and has its own", "leave it out")
-        return load_network(text, batch=batch, **(sizes or {})), ()
+        return _built_in(text, batch, sizes or {}), ()
     if batch or sizes:
         raise bad_field("batch", batch, "an imported module has the sizes of its inputs", "write them into inputs")
     from perfmodel.api import import_graph
@@ -322,9 +320,15 @@ def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
 
 def network_of_plan(plan: NetworkPlan) -> Network:
     """The built-in network that a plan is for."""
+    return _built_in(plan.network, plan.batch, plan.sizes)
+
+
+def _built_in(name: str, batch: int, sizes: Sizes) -> Network:
     from perfmodel.workload.networks import load_network
 
-    return load_network(plan.network, batch=plan.batch, **plan.sizes)
+    if "batch" in sizes:
+        raise bad_field("size", f"batch={sizes['batch']}", "the batch is no size of a network", "give it as batch (--batch)")
+    return load_network(name, batch=batch, **sizes)
 
 
 def run_network_plan(

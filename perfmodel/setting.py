@@ -119,7 +119,10 @@ def find_cluster(cluster: Name | Cluster, chips: int | None) -> tuple[str, Clust
 def file_reference(name: Name) -> str:
     """A name as it is; the path of a file in full, so that a saved plan finds it from any folder."""
     text = str(name)
-    return str(Path(text).resolve()) if "/" in text or text.endswith((".yaml", ".yml")) else text
+    try:
+        return str(Path(text).resolve()) if "/" in text or text.endswith((".yaml", ".yml")) else text
+    except (OSError, RuntimeError, ValueError):  # no working folder, links in a circle, a null byte: the reader says what is wrong
+        return text
 
 
 def make_job(

@@ -8,7 +8,7 @@ import math
 import re
 from enum import StrEnum
 
-from perfmodel.errors import InputError, bad_field, suggest
+from perfmodel.errors import InputError, bad_field, shown, suggest
 
 
 class QuantityKind(StrEnum):
@@ -68,6 +68,43 @@ _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+))(?:[eE]([+-]?\d{1
 _BITS_OR_BYTES = re.compile(r"([kKMGTPE])b(ps|/s|its?(?:/s|ps)?)?")
 
 
+_SUFFIXES = (
+    ("time", QuantityKind.TIME),
+    ("times", QuantityKind.TIME),
+    ("latency", QuantityKind.TIME),
+    ("bytes", QuantityKind.BYTES),
+    ("capacity", QuantityKind.BYTES),
+    ("bandwidth", QuantityKind.BANDWIDTH),
+    ("flop_rate", QuantityKind.FLOP_RATE),
+    ("tdp", QuantityKind.POWER),
+)
+# The unit that whoever writes a bare number most likely has in mind, while the number is small.
+_USUAL_UNIT = {
+    QuantityKind.TIME: "us",
+    QuantityKind.BYTES: "GB",
+    QuantityKind.BANDWIDTH: "GB/s",
+    QuantityKind.FLOP_RATE: "TFLOP/s",
+    QuantityKind.POWER: "W",
+}
+
+
+def quantity_of(name: str) -> str:
+    """The kind of quantity that a field of this name holds; "" where it is dimensionless."""
+    stem = name.partition(".")[0]
+    return next((kind for suffix, kind in _SUFFIXES if stem == suffix or stem.endswith("_" + suffix)), "")
+
+
+def example_of(kind: str, number: float | None = None) -> str:
+    """How a quantity is written: an example, or the bare `number` with the unit that it most likely was meant in, or its base unit."""
+    known = QuantityKind(kind)
+    if number is None or known not in _USUAL_UNIT or not 0 <= number < 1e18:
+        return _EXAMPLES[known]
+    base = next(unit for unit, scale in _UNITS[kind].items() if scale == (1.0, 0))
+    if number >= 1e6:
+        return f"'{number:g} {base}'"
+    return f"'{number:g} {_USUAL_UNIT[known]}' or whatever unit it is in"
+
+
 def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float:
     """The SI value of a string such as "3.35 TB/s"; `kind` says which units it may have.
 
@@ -78,9 +115,11 @@ def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float
     if units is None:
         raise InputError(f"kind={kind}: unknown kind of quantity{suggest(kind, _UNITS)}")
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise bad_field(field, repr(text), f"must be a {kind} with its unit", f"write {_EXAMPLES[QuantityKind(kind)]}")
+        raise bad_field(field, shown(text), f"must be a {kind} with its unit", f"write {_EXAMPLES[QuantityKind(kind)]}")
     if not isinstance(text, str) and kind not in _BARE_NUMBERS:
-        raise bad_field(field, text, f"a {kind} needs its unit", f"write {_EXAMPLES[QuantityKind(kind)]}")
+        raise bad_field(field, shown(text), f"a {kind} needs its unit", f"write {example_of(kind, text)}")
+    if isinstance(text, int) and abs(text) > 10**30:
+        raise bad_field(field, shown(text), f"must be a finite {kind}", f"write {_EXAMPLES[QuantityKind(kind)]}")
     source = text if isinstance(text, str) else repr(text)
     match = _QUANTITY.fullmatch(source.replace("µ", "u").replace("μ", "u"))
     if match is None:

@@ -41,12 +41,12 @@ def import_(
     Operators are recognised by name as iteration spaces over named dims; what is not recognised is listed, and counts as replicated.
     """
     from perfmodel.api import import_graph
-    from perfmodel.resources import write_atomically
+    from perfmodel.resources import check_can_be_written, write_atomically
 
     if search is not None and search < 1:
         raise bad_field("search", search, "must be a whole number of at least 1", "write --search 32")
-    if save is not None and not save.absolute().parent.is_dir():
-        raise bad_field("save", save, "its folder does not exist", "make it or choose another path")
+    if save is not None:
+        check_can_be_written(save, "save")
     start = time.monotonic()
     with Progress("import") as progress:
         progress.note("torch.export")

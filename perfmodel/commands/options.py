@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from perfmodel import memory_room
-from perfmodel.errors import InputError, bad_field
+from perfmodel.errors import InputError, bad_field, whole_number
+from perfmodel.resources import check_can_be_written
 
 _JOB, _PLAN, _RESULT = "Job and cluster", "Plan", "Result"
 
@@ -68,9 +69,10 @@ def parse_chips(text: str) -> list[int]:
     """`64,128,256` as numbers; nothing as an empty list."""
     counts = []
     for item in text.split(",") if text else []:
-        if not (item.strip().isascii() and item.strip().isdecimal()) or not 1 <= int(item) <= 10**7:
+        count = whole_number(item)
+        if count is None or not 1 <= count <= 10**7:
             raise bad_field("chips", text, "must be whole numbers of at least 1, separated by commas", "write 64 or 64,128,256")
-        counts.append(int(item))
+        counts.append(count)
     return counts
 
 
@@ -111,15 +113,12 @@ def check_figure(path: Path | None) -> None:
     """Refuse a figure that could not be written before the work is done."""
     if path is not None and path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise bad_field("plot", path, "must end in .png, .svg or .pdf", "write --plot plan.png")
-    _check_folder(path, "plot")
+    if path is not None:
+        check_can_be_written(path, "plot")
 
 
 def check_plan_path(path: Path | None) -> None:
     if path is not None and path.suffix.lower() not in (".yaml", ".yml"):
         raise bad_field("save", path, "must end in .yaml", "write --save plan.yaml")
-    _check_folder(path, "save")
-
-
-def _check_folder(path: Path | None, field: str) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise bad_field(field, path, "its folder does not exist", "make it or choose another path")
+    if path is not None:
+        check_can_be_written(path, "save")

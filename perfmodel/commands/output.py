@@ -41,7 +41,8 @@ def to_plain(value: Any) -> Any:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """One object on standard output, in SI units, with `schema_version` first."""
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **to_plain(content)}, indent=2, allow_nan=False, ensure_ascii=False))
+    plain = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
+    print(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=not _is_unicode(sys.stdout.encoding)))
 
 
 def print_table(
@@ -57,12 +58,12 @@ def print_table(
     A pipe gets plain lines as wide as they need; rich, which costs 40 ms to load, is for terminals.
     """
     to_the_right, may_fold = set(right), set(fold)
-    cells = [tuple(headers), *(tuple(row) for row in rows)]
+    title, cells = printable(title), [tuple(map(printable, row)) for row in (headers, *rows)]
     columns = list(zip(*cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     if not sys.stdout.isatty():
         lines = [_aligned(row, widths, [header in to_the_right for header in headers]) for row in cells]
-        rule = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
+        rule = "─" if _is_unicode(sys.stdout.encoding) else "-"
         print("\n".join([*([title] if title else []), lines[0], rule * (sum(widths) + _COLUMN_GAP * (len(widths) - 1)), *lines[1:]]))
         return
     from rich import box
@@ -75,6 +76,15 @@ def print_table(
         table.add_row(*row)
     least = [min(width, _FOLDED_WIDTH) if header in may_fold else width for header, width in zip(headers, widths, strict=True)]
     _show(title, table, least_width=sum(least) + _COLUMN_GAP * len(headers))
+
+
+def _is_unicode(encoding: str | None) -> bool:
+    return (encoding or "").lower().startswith("utf")
+
+
+def printable(text: str) -> str:
+    """What a file holds, without what would steer a terminal."""
+    return text if text.isprintable() else "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> str:
@@ -93,7 +103,7 @@ def print_sources(sources: Iterable[str]) -> None:
     """The list that the marks of `cite` point to."""
     print("\nsources")
     for number, source in enumerate(sources, 1):
-        print(f"[{number}] {' '.join(source.split())}")
+        print(f"[{number}] {printable(' '.join(source.split()))}")
 
 
 def cite(sources: Iterable[str]) -> dict[str, str]:
@@ -103,7 +113,7 @@ def cite(sources: Iterable[str]) -> dict[str, str]:
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """A title and one `name  value` line for each fact."""
-    pairs = list(facts)
+    title, pairs = printable(title), [(printable(name), printable(value)) for name, value in facts]
     if not sys.stdout.isatty():
         width = max((len(name) for name, _ in pairs), default=0)
         print("\n".join([title, *(_aligned(pair, (width, 0), (False, False)) for pair in pairs)]))

@@ -10,6 +10,7 @@ import typer
 from perfmodel.commands import options
 from perfmodel.commands.output import Progress, print_facts, print_json, print_tables
 from perfmodel.errors import bad_field
+from perfmodel.resources import check_can_be_written
 
 if TYPE_CHECKING:
     from perfmodel.commands.demo import DemoResult
@@ -40,8 +41,8 @@ def run(
     from perfmodel.api import run_plan
     from perfmodel.parallel.network_plan_file import is_network_plan
 
-    if save is not None and not save.absolute().parent.is_dir():
-        raise bad_field("save", save, "its folder does not exist", "make it or choose another path")
+    if save is not None:
+        check_can_be_written(save, "save")
     if is_network_plan(plan):
         if shrink or save is not None:
             flag = "shrink" if shrink else "save"
@@ -125,8 +126,8 @@ def calibrate(
 
     if save is not None and save.suffix.lower() not in (".yaml", ".yml"):
         raise bad_field("save", save, "must end in .yaml", "write --save this-machine.yaml")
-    if save is not None and not save.absolute().parent.is_dir():
-        raise bad_field("save", save, "its folder does not exist", "make it or choose another path")
+    if save is not None:
+        check_can_be_written(save, "save")
     with Progress("calibrate") as progress:
         calibration = calibrate_machine(save=save, ranks=ranks, brief=brief, device=device, progress=progress.step)
     path = user_calibration_path(calibration) if save is None else save

@@ -9,7 +9,7 @@ import typer
 
 from perfmodel.commands import options
 from perfmodel.commands.output import Progress, print_facts, print_json, print_table, print_tables
-from perfmodel.errors import InputError, bad_field
+from perfmodel.errors import InputError, bad_field, whole_number
 
 if TYPE_CHECKING:
     from perfmodel.network_verbs import ShardResult
@@ -122,19 +122,20 @@ def parse_sizes(given: list[str]) -> dict[str, int | tuple[int, ...]]:
     sizes: dict[str, int | tuple[int, ...]] = {}
     for item in given:
         name, _, value = item.partition("=")
-        numbers = value.split(",")
-        if not name or not all(number.strip().isdecimal() for number in numbers):
+        numbers = tuple(number for number in map(whole_number, value.split(",")) if number is not None)
+        if not name or len(numbers) != len(value.split(",")):
             raise bad_field("size", item, "must be a name and whole numbers", "write --size layers=2")
-        sizes[name] = int(numbers[0]) if len(numbers) == 1 else tuple(int(number) for number in numbers)
+        sizes[name] = numbers[0] if len(numbers) == 1 else numbers
     return sizes
 
 
 def _counts(text: str, name: str) -> list[int]:
     found = []
     for item in text.split(",") if text else []:
-        if not item.strip().isdecimal() or int(item) < 1:
+        count = whole_number(item)
+        if not count:
             raise bad_field(name, text, "must be whole numbers of at least 1, separated by commas", "write 4 or 4,8")
-        found.append(int(item))
+        found.append(count)
     return found
 
 

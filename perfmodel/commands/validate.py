@@ -9,7 +9,7 @@ import typer
 
 from perfmodel.commands import options
 from perfmodel.commands.output import Progress, print_json, print_tables
-from perfmodel.errors import bad_field
+from perfmodel.resources import check_can_be_written
 
 if TYPE_CHECKING:
     from perfmodel.report.judgement import ValidationResult
@@ -45,8 +45,8 @@ def validate(
     from perfmodel.api import validate_cases
     from perfmodel.report.run_labels import check_fields
 
-    if out is not None and not out.absolute().parent.is_dir():
-        raise bad_field("out", out, "its folder does not exist", "make it or choose another path")
+    if out is not None:
+        check_can_be_written(out, "out")
     fields = ("source",) if by is None else check_fields(by.split(","))
     total = sum(map(_count_lines, cases))
     with Progress("validate") as progress:
@@ -72,9 +72,11 @@ def validate(
 
 def _count_lines(path: Path) -> int:
     try:
+        if not path.is_file():  # a pipe can be read once
+            return 0
         with open(path, "rb") as stream:
             return sum(1 for _ in stream)
-    except OSError:
+    except (OSError, ValueError):
         return 0  # the reader says what is wrong with it
 
 

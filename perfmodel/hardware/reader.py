@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, bad_field, one_line, suggest
-from perfmodel.files import check_shape, parse_yaml, read_yaml, record
+from perfmodel.files import check_shape, parse_yaml, read_bytes, read_yaml, record
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.network import Link, NetworkTier, Topology
@@ -105,9 +105,9 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
     found = []
     for path in _calibration_paths(folders):
         try:
-            mentions = name in path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable or remove it") from error
+            mentions = name.encode(errors="replace") in read_bytes(path, "calibration")
+        except InputError as error:
+            raise InputError(f"{error}; make {path.name} readable or remove it") from error
         if mentions:
             found.append(_at_power_of(name, _read_calibration(path)))
     if not any(name in (*calibration.chips, *calibration.relatives) for calibration in found):
@@ -190,8 +190,15 @@ def _names(folder: str) -> tuple[str, ...]:
 
 
 def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
-    places = [*map(Path, folders), resource_dir("hardware_specs") / "calibrations"]
-    return [path for folder in places for path in sorted(folder.glob("*.yaml"))]
+    return [path for folder in (*folders, resource_dir("hardware_specs") / "calibrations") for path in _files_in(Path(folder))]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The YAML files of a folder, sorted; none where it is not there, has no such name, or this user may not look into it."""
+    try:
+        return sorted(path for path in folder.glob("*.yaml") if path.is_file())
+    except (OSError, ValueError):
+        return []
 
 
 def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:

@@ -14,25 +14,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from perfmodel.errors import InputError, bad_field, one_line, suggest
-from perfmodel.units import exact_quantity, parse_quantity
+from perfmodel.units import exact_quantity, parse_quantity, quantity_of
 
-_SUFFIXES = (
-    ("time", "time"),
-    ("times", "time"),
-    ("latency", "time"),
-    ("bytes", "bytes"),
-    ("capacity", "bytes"),
-    ("bandwidth", "bandwidth"),
-    ("flop_rate", "flop_rate"),
-)
 _PLAIN = {str: "text", bool: "true or false", int: "a whole number"}
 Record = TypeVar("Record")
-
-
-def quantity_of(name: str) -> str:
-    """The kind of quantity that a field of this name holds; "" where it is dimensionless."""
-    stem = name.partition(".")[0]
-    return next((kind for suffix, kind in _SUFFIXES if stem == suffix or stem.endswith("_" + suffix)), "")
 
 
 def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, suggest
+from perfmodel.errors import InputError, one_line, shown, suggest
 from perfmodel.files import read_yaml
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan
 from perfmodel.resources import write_atomically
@@ -40,10 +41,10 @@ def network_plan_from_dict(data: Any, *, where: str = "plan") -> NetworkPlan:
         raise InputError(f"{where}: kind: must be {KIND}; write it with `perfmodel shard ... --save`")
     if data.get("schema_version") != SCHEMA_VERSION:
         version = data.get("schema_version")
-        raise InputError(f"{where}: schema_version={version!r}: this perfmodel reads version {SCHEMA_VERSION}; search again and save")
+        raise InputError(f"{where}: schema_version={shown(version)}: this perfmodel reads version {SCHEMA_VERSION}; search again and save")
     for key in data:
         if key not in _KEYS:
-            raise InputError(f"{where}: unknown field {key!r}{suggest(str(key), sorted(_KEYS))}; remove it or correct it")
+            raise InputError(f"{where}: unknown field {shown(key)}{suggest(one_line(key), sorted(_KEYS))}; remove it or correct it")
     axes = _list(data, "axes", where)
     return NetworkPlan(
         network=_of(data, "network", str, where),
@@ -77,35 +78,35 @@ def network_plan_from_dict(data: Any, *, where: str = "plan") -> NetworkPlan:
 def _map(data: Any, key: str, where: str) -> Mapping[Any, Any]:
     value = data.get(key) if key and isinstance(data, Mapping) else data
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {key or 'entry'}={value!r}: must be a mapping; write it with `perfmodel shard ... --save`")
+        raise InputError(f"{where}: {key or 'entry'}={shown(value)}: must be a mapping; write it with `perfmodel shard ... --save`")
     return value
 
 
 def _list(data: Any, key: str, where: str) -> list[Any]:
     value = data.get(key) if isinstance(data, Mapping) else None
     if not isinstance(value, list):
-        raise InputError(f"{where}: {key}={value!r}: must be a list; write it with `perfmodel shard ... --save`")
+        raise InputError(f"{where}: {key}={shown(value)}: must be a list; write it with `perfmodel shard ... --save`")
     return value
 
 
 def _of(data: Any, key: str, kind: type, where: str) -> Any:
     value = data.get(key) if isinstance(data, Mapping) else None
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise InputError(f"{where}: {key}={value!r}: must be a {'whole number' if kind is int else 'text'}; correct it")
+        raise InputError(f"{where}: {key}={shown(value)}: must be a {'whole number' if kind is int else 'text'}; correct it")
     return value
 
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{where}={value!r}: must be a list of axes; write it as [a, b]")
+        raise InputError(f"{where}={shown(value)}: must be a list of axes; write it as [a, b]")
     return tuple(value)
 
 
 def read_network_plan(path: str | Path) -> NetworkPlan:
     """The plan in a file."""
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"plan={path}: no such file; write one with `perfmodel shard ... --save plan.yaml`")
+    if not os.path.isfile(path):  # pathlib raises for a name too long or a folder that may not be entered
+        raise InputError(f"plan={one_line(path, 200)}: no such file; write one with `perfmodel shard ... --save plan.yaml`")
     return network_plan_from_dict(read_yaml(path), where=str(path))
 
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, one_line, suggest
+from perfmodel.errors import InputError, one_line, shown, suggest
 from perfmodel.files import read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
@@ -30,34 +30,34 @@ _JOB_KEYS = {"model", "global_batch", "seq_len", "precision", "optimizer"}
 def _only_known(given: Mapping[str, Any], known: set[str], where: str) -> None:
     for key in given:
         if key not in known:
-            raise InputError(f"{where}: unknown field {key!r}{suggest(str(key), sorted(known))}; remove it or correct it")
+            raise InputError(f"{where}: unknown field {shown(key)}{suggest(one_line(key), sorted(known))}; remove it or correct it")
 
 
 def _whole(data: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
     value = data.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{where}: {key}={value!r}: must be a whole number; write it without quotes")
+        raise InputError(f"{where}: {key}={shown(value)}: must be a whole number; write it without quotes")
     return value
 
 
 def _text(data: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
     value = data.get(key, default)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise InputError(f"{where}: {key}={value!r}: must be a text; give one")
+        raise InputError(f"{where}: {key}={shown(value)}: must be a text; give one")
     return str(value)
 
 
 def _mapping(data: Any, key: str, where: str) -> Mapping[str, Any]:
     value = data.get(key)
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {key}={value!r}: must be a mapping of fields; see strategies/ for examples")
+        raise InputError(f"{where}: {key}={shown(value)}: must be a mapping of fields; see strategies/ for examples")
     return value
 
 
 def _strings(data: Mapping[str, Any], key: str, default: tuple[str, ...], where: str) -> tuple[str, ...]:
     value = data.get(key, list(default))
     if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise InputError(f"{where}: {key}={value!r}: must be a list of names; write it as [a, b]")
+        raise InputError(f"{where}: {key}={shown(value)}: must be a list of names; write it as [a, b]")
     return tuple(value)
 
 
@@ -68,7 +68,7 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(
-            f"{where}: schema_version={version!r}: this perfmodel reads version {SCHEMA_VERSION}; "
+            f"{where}: schema_version={shown(version)}: this perfmodel reads version {SCHEMA_VERSION}; "
             "search again and save, or use the perfmodel that wrote the file"
         )
     _only_known(data, _PLAN_KEYS, where)
@@ -90,12 +90,12 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
     )
     sequence_parallel = data.get("sequence_parallel", False)
     if not isinstance(sequence_parallel, bool):
-        raise InputError(f"{where}: sequence_parallel={sequence_parallel!r}: must be true or false; write one of them")
+        raise InputError(f"{where}: sequence_parallel={shown(sequence_parallel)}: must be true or false; write one of them")
     stage_layers = data.get("stage_layers")
     if stage_layers is not None and not (
         isinstance(stage_layers, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in stage_layers)
     ):
-        raise InputError(f"{where}: stage_layers={stage_layers!r}: must be a list of whole numbers; leave it out for even stages")
+        raise InputError(f"{where}: stage_layers={shown(stage_layers)}: must be a list of whole numbers; leave it out for even stages")
     plan = make_plan(
         job,
         cluster=_text(data, "cluster", where),
@@ -132,12 +132,12 @@ def _model(value: Any, where: str) -> TransformerConfig:
 
         return load_model(value)
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: job.model={value!r}: must be a model's name or its fields; see `perfmodel models`")
+        raise InputError(f"{where}: job.model={shown(value)}: must be a model's name or its fields; see `perfmodel models`")
     known = {field.name: field for field in fields(TransformerConfig)}
     _only_known(value, set(known), f"{where}: job.model")
     for name in value:
         if not isinstance(value[name], (str, int, float, bool)):
-            raise InputError(f"{where}: job.model.{name}={value[name]!r}: must be a single value; correct it")
+            raise InputError(f"{where}: job.model.{name}={shown(value[name])}: must be a single value; correct it")
     try:
         return TransformerConfig(**value)
     except TypeError as error:

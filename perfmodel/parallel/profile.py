@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, suggest
+from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.resources import resource_dir
 
 CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
@@ -144,15 +145,14 @@ class ExecutionProfile:
             raise InputError(f"saved_input_layout={self.saved_input_layout}: must be consumer or producer; correct the profile {self.name}")
         if self.parameter_unit not in ("layer", "tensor"):
             raise InputError(f"parameter_unit={self.parameter_unit}: must be layer or tensor; correct the profile {self.name}")
-        if self.reserve_factor < 1:
-            raise InputError(f"reserve_factor={self.reserve_factor}: must be at least 1; correct the profile {self.name}")
         if self.context_chunks not in CONTEXT_CHUNKS:
             rule = f"must be {' or '.join(CONTEXT_CHUNKS)}"
             raise InputError(f"context_chunks={self.context_chunks}: {rule}; correct the profile {self.name}")
-        rates = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction", "context_attention_rate_fraction")
-        for name in rates:
-            if getattr(self, name) == 0:
-                raise InputError(f"{name}=0: must be positive; correct the profile {self.name}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least, most = _bounds(field.name) if str(field.type) == "float" else (0.0, 0.0)
+            if str(field.type) == "float" and not least <= value <= most:
+                raise bad_field(field.name, value, f"must be from {least:g} to {most:g}", f"correct the profile {self.name}")
         for name in ("accumulate_dtype", "reduce_dtype"):
             if getattr(self, name) not in ("fp32", "compute"):
                 raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")
@@ -172,44 +172,75 @@ def list_profiles() -> list[str]:
 
 def load_profile(name: str | Path) -> ExecutionProfile:
     """The profile of that name, or in that file."""
-    import yaml
+    from perfmodel.files import read_yaml
 
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
-    if not path.exists():
-        known = f"{suggest(str(name), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
-        raise InputError(f"profile={name}: not known{known}")
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
-        raise InputError(f"profile={path}: cannot be read ({str(error).splitlines()[0]}); see strategies/profiles for examples") from None
-    return profile_from_dict(data, where=str(path))
+    if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
+        known = f"{suggest(one_line(name), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
+        raise InputError(f"profile={one_line(name, 200)}: not known{known}")
+    return profile_from_dict(read_yaml(path), where=str(path))
 
 
 def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
-    from perfmodel.units import parse_quantity
+    """The profile of a file's contents. Raises InputError naming every field that is wrong."""
+    from perfmodel.files import listed
 
     if not isinstance(data, dict):
         raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
     known = {field.name: str(field.type) for field in fields(ExecutionProfile)}
-    for key in data:
-        if key not in known:
-            raise InputError(f"{where}: unknown field {key!r}{suggest(str(key), list(known))}; remove it or correct it")
+    faults = [f"{one_line(key)}: unknown field{suggest(one_line(key), known)}; remove it or correct it" for key in data if key not in known]
+    faults += [f"{key}: is missing; give it (see strategies/profiles/megatron.yaml)" for key in known if key not in data]
     values: dict[str, Any] = {}
-    for key, kind in known.items():
-        if key not in data:
-            raise InputError(f"{where}: {key} is missing; give it (see strategies/profiles/megatron.yaml)")
-        value = data[key]
-        if kind == "bool" and not isinstance(value, bool):
-            raise InputError(f"{where}: {key}={value!r}: must be true or false; write one of them")
-        if kind == "float":
-            if isinstance(value, str):
-                value = parse_quantity(value, "bytes" if key.endswith("bytes") else "time")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-                raise InputError(f"{where}: {key}={value!r}: must be a number that is not negative; correct it")
-            value = float(value)
-        if kind == "str" and not isinstance(value, str):
-            raise InputError(f"{where}: {key}={value!r}: must be a text; correct it")
-        values[key] = value
+    for key in known.keys() & data.keys():
+        try:
+            values[key] = _value(key, known[key], data[key])
+        except InputError as error:
+            faults.append(str(error))
+    if faults:
+        raise InputError(f"{where}: {listed(faults)}")
     return ExecutionProfile(**values)
+
+
+def _value(key: str, kind: str, value: object) -> Any:
+    from perfmodel.units import parse_quantity
+
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise bad_field(key, shown(value), "must be true or false", "write one of them")
+        return value
+    if kind == "str":
+        if not isinstance(value, str):
+            raise bad_field(key, shown(value), "must be a text", "correct it")
+        return value
+    if isinstance(value, str):
+        value = parse_quantity(value, "bytes" if key.endswith("bytes") else "time", field=key)
+    least, most = _bounds(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise bad_field(key, shown(value), f"must be a number from {least:g} to {most:g}", "correct it")
+    return float(value)
+
+
+def _bounds(key: str) -> tuple[float, float]:
+    """What a number of a profile may be: shares lie in 0..1, the rest where no time or size leaves what can be counted."""
+    if key in _SHARES:
+        return 0.0, 1.0
+    if "rate_fraction" in key:
+        return 0.01, 100.0
+    if key in _LEAST_1:
+        return 1.0, 1000.0
+    return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e6
+
+
+_SHARES = frozenset(
+    {
+        "waiting_gradient_fraction",
+        "exposed_gradient_fraction",
+        "tp_overlap_fraction",
+        "tp_backward_overlap_fraction",
+        "uneven_stage_weight",
+    }
+)
+_LEAST_1 = frozenset({"reserve_factor", "host_recompute_factor", "optimizer_bytes_factor"})
+_SIZES = frozenset({"workspace_bytes", "framework_bytes", "bucket_bytes"})

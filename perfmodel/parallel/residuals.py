@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from perfmodel.errors import InputError
+from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.resources import resource_dir
 from perfmodel.workload.config import TransformerConfig
 
@@ -174,18 +174,18 @@ def load_residuals(path: str | Path | None = None) -> Residuals:
 
 @lru_cache(maxsize=8)
 def _load(path: Path) -> Residuals:
-    import yaml
+    from perfmodel.files import read_yaml
 
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        data = read_yaml(path)
         models = tuple(
             ModelResiduals(
                 family=str(family),
                 model=str(row["model"]),
                 chip=str(row["chip"]),
                 scale=str(row["scale"]),
-                num_runs=int(row["num_runs"]),
-                quantiles=tuple(float(value) for value in row["quantiles"]),
+                num_runs=int(_within(row["num_runs"], 1, 1e9)),
+                quantiles=_quantiles(row["quantiles"]),
             )
             for family, rows in data["families"].items()
             for row in rows
@@ -193,13 +193,26 @@ def _load(path: Path) -> Residuals:
         return Residuals(
             source=str(data["source"]),
             date=str(data["date"]),
-            num_runs=int(data["num_runs"]),
-            between_models=float(data["between_models"]),
-            between_families=float(data["between_families"]),
-            between_chips=float(data["between_chips"]),
-            between_calibrations=float(data["between_calibrations"]),
+            num_runs=int(_within(data["num_runs"], 0, 1e9)),
+            between_models=_within(data["between_models"], 0, 20),
+            between_families=_within(data["between_families"], 0, 20),
+            between_chips=_within(data["between_chips"], 0, 20),
+            between_calibrations=_within(data["between_calibrations"], 0, 20),
             models=models,
         )
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"residuals={path}: cannot be read ({reason}); write it with `python -m perfmodel.report.residuals`") from None
+
+
+def _quantiles(values: object) -> tuple[float, ...]:
+    if not isinstance(values, list) or not values:
+        raise bad_field("quantiles", shown(values), "must be a list of numbers")
+    return tuple(_within(value, -20, 20) for value in values)
+
+
+def _within(value: object, least: float, most: float) -> float:
+    """A finite number of a file; all of them are counts, or logarithms of factors."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise bad_field("number", shown(value), f"must be from {least:g} to {most:g}")
+    return float(value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, suggest
+from perfmodel.errors import InputError, one_line, shown, suggest
 from perfmodel.parallel.sharding import AXIS_PARTS, Sharding, check_sharding
 from perfmodel.resources import resource_dir
 from perfmodel.workload.operator import Graph, Operator
@@ -37,20 +38,21 @@ def rule_set_from_dict(data: Any, *, where: str = "rule set", known_names: tuple
         raise InputError(f"{where}: must be a mapping with name, source and rules; see strategies/rules for examples")
     for key in data:
         if key not in ("name", "source", "rules"):
-            raise InputError(f"{where}: unknown field {key!r}; use name, source and rules")
+            raise InputError(f"{where}: unknown field {shown(key)}; use name, source and rules")
     rules: dict[str, tuple[str, ...]] = {}
     for name, axes in data["rules"].items():
         if name not in known_names:
-            raise InputError(f"{where}: unknown dim {name!r}{suggest(str(name), list(known_names))}; use one of {', '.join(known_names)}")
+            others = f"{suggest(one_line(name), known_names)}; use one of {', '.join(known_names)}"
+            raise InputError(f"{where}: unknown dim {shown(name)}{others}")
         if not isinstance(axes, list):
-            raise InputError(f"{where}: {name}={axes!r}: must be a list of axes, outermost cut first; write [tp]")
+            raise InputError(f"{where}: {name}={shown(axes)}: must be a list of axes, outermost cut first; write [tp]")
         fine: list[str] = []
         for axis in axes:
             if not isinstance(axis, str) or axis not in AXIS_PARTS:
-                raise InputError(f"{where}: {name}: axis {axis!r} is not known; use one of {', '.join(AXIS_PARTS)}")
+                raise InputError(f"{where}: {name}: axis {shown(axis)} is not known; use one of {', '.join(AXIS_PARTS)}")
             fine.extend(AXIS_PARTS[axis])
         if len(set(fine)) != len(fine):
-            raise InputError(f"{where}: {name}={axes}: an axis may occur once; remove the repetition")
+            raise InputError(f"{where}: {name}={shown(axes)}: an axis may occur once; remove the repetition")
         rules[name] = tuple(fine)
     return RuleSet(name=str(data.get("name", "")), rules=rules, source=str(data.get("source", "")))
 
@@ -60,18 +62,15 @@ def list_rule_sets() -> list[str]:
 
 
 def load_rule_set(name: str | Path) -> RuleSet:
-    import yaml
+    from perfmodel.files import read_yaml
 
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "rules" / f"{name}.yaml"
-    if not path.exists():
-        raise InputError(f"rule_set={name}: not known{suggest(str(name), list_rule_sets())}; use one of {', '.join(list_rule_sets())}")
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as error:
-        raise InputError(f"rule_set={path}: cannot be read ({str(error).splitlines()[0]}); see strategies/rules for examples") from None
-    return rule_set_from_dict(data, where=str(path))
+    if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
+        known = list_rule_sets()
+        raise InputError(f"rule_set={one_line(name, 200)}: not known{suggest(one_line(name), known)}; use one of {', '.join(known)}")
+    return rule_set_from_dict(read_yaml(path), where=str(path))
 
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:

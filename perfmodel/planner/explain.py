@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.errors import InputError, suggest
+from perfmodel.errors import InputError, suggest, whole_number
 from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
@@ -58,11 +58,12 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
         if name not in KNOBS:
             raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, KNOBS)}")
         if name in _WHOLE:
-            if not value.isdecimal() or (int(value) < 1 and name != "zero"):
+            count = whole_number(value)
+            if count is None or (count < 1 and name != "zero"):
                 raise InputError(
                     f"why-not={item.strip()}: {name} must be a whole number of at least {0 if name == 'zero' else 1}; give one"
                 )
-            knobs[name] = int(value)
+            knobs[name] = count
         elif name == "sequence_parallel":
             if value.lower() not in ("true", "false"):
                 raise InputError(f"why-not={item.strip()}: sequence_parallel must be true or false; write one of them")

@@ -13,14 +13,17 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from perfmodel.errors import InputError, one_line
+from perfmodel.files import open_input
 
 #: What describes or judges a run; it never reaches a prediction. Everything else in a case is an input.
 NOT_INPUTS = ("id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect")
 
 _MAX_ID = 200
+MAX_LINE_BYTES = 2**20
+MAX_FILE_BYTES = 2**30
 _GIB = 2.0**30
 
 #: How notes give the bandwidth of an all-reduce inside the node, in GB/s: "... (intra 423.7/241.59/240.63)".
@@ -54,10 +57,15 @@ class Case:
 def read_cases(path: str | Path) -> Iterator[Case]:
     """The cases of a file (`.gz`: unpacked), in order; an empty line is none. Only a file that cannot be read at all is an error."""
     try:
-        with gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb") as stream:
-            for number, line in enumerate(stream, 1):
-                if line.strip():
+        with open_input(path) as opened:
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=opened)) if Path(path).suffix == ".gz" else opened
+            for number, line in enumerate(_lines(stream, path), 1):
+                if len(line) > MAX_LINE_BYTES:
+                    yield Case(id=f"line-{number}", inputs={}, reason=f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; correct it")
+                elif line.strip():
                     yield parse_case(line, number)
+    except InputError:
+        raise
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(
@@ -65,18 +73,36 @@ def read_cases(path: str | Path) -> Iterator[Case]:
         ) from None
 
 
+def _lines(stream: BinaryIO, path: str | Path) -> Iterator[bytes]:
+    """The lines of a file, an overlong one by its beginning; a file without an end is an error."""
+    read = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        rest = line
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            read += len(rest)
+            if read > MAX_FILE_BYTES:
+                break
+            rest = stream.readline(MAX_LINE_BYTES + 1)
+        read += len(rest)
+        if read > MAX_FILE_BYTES:
+            raise InputError(
+                f"cases={one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB; give a file with one JSON object a line"
+            )
+        yield line
+
+
 def parse_case(line: bytes | str, number: int) -> Case:
     """The case on line `number` (from 1)."""
     fallback = f"line-{number}"
     try:
         data = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         summary = one_line(str(error) or type(error).__name__, 120)
         return Case(id=fallback, inputs={}, reason=f"line {number}: not a JSON object ({summary}); correct the line")
     if not isinstance(data, dict):
         return Case(id=fallback, inputs={}, reason=f"line {number}: must be a JSON object, not a {type(data).__name__}; correct the line")
     name = data.get("id")
-    identity = one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) and str(name).strip() else fallback
+    identity = (one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) else "") or fallback
     measured = data.get("measured")
     time, memory = _measured(data, measured if isinstance(measured, dict) else {})
     return Case(
@@ -87,7 +113,7 @@ def parse_case(line: bytes | str, number: int) -> Case:
         measured_memory=memory,
         ran=_ran(data, time),
         noted_all_reduce=_noted_all_reduce(data.get("notes")),
-        tier=str(data.get("tier") or "")[:40],
+        tier=one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else "",
     )
 
 
@@ -133,5 +159,5 @@ def _group(data: Mapping[str, Any], identity: str) -> str:
     """Where the run comes from: the first word of its id, else its framework's."""
     word = identity.split("-")[0].strip().lower()
     if data.get("id") is None:
-        word = str(data.get("framework") or "").split(" ")[0].lower()
+        word = one_line(data.get("framework") or "").split(" ")[0].lower()
     return one_line(word, 24) or "?"

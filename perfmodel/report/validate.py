@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -27,7 +28,7 @@ from perfmodel.report.case_plan import HardwareOfCase, PlannedCase, plan_of_case
 from perfmodel.report.cases import Case, read_cases
 from perfmodel.report.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.report.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of
-from perfmodel.resources import write_atomically
+from perfmodel.resources import check_can_be_written, write_atomically
 
 COLUMNS = (
     "id",
@@ -78,6 +79,8 @@ def validate_cases(
     fields = check_fields(by) if by else ()
     if plots is not None:
         _check_folder(Path(plots))
+    if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
+        load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
     predictor = CasePredictor(calibration=calibration)
     rows = []
     for each in [path] if isinstance(path, (str, Path)) else path:
@@ -100,10 +103,10 @@ def validate_cases(
 
 
 def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
-    if not folder.absolute().parent.is_dir():
-        raise InputError(f"plots={one_line(folder, 200)}: its parent folder does not exist; make it or choose another path")
+    if not os.path.isdir(folder):  # pathlib raises what the system says of a name too long, or of a folder that may not be entered
+        if os.path.exists(folder):
+            raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
+        check_can_be_written(folder, "plots")
 
 
 def table_of(rows: Sequence[ValidationRow]) -> str:

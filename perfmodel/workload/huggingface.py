@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import InputError, bad_field, suggest
+from perfmodel.files import read_text
 from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES, ConfigFields
 
@@ -52,10 +53,10 @@ def _load(path: Path) -> tuple[Any, Path]:
     try:
         if path.is_dir():
             path = path / "config.json"
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a null byte in the path
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{path}: cannot be read ({reason}); give a config.json or the folder that holds it") from None
+    text = read_text(path, "config.json or of the folder that holds it")
     try:
         return json.loads(text), path
     except (ValueError, RecursionError) as error:

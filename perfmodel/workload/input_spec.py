@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from perfmodel.errors import bad_field, suggest
+from perfmodel.errors import bad_field, suggest, whole_number
 
 #: Names of types as torch has them, and our own short ones.
 _TYPES = (
@@ -56,9 +56,10 @@ def _parse(text: str) -> InputSpec:
         raise bad_field("inputs", text, f"{dtype} is no type{suggest(dtype, (*_TYPES, *_SHORT))}")
     shape = []
     for size in sizes.split(",") if sizes else []:
-        if not (size.isascii() and size.isdecimal()) or not int(size):
+        count = whole_number(size)
+        if not count:
             raise bad_field("inputs", text, f"{size or 'nothing'} is no size: must be a whole number of at least 1", _HOW)
-        shape.append(int(size))
+        shape.append(count)
     if prod(shape) > _MOST_ELEMENTS:
         raise bad_field("inputs", text, "has more elements than can be counted", "use smaller sizes")
     return InputSpec(name=name or "", dtype=dtype, shape=tuple(shape))

@@ -1,14 +1,18 @@
 """What every verb has in common: exit codes, one sentence on standard error, clean JSON on standard output."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from perfmodel import cli
 from perfmodel.commands import known
 from perfmodel.errors import InputError, RunError
+from perfmodel.resources import resource_dir
 
 KINDS = ("chips", "clusters", "models", "profiles", "calibrations")
 
@@ -108,3 +112,55 @@ def test_a_recalled_number_has_a_star():
         "1 *",
         "1 *",
     ]
+
+
+MANY = "9" * 5000
+LLAMA = ["--model", "gpt2", "--cluster", "dgx-h100", "--global-batch", "8", "--seq-len", "128"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["predict", *LLAMA, "--chips", MANY],
+        ["predict", *LLAMA, "--chips", "8", "--tp", MANY],
+        ["predict", *LLAMA, "--chips", "8", "--profile", "\x1b[31m" + "x" * 5000],
+        ["explain", "no-such-plan", "--why-not", f"tp={MANY}"],
+        ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", "2", "--size", f"image={MANY}"],
+        ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", "2", "--size", "batch=3", "--batch", "4"],
+        ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", "2", "--size", "name=4"],
+        ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", "2", "--stages", MANY],
+        ["import", "torch.nn:Identity", "--inputs", f"float32[{MANY}]"],
+        ["profiles", "x" * 300],
+        ["profiles", "/dev/zero.yaml"],
+    ],
+)
+def test_values_of_any_length_and_kind_are_one_short_sentence(arguments, capfd):
+    assert cli.run(arguments) == cli.EXIT_BAD_INPUT
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("perfmodel: ")
+    assert err.endswith("\n")
+    assert err[:-1].isprintable()
+    assert len(err) < 900
+
+
+def test_an_ascii_terminal_gets_every_name(tmp_path):
+    folder = tmp_path / "modèle"
+    folder.mkdir()
+    shutil.copy(Path(cli.__file__).parent / "workload" / "models" / "gpt2.json", folder / "config.json")
+    command = [sys.executable, "-m", "perfmodel", "models", str(folder)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    text = subprocess.run(command, capture_output=True, env=environment, check=True, cwd=tmp_path)
+    assert b"mod\\xe8le" in text.stdout
+    found = subprocess.run([*command, "--json"], capture_output=True, env=environment, check=True, cwd=tmp_path)
+    assert "modèle" in json.dumps(json.loads(found.stdout), ensure_ascii=False)
+
+
+def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capfd):
+    text = (resource_dir("hardware_specs") / "clusters" / "dgx-h100.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "c.yaml"
+    path.write_text(text.replace("Vendors", r"\e[31mVendors"), encoding="utf-8")
+    assert cli.run(["clusters", str(path)]) == 0
+    out = capfd.readouterr().out
+    assert "[31mVendors" in out
+    assert "\x1b" not in out

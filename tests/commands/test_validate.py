@@ -64,7 +64,7 @@ def test_a_tier_alone(call_json, tmp_path):
         (["--by", "chp"], "by=chp: not known"),
         (["--by", ","], "by: names no field"),
         (["--by", ""], "by: names no field"),
-        (["--plots", "no/where/plots"], "its parent folder does not exist"),
+        (["--plots", "no/where/plots"], "its folder does not exist"),
         (["--plots", "cases.jsonl"], "is a file"),
         (["--out", "no/where.csv"], "its folder does not exist"),
         (["--tier", "golden"], "tier=golden: no case is of it"),
@@ -91,3 +91,10 @@ def test_lines_of_any_kind_leave_the_exit_code_at_0(call, tmp_path):
     code, out, _ = call("validate", path, "--by", "source,size,chips,form,tier,precision,profile,model,framework,chip")
     assert code == 0
     assert "0 of 4 cases predicted" in out
+
+
+def test_labels_of_lone_surrogates_keep_the_table(call, tmp_path):
+    (tmp_path / "odd.jsonl").write_text(r'{"id": "\ud800", "tier": "\ud800", "framework": "\ud800", "model": "\ud800", "chip": "\ud800"}')
+    code, _, err = call("validate", "odd.jsonl", "--out", "r.csv", "--by", "tier,framework,model,chip")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "r.csv").read_text(encoding="utf-8").splitlines()[1].startswith("line-1,")

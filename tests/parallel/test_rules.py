@@ -96,7 +96,7 @@ def test_loading_says_what_there_is(tmp_path):
         load_rule_set(_folder(tmp_path / "folder.yaml"))
     broken = tmp_path / "broken.yaml"
     broken.write_text("rules: [", encoding="utf-8")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="line 2: not valid YAML"):
         load_rule_set(broken)
 
 

@@ -34,7 +34,7 @@ def list_networks() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in list_models() if name not in _BUILT_IN))
 
 
-def load_network(name: str, *, batch: int = 0, **sizes: Size) -> Network:
+def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Network:
     """A training step of a network by its name.
 
     batch   samples a step; 0: the network's default
