@@ -11,6 +11,7 @@ A network is a built-in one by name, any `torch.nn.Module` as `module:factory` w
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 Name: TypeAlias = str | Path
 Sizes: TypeAlias = Mapping[str, int | tuple[int, ...]]
 
-#: ZeRO stages that are tried where none is given: the first alone if memory does not bind there.
+#: ZeRO stages that are tried where none is given.
 _ZERO_STAGES = (0, 1, 3)
 
 
@@ -58,6 +59,15 @@ class ShardResult:
     def search(self) -> NetworkSearch:
         """The search that found the best plan."""
         return self.searches[self.zero]
+
+    @property
+    def lower_bound(self) -> float:
+        """Of the step time of any plan with one of the ZeRO stages that were tried. [s]"""
+        return min(search.lower_bound for search in self.searches.values())
+
+    @property
+    def is_proved(self) -> bool:
+        return all(search.is_proved for search in self.searches.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,7 +177,7 @@ def shard_network(
 
     batch          of one microbatch, on all chips together; 0: the network's default
     sizes          of a built-in network, beside its batch: {"image": 64}
-    zero           ZeRO stage; None: 0, and where memory binds the best of 0, 1 and 3
+    zero           ZeRO stage; None: the best of 0, 1 and 3
     """
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
@@ -185,17 +195,42 @@ def shard_network(
             searches[stage] = planners[stage].search(memory_limit=limit)
         except InputError as error:
             reasons.append(error)
-            continue
-        if searches[stage].price == 0.0:
-            break  # it fits freely: storing less saves no time
     if not searches:
         raise reasons[-1]
     best = min(searches, key=lambda stage: searches[stage].best.step_time)
-    prediction = searches[best].best
-    prediction = replace(prediction, plan=replace(prediction.plan, sizes=dict(sizes or {})), memory_headroom=memory_headroom)
     strategies = _strategies(planners[best], found) if with_strategies else {}
-    strategies = {name: replace(each, memory_headroom=memory_headroom) for name, each in strategies.items()}
-    return ShardResult(network=found, zero=best, best=prediction, searches=searches, strategies=strategies, treatments=treatments)
+
+    def with_record(prediction: NetworkPrediction) -> NetworkPrediction:
+        plan = replace(prediction.plan, inputs=tuple(inputs), num_microbatches=microbatches)
+        plan = _recorded(plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=calibration)
+        return replace(prediction, plan=plan, memory_headroom=memory_headroom)
+
+    return ShardResult(
+        network=found,
+        zero=best,
+        best=with_record(searches[best].best),
+        searches=searches,
+        strategies={name: with_record(prediction) for name, prediction in strategies.items()},
+        treatments=treatments,
+    )
+
+
+def _recorded(
+    plan: NetworkPlan, place: Place, *, sizes: Sizes | None, zero: int, optimizer: str, calibration: Name | Calibration | None
+) -> NetworkPlan:
+    """The plan with all that predicts it again. A calibration that was merely the best known is not part of it."""
+    from perfmodel.setting import file_reference
+
+    named = calibration if isinstance(calibration, Name) else calibration.name if calibration is not None else ""
+    return replace(
+        plan,
+        sizes=dict(sizes or {}),
+        zero=zero,
+        optimizer=str(Optimizer(optimizer)),
+        precision=str(place.policy),
+        profile=place.profile.name,
+        calibration=file_reference(named),
+    )
 
 
 def make_planner(
@@ -290,26 +325,55 @@ def shard_pipeline(
         raise reasons[-1]
     best = min(found, key=lambda stage: found[stage].step_time)
     plan = found[best]
-    return best, replace(plan, plan=replace(plan.plan, sizes=dict(sizes or {})))
+    return best, replace(plan, plan=_recorded(plan.plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=calibration))
 
 
 def predict_network_plan(
     plan: NetworkPlan | Name,
     *,
-    network: Network | None = None,
+    network: Network | str | None = None,
+    cluster: Name | Cluster | None = None,
     precision: str | None = None,
-    optimizer: str = Optimizer.ADAMW,
-    zero: int = 0,
+    optimizer: str | None = None,
+    zero: int | None = None,
+    memory_headroom: float = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
-) -> NetworkPrediction:
-    """Step time and memory of a plan of a network, on the cluster that it names."""
-    from perfmodel.cost.network_predict import predict_network
+) -> NetworkPrediction | PipelinePrediction:
+    """Step time and memory of a plan of a network, on the cluster that it names or another, by what it records or what is said.
 
+    network   the network itself, or the name that the plan has: needed where that is a module of one's own
+    """
+    from perfmodel.cost.network_predict import predict_network
+    from perfmodel.planner.network_pipeline import predict_pipeline
+
+    check_headroom(memory_headroom)
     found = load_network_plan(plan)
-    place = find_place(found.cluster, chips=found.num_chips, precision=precision, calibration=calibration, profile=profile)
-    own = network if network is not None else network_of_plan(found)
-    return predict_network(own, found, step_setting(place, optimizer=optimizer, zero=zero), place.machine)
+    place = find_place(
+        found.cluster if cluster is None else cluster,
+        chips=found.num_chips * max(1, len(found.stages)),
+        precision=found.precision or None if precision is None else precision,
+        calibration=found.calibration or None if calibration is None else calibration,
+        profile=found.profile or None if profile is None else profile,
+    )
+    own = network if isinstance(network, Network) else network_of_plan(found, named=network)
+    setting = step_setting(
+        place,
+        optimizer=found.optimizer if optimizer is None else optimizer,
+        zero=found.zero if zero is None else zero,
+        num_microbatches=found.num_microbatches,
+    )
+    placed = _recorded(
+        replace(found, cluster=place.reference),
+        place,
+        sizes=found.sizes,
+        zero=setting.zero,
+        optimizer=setting.optimizer,
+        calibration=found.calibration if calibration is None else calibration,
+    )
+    if found.stages:
+        return replace(predict_pipeline(own, placed, machine=place.machine, setting=setting), plan=placed)
+    return predict_network(own, placed, setting, place.machine, memory_headroom=memory_headroom)
 
 
 def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
@@ -318,9 +382,16 @@ def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
     return plan if isinstance(plan, NetworkPlan) else read_network_plan(plan)
 
 
-def network_of_plan(plan: NetworkPlan) -> Network:
-    """The built-in network that a plan is for."""
-    return _built_in(plan.network, plan.batch, plan.sizes)
+def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Network:
+    """The network that a plan is for: a built-in one, or a module that the caller names too, as a plan file alone starts no code."""
+    if named is not None and named != plan.network:
+        raise bad_field("network", named, f"the plan is for {plan.network}", "name that one")
+    if plan.is_imported and named is None:
+        rule = "is Python code of your own, which a plan alone does not start"
+        raise bad_field("network", plan.network, rule, f"name it again if you trust it: --network {shlex.quote(plan.network)}")
+    if plan.is_imported:
+        return find_network(plan.network, inputs=plan.inputs)[0]
+    return find_network(plan.network, batch=plan.batch, sizes=plan.sizes)[0]
 
 
 def _built_in(name: str, batch: int, sizes: Sizes) -> Network:
@@ -355,6 +426,9 @@ def run_network_plan(
     found = load_network_plan(plan)
     if found.stages:
         raise bad_field("stages", len(found.stages), "a per-operator plan with a pipeline is predicted, not run", "use a plan of one stage")
+    if network is None and found.is_imported:
+        rule = "a plan of an imported module is predicted, not run: what its operators compute is not imported"
+        raise bad_field("network", found.network, rule, "use `perfmodel predict`, or a plan of a built-in network")
     own = network if network is not None else network_of_plan(found)
     place = find_place("localhost", chips=found.num_chips, precision=Precision.FP32, calibration=calibration, profile=None)
     setting = step_setting(place, optimizer=Optimizer.SGD, zero=0)

@@ -50,6 +50,10 @@ def predict(
         typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),
     ] = False,
     tokens: options.Tokens = "",
+    network: Annotated[
+        str,
+        typer.Option("--network", metavar="MODULE:FACTORY", help="Of a plan of `shard` for a module of your own: that it may be loaded."),
+    ] = "",
     json: options.Json = False,
     plot: options.Plot = None,
     save: options.Save = None,
@@ -59,6 +63,8 @@ def predict(
     A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard).
     A plan that does not fit is predicted all the same.
     """
+    from perfmodel.commands.network_plan import predict_file
+    from perfmodel.parallel.network_plan_file import is_network_plan
     from perfmodel.setting import Knobs, load_plan, make_job
 
     options.check_figure(plot)
@@ -82,6 +88,14 @@ def predict(
     num_tokens = options.parse_tokens(tokens)
     counts = options.parse_chips(chips)
     request = _Request(knobs, calibration=calibration, profile=profile, headroom=headroom)
+    if plan and is_network_plan(plan):
+        others = {"precision": precision != "bf16-mixed", "optimizer": optimizer != "adamw", "interval": interval}
+        flags = {"tokens": tokens, "plot": plot, "save": save, **{name: is_given or None for name, is_given in others.items()}}
+        _refuse_beside_a_plan(plan, model=model, chips=chips, global_batch=global_batch, seq_len=seq_len, **knobs.given(), **flags)
+        predict_file(plan, cluster, network=network, headroom=headroom, json=json, profile=profile, calibration=calibration)
+        return
+    if network:
+        raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
     if plan:
         _refuse_beside_a_plan(plan, model=model, chips=chips, global_batch=global_batch, seq_len=seq_len, **knobs.given())
         predictions, failures = request.of_plan(load_plan(plan), cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +104,8 @@ def shard(
         return
     _show(result, cluster)
     if save is not None:
-        print(f"\nplan: {save}" + ("" if ":" in network else f"; run it here with: perfmodel run {save}"))
+        how = f"predict it again with: perfmodel predict {save} --network {shlex.quote(network)}" if ":" in network else ""
+        print(f"\nplan: {save}; {how or f'run it here with: perfmodel run {save}'}")
 
 
 def _check_pase(network: str, **given: Any) -> None:
@@ -150,9 +152,10 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
         "flops": result.network.flops,
         "zero": result.zero,
         "best": network_prediction_object(result.best),
-        "lower_bound": search.lower_bound,
-        "is_proved": search.is_proved,
-        "gap": search.gap,
+        "zero_searched": list(result.searches),
+        "lower_bound": result.lower_bound,
+        "is_proved": result.is_proved,
+        "gap": max(each.gap for each in result.searches.values()),
         "price": search.price,
         "has_equal_layers": search.has_equal_layers,
         "most_dims": search.most_dims,
@@ -170,8 +173,14 @@ def _show(result: ShardResult, cluster: str) -> None:
 
     network, search, best = result.network, result.search, result.best
     counts = search.num_configurations
-    proof = "each search proved" if search.is_proved else f"each search within {search.gap:.2%} of its best"
+    gap = max(each.gap for each in result.searches.values())
+    proof = "each search proved" if result.is_proved else f"each search within {gap:.2%} of its best"
+    tables = sum(each.table_time for each in result.searches.values())
+    spent = sum(each.search_time for each in result.searches.values())
     alike = "; equal layers choose alike" if search.has_equal_layers else ""
+    claim = "no plan with equal layers alike" if alike else "no plan"
+    others = f", best of {', '.join(map(str, result.searches))}" if len(result.searches) > 1 else ""
+    batch = network.batch * best.plan.num_microbatches
     if search.most_dims:
         alike += f"; within a node an operator cuts at most {search.most_dims} dims"
     facts = [
@@ -183,15 +192,15 @@ def _show(result: ShardResult, cluster: str) -> None:
         (
             "searched",
             f"up to {max(counts):,} configurations an operator ({sum(counts) / len(counts):,.0f} on average); "
-            f"tables {format_time(search.table_time)}, search {format_time(search.search_time)}; {proof}{alike}",
+            f"tables {format_time(tables)}, search {format_time(spent)}; {proof}{alike}",
         ),
-        ("step time", f"{format_time(best.step_time)} for a batch of {network.batch:,}; no plan can take less than "
-                      f"{format_time(search.lower_bound)}"),
-        ("ZeRO", f"{result.zero}; " + price_line(search.price)),
+        ("step time", f"{format_time(best.step_time)} for a batch of {batch:,}; {claim} can take less than "
+                      f"{format_time(result.lower_bound)}"),
+        ("ZeRO", f"{result.zero}{others}; " + price_line(search.price)),
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
         ("rests on", rests_on_line(best.rests_on)),
     ]  # fmt: skip
-    print_facts(f"{network.name}, batch {network.batch}", facts)
+    print_facts(f"{network.name}, batch {batch}", facts)
     print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
     if result.treatments:
         print("\nKept whole:")
@@ -245,7 +254,8 @@ def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction
         ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}"),
         (
             "step time",
-            f"{format_time(best.step_time)}; with as many stages and microbatches none can take less than {format_time(best.lower_bound)} "
+            f"{format_time(best.step_time)}; with as many stages and microbatches and ZeRO {zero} none can take less than "
+            f"{format_time(best.lower_bound)} "
             f"(gap {best.gap:.1%})",
         ),
         (

@@ -15,6 +15,7 @@ from math import gcd, prod
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.sharding import Layout, Sharding
+from perfmodel.workload.job import Optimizer
 from perfmodel.workload.network import Network, NetworkOperator, Operand, TensorRole
 
 
@@ -48,8 +49,11 @@ class NetworkPlan:
     """axes: outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers.
 
     network, sizes   what the network was built from: its name, and the sizes given beyond its defaults
+    inputs           of an imported module: what its forward is called with
     stages           of a pipeline: the first operator of each stage; the axes are then those of one stage's chips
     batch            of one microbatch
+
+    What it is predicted with: zero, optimizer, and by name precision, profile and calibration, "" for the chip's own.
     """
 
     network: str
@@ -59,11 +63,23 @@ class NetworkPlan:
     shardings: Mapping[str, Sharding]
     held: Mapping[str, Held]
     sizes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     num_microbatches: int = 1
+    zero: int = 0
+    optimizer: str = Optimizer.ADAMW
+    precision: str = ""
+    profile: str = ""
+    calibration: str = ""
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the network is a module of one's own, `module:factory`."""
+        return ":" in self.network
 
     @property
     def num_chips(self) -> int:
+        """Of one stage."""
         return prod(axis.size for axis in self.axes)
 
     def size(self, names: frozenset[str] | tuple[str, ...]) -> int:

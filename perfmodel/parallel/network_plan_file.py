@@ -15,7 +15,11 @@ from perfmodel.resources import write_atomically
 KIND = "network"
 SCHEMA_VERSION = 1
 
-_KEYS = {"schema_version", "kind", "network", "sizes", "batch", "cluster", "axes", "shardings", "held", "stages", "num_microbatches"}
+_SETTINGS = ("optimizer", "precision", "profile", "calibration")
+_KEYS = {
+    "schema_version", "kind", "network", "sizes", "inputs", "batch", "cluster", "axes", "shardings", "held", "stages", "num_microbatches",
+    "zero", *_SETTINGS,
+}  # fmt: skip
 
 
 def network_plan_to_dict(plan: NetworkPlan) -> dict[str, Any]:
@@ -25,10 +29,13 @@ def network_plan_to_dict(plan: NetworkPlan) -> dict[str, Any]:
         "kind": KIND,
         "network": plan.network,
         "sizes": {name: list(size) if isinstance(size, tuple) else size for name, size in plan.sizes.items()},
+        "inputs": list(plan.inputs),
         "batch": plan.batch,
         "num_microbatches": plan.num_microbatches,
         "stages": list(plan.stages),
         "cluster": plan.cluster,
+        "zero": plan.zero,
+        **{name: str(getattr(plan, name)) for name in _SETTINGS},
         "axes": [{"name": axis.name, "size": axis.size, "tier": axis.tier} for axis in plan.axes],
         "shardings": {name: {dim: list(axes) for dim, axes in sharding.items() if axes} for name, sharding in plan.shardings.items()},
         "held": {name: {"cuts": [list(cut) for cut in held.cuts], "partial": sorted(held.partial)} for name, held in plan.held.items()},
@@ -46,12 +53,16 @@ def network_plan_from_dict(data: Any, *, where: str = "plan") -> NetworkPlan:
         if key not in _KEYS:
             raise InputError(f"{where}: unknown field {shown(key)}{suggest(one_line(key), sorted(_KEYS))}; remove it or correct it")
     axes = _list(data, "axes", where)
+    settings = {name: _of(data, name, str, where) for name in _SETTINGS if name in data}
     return NetworkPlan(
         network=_of(data, "network", str, where),
         stages=_names(data.get("stages", []), f"{where}: stages"),
         num_microbatches=_of(data, "num_microbatches", int, where),
         sizes={str(name): tuple(size) if isinstance(size, list) else size for name, size in _map(data, "sizes", where).items()},
+        inputs=_names(data.get("inputs", []), f"{where}: inputs"),
         batch=_of(data, "batch", int, where),
+        zero=_of(data, "zero", int, where) if "zero" in data else 0,
+        **settings,
         cluster=_of(data, "cluster", str, where),
         axes=tuple(
             MeshAxis(
@@ -98,7 +109,7 @@ def _of(data: Any, key: str, kind: type, where: str) -> Any:
 
 def _names(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InputError(f"{where}={shown(value)}: must be a list of axes; write it as [a, b]")
+        raise InputError(f"{where}={shown(value)}: must be a list of names; write it as [a, b]")
     return tuple(value)
 
 

@@ -18,12 +18,16 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION,
 from perfmodel.resources import resource_dir, write_atomically
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.operator import OperatorKind
+from perfmodel.workload.transformer import build_graph
 
 _PLAN_KEYS = {
     "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "order", "rule_set", "sequence_parallel",
     "zero", "micro_batch", "recompute", "recompute_operators", "schedule", "virtual_stages", "stage_layers", "attention", "profile",
     "calibration",
 }  # fmt: skip
+#: What `kind` says; the second is that of plans in which every operator has a sharding of its own (`network_plan_file.py`).
+_KIND, _NETWORK_KIND = "plan", "network"
 _JOB_KEYS = {"model", "global_batch", "seq_len", "precision", "optimizer"}
 
 
@@ -65,6 +69,14 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
     """The plan of a file's contents. Raises InputError naming the field."""
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: must be a mapping of fields, not {type(data).__name__}; see strategies/ for examples")
+    kind = data.get("kind", _KIND)
+    if kind == _NETWORK_KIND:
+        raise InputError(
+            f"{where}: kind={kind}: is a plan of `perfmodel shard`, which only `perfmodel predict` and `perfmodel run` take; "
+            "give a plan of `perfmodel search` here"
+        )
+    if kind != _KIND:
+        raise InputError(f"{where}: kind={one_line(repr(kind), 80)}: must be {_KIND}; correct it or leave it out")
     version = data.get("schema_version")
     if version != SCHEMA_VERSION:
         raise InputError(
@@ -118,12 +130,30 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         profile=_text(data, "profile", where, "megatron"),
         calibration=_text(data, "calibration", where, ""),
     )
+    _check_recompute_operators(plan, where)
     rule_set = data.get("rule_set", plan.rule_set)
     if rule_set != plan.rule_set:
         raise InputError(
             f"{where}: rule_set={rule_set}: sequence_parallel={sequence_parallel} uses {plan.rule_set}; correct one of the two"
         )
     return plan
+
+
+def _check_recompute_operators(plan: Plan, where: str) -> None:
+    """Each is a group or an operator of one of the model's layers, with dropout or without."""
+    if plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS:
+        return
+    graph = build_graph(
+        plan.job.model, seq_len=plan.job.seq_len, attention=str(plan.attention), dropout=True, activation_bytes=2.0, parameter_bytes=2.0
+    )
+    inside = [operator for operator in graph.operators if operator.region == "layer" and operator.kind is not OperatorKind.IDENTITY]
+    known = {operator.name for operator in inside} | {operator.group for operator in inside if operator.group}
+    for name in plan.recompute_operators:
+        if name not in known:
+            shown = one_line(name, 80)
+            raise InputError(
+                f"{where}: recompute_operators={shown}: no operator of a layer of {plan.job.model.name}{suggest(shown, known)}"
+            )
 
 
 def _model(value: Any, where: str) -> TransformerConfig:

@@ -32,7 +32,7 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.network_cost import StepSetting
 from perfmodel.cost.network_overlap import exposed_time
 from perfmodel.errors import InputError, bad_field
-from perfmodel.parallel.network_plan import NetworkPlan, mesh_axes
+from perfmodel.parallel.network_plan import NetworkPlan, check_plan, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers
 from perfmodel.planner.network_search import NetworkPlanner, network_planner
 from perfmodel.search import Solution, eliminate, eliminate_within, partition_chain
@@ -181,6 +181,16 @@ def search_pipeline(
         plans.append(pipeline(candidates[index], 0).run())
     best = min(plans, key=lambda plan: plan.step_time)
     return replace(best, num_candidates=len(candidates), search_time=time.perf_counter() - start)
+
+
+def predict_pipeline(network: Network, plan: NetworkPlan, *, machine: Machine, setting: StepSetting) -> PipelinePrediction:
+    """A plan in stages, predicted as the search that finds it predicts it; nothing is searched, so its bound is 0."""
+    planner = network_planner(
+        network, cluster=plan.cluster, num_chips=plan.num_chips, machine=machine, setting=setting, axes=plan.axes, most_dims=0
+    )
+    check_plan(plan, network)
+    candidate = _Candidate(num_stages=len(plan.stages), num_microbatches=plan.num_microbatches)
+    return _Pipeline(planner, candidate, machine, math.inf, plan.num_chips, is_coarse=False).of_plan(plan)
 
 
 def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microbatches: Sequence[int]) -> list[_Candidate]:
@@ -377,6 +387,23 @@ class _Pipeline:
             ) from None
         own = fold.unfold(found.choice)
         return {v: own[i] for i, v in enumerate(members)}, found.price
+
+    def of_plan(self, plan: NetworkPlan) -> PipelinePrediction:
+        """The plan's own choice and cuts."""
+        choice = self.space.choice(plan)
+        if -1 in choice:
+            named = [*(operator.name for operator in self.network.operators), *self.space.held][choice.index(-1)]
+            raise bad_field(f"shardings[{named}]", "this one", "is not in the space of the search", "search again and save")
+        starts = [self.network.operators[start].name for start, _ in self.blocks]
+        if any(first not in starts for first in plan.stages):
+            wrong = next(first for first in plan.stages if first not in starts)
+            raise bad_field("stages", wrong, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")
+        bounds = [*(starts.index(first) for first in plan.stages), len(starts)]
+        if bounds[0] or bounds != sorted(set(bounds)):
+            raise bad_field(
+                "stages", ", ".join(plan.stages), "must begin with the first operator and go on in order", "search again and save"
+            )
+        return self._prediction(choice, bounds, [0.0] * len(plan.stages), 0.0)
 
     # --- prediction -------------------------------------------------------------------------------------------------------------------
 

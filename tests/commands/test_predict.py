@@ -356,3 +356,24 @@ def test_any_flags_give_a_prediction_or_a_sentence(capfd, flags):
         assert (code, out) == (2, "")
         assert err.startswith("perfmodel: ")
         assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("recompute_operators: [foo]", "recompute_operators=foo: no operator of a layer of llama-3-8b"),
+        ("recompute_operators: [lm_head]", "recompute_operators=lm_head: no operator of a layer"),
+        ("kind: banana", "kind='banana': must be plan"),
+    ],
+)
+def test_a_plan_file_says_nothing_that_would_do_nothing(call, tmp_path, line, words):
+    path = tmp_path / "plan.yaml"
+    assert call("predict", *JOB, "--tp", 2, "--recompute", "selective", "--save", path)[0] == 0
+    field = line.partition(":")[0]
+    lines = [line if old.startswith(f"{field}:") else old for old in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    code, _, error = call("predict", path)
+    assert code == 2
+    assert words in error
+    path.write_text(path.read_text(encoding="utf-8").replace(line, f"{field}: {'plan' if field == 'kind' else '[gate_product]'}"))
+    assert call("predict", path)[0] == 0

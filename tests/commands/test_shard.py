@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.network_verbs import predict_network_plan
 from perfmodel.parallel.network_plan_file import network_plan_from_dict, network_plan_to_dict, read_network_plan
+from perfmodel.units import format_time
 
 SMALL = ("--size", "image=67", "--size", "hidden=256", "--batch", "8")
 
@@ -38,6 +39,39 @@ def test_a_saved_plan_reads_back_and_predicts_the_same(call_json, tmp_path):
     assert predict_network_plan(path).step_time == pytest.approx(found["best"]["step_time"], rel=1e-12)
 
 
+def test_a_saved_plan_holds_what_predicts_it_again(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    job = ("alexnet", "--cluster", "dgx-h100", "--chips", "8", *SMALL, "--microbatches", "2", "--zero", "1", "--optimizer", "momentum")
+    found = call_json("shard", *job, "--precision", "fp32", "--profile", "torch-fsdp2", "--calibration", "spec-sheet", "--save", str(path))
+    again = call_json("predict", path)
+    assert again["step_time"] == pytest.approx(found["best"]["step_time"], rel=1e-12)
+    assert again["plan"] == found["best"]["plan"]
+    assert call_json("predict", path, "--calibration", "h100")["step_time"] != pytest.approx(again["step_time"], rel=1e-3)
+    code, out, _ = call("predict", path, "--cluster", "dgx-a100")
+    assert code == 0
+    assert "torch-fsdp2 as the framework, fp32, momentum, ZeRO 1" in out
+    for verb, flags in (
+        ("predict", ("--tp", 2)),
+        ("predict", ("--network", "resnet50")),
+        ("explain", ()),
+        ("compare", (path,)),
+        ("audit", ()),
+    ):
+        code, _, error = call(verb, path, *flags)
+        assert code == 2
+        assert error.count("\n") == 1
+        assert "plan" in error
+
+
+def test_every_zero_stage_is_searched_though_memory_does_not_bind(call, call_json):
+    job = ("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "64", "--size", "layers=2")
+    found = call_json("shard", *job)
+    each = [call_json("shard", *job, "--zero", stage) for stage in (0, 1, 3)]
+    assert found["best"]["step_time"] == min(one["best"]["step_time"] for one in each)
+    assert found["lower_bound"] == min(one["lower_bound"] for one in each)
+    assert found["zero_searched"] == [0, 1, 3]
+
+
 def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
     found = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
     assert found["cost_flops"] == 97098296512
@@ -52,6 +86,8 @@ def test_a_pipeline_has_stages_and_a_bound(call, call_json, tmp_path):
     code, out, _ = call("shard", *job, "--stages", "2", "--microbatches", "8", "--zero", "1", "--save", str(path))
     assert code == 0
     assert "2 stages of 4 chips, 8 microbatches of 8; ZeRO 1" in out
+    again = call_json("predict", path)
+    assert f"step time  {format_time(again['step_time'])};" in out
     assert len(read_network_plan(path).stages) == 2
     found = call_json("shard", *job, "--stages", "auto")
     assert found["lower_bound"] <= found["step_time"]
@@ -93,10 +129,19 @@ def test_an_imported_module_is_searched_and_says_what_stays_whole(call, tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     job = ("shard_nets:net", "--inputs", "input=float32[32,3,16,16]", "--chips", "8")
-    code, out, _ = call("shard", *job, "--cluster", "dgx-a100")
+    code, out, _ = call("shard", *job, "--cluster", "dgx-a100", "--save", "plan.yaml")
     assert code == 0
     assert "Kept whole:" in out
     assert "each search proved" in out
+    assert "predict it again with: perfmodel predict plan.yaml --network shard_nets:net" in out
+    for verb, words in (("predict", "is Python code of your own"), ("run", "a plan of an imported module is predicted, not run")):
+        code, _, error = call(verb, "plan.yaml")
+        assert code == 2
+        assert f"network=shard_nets:net: {words}" in error
+    code, again, _ = call("predict", "plan.yaml", "--network", "shard_nets:net")
+    assert code == 0
+    (line,) = (line for line in again.splitlines() if line.startswith("step time"))
+    assert line in out
     code, out, _ = call("shard", *job, "--cost", "pase")
     assert code == 0
     assert "by PaSE's cost function" in out

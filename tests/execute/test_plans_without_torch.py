@@ -32,7 +32,7 @@ def test_neither_needs_torch():
         (tiny_plan(2, precision=Precision.FP16_MIXED), "precision=fp16-mixed"),
         (tiny_plan(2, model=tiny(num_key_value_heads=1), tp=2), "tp=2: must divide num_key_value_heads=1"),
         (tiny_plan(2, pp=2, micro_batch=8), "schedule=1f1b"),
-        (tiny_plan(2, recompute="selective", recompute_operators=("mlp_act",)), "recompute_operators=mlp_act"),
+        (tiny_plan(2, recompute="selective", recompute_operators=("activation",)), "recompute_operators=activation"),
         (tiny_plan(2, model=tiny(head_dim=7), tp=2), "head_dim=7"),
         (replace(tiny_plan(2), rule_set="owt"), "rule_set=owt"),
     ],
