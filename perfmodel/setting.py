@@ -84,13 +84,16 @@ def make_setting(
 ) -> Setting:
     """Find cluster, calibration and profile, and compile what predicts the job's plans there.
 
-    chips         None: as many as the cluster object or this machine has; a named cluster needs the number
+    chips         None: as many as the cluster object, one's own cluster file or this machine has; a shipped cluster needs the number
     calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
     profile       None: `megatron` on accelerators, `torch-gloo` on this machine
     """
     from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
+    from perfmodel.hardware.reader import LOCALHOST
 
     reference, found = find_cluster(cluster, chips)
+    if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
+        notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
     habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
@@ -106,23 +109,30 @@ def make_setting(
 
 def find_cluster(cluster: Name | Cluster, chips: int | None) -> tuple[str, Cluster]:
     """How a plan file refers to the cluster, and the cluster with that many chips."""
+    from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
 
     if isinstance(cluster, Cluster):
         return cluster.name, cluster if chips is None else cluster.with_chips(chips)
-    reference = file_reference(cluster)
-    if chips is None and reference != LOCALHOST:
+    is_file = is_path(cluster) and chip_cluster(str(cluster)) is None
+    if chips is None and not is_file and str(cluster) != LOCALHOST:
         raise InputError("chips: is missing; say how many chips the job runs on, for example 64")
-    return reference, load_cluster(cluster, num_chips=chips)
+    found = load_cluster(cluster, num_chips=chips)
+    return file_reference(cluster) if is_file else found.name, found
 
 
 def file_reference(name: Name) -> str:
     """A name as it is; the path of a file in full, so that a saved plan finds it from any folder."""
-    text = str(name)
     try:
-        return str(Path(text).resolve()) if "/" in text or text.endswith((".yaml", ".yml")) else text
+        return str(Path(name).resolve()) if is_path(name) else str(name)
     except (OSError, RuntimeError, ValueError):  # no working folder, links in a circle, a null byte: the reader says what is wrong
-        return text
+        return str(name)
+
+
+def is_path(name: Name) -> bool:
+    """Whether somebody means a file and not a name."""
+    text = str(name)
+    return "/" in text or text.endswith((".yaml", ".yml"))
 
 
 def make_job(

@@ -18,6 +18,17 @@ ClusterNames = Annotated[
     list[str],
     typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file; may be given several times."),
 ]
+Chip = Annotated[
+    str,
+    typer.Option("--chip", metavar="NAME|PATH", help="In place of --cluster: a chip (`perfmodel chips`) with its usual node and links."),
+]
+PerNode = Annotated[str, typer.Option("--per-node", metavar="N", help="With --chip: chips of a node.")]
+ScaleUp = Annotated[
+    str, typer.Option("--scale-up", metavar="RATE", help="With --chip: what a chip sends inside a node, one direction, such as 450GB/s.")
+]
+ScaleOut = Annotated[
+    str, typer.Option("--scale-out", metavar="RATE", help="With --chip: what a chip sends between nodes, one direction, such as 400Gbit/s.")
+]
 Chips = Annotated[str, typer.Option("--chips", metavar="N[,N...]", help="Chips to use; several numbers give one table.")]
 GlobalBatch = Annotated[int | None, typer.Option("--global-batch", metavar="N", help="Sequences in a step, on all chips together.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Tokens in a sequence.")]
@@ -63,6 +74,19 @@ Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens t
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure (PNG, SVG or PDF).")]
 Save = Annotated[Path | None, typer.Option("--save", metavar="PLAN.yaml", help="Write the plan (of a search: the best) to a file.")]
+
+
+def with_chip(clusters: list[str], chip: str, *, per_node: str, scale_up: str, scale_out: str) -> list[str]:
+    """The clusters that were named and the one that --chip and its companions describe."""
+    from perfmodel.hardware.chip_cluster import state_chip_cluster
+
+    stated = {"per_node": per_node, "scale_up": scale_up, "scale_out": scale_out}
+    given = {name: value for name, value in stated.items() if value}
+    if not chip:
+        for name in given:
+            raise InputError(f"--{name.replace('_', '-')}: goes with --chip NAME, in place of --cluster; see `perfmodel chips`")
+        return clusters
+    return [*clusters, state_chip_cluster(chip, **given).text]
 
 
 def parse_chips(text: str) -> list[int]:

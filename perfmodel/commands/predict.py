@@ -24,6 +24,10 @@ def predict(
     ] = "",
     model: options.Model = "",
     cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
+    chip: options.Chip = "",
+    per_node: options.PerNode = "",
+    scale_up: options.ScaleUp = "",
+    scale_out: options.ScaleOut = "",
     chips: options.Chips = "",
     global_batch: options.GlobalBatch = None,
     seq_len: options.SeqLen = None,
@@ -69,6 +73,7 @@ def predict(
 
     options.check_figure(plot)
     options.check_plan_path(save)
+    cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
     knobs = Knobs(
         pp=pp,
         dp_replicate=dp_replicate,
@@ -101,7 +106,7 @@ def predict(
         predictions, failures = request.of_plan(load_plan(plan), cluster)
     else:
         options.needed(model, "--model", "a name from `perfmodel models`, a config.json, or a plan file")
-        options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file")
+        options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file, or --chip with a chip")
         options.needed(global_batch, "--global-batch", "the sequences of a step")
         options.needed(seq_len, "--seq-len", "the tokens of a sequence")
         job = make_job(model, global_batch=global_batch or 0, seq_len=seq_len or 0, precision=precision, optimizer=optimizer)

@@ -27,6 +27,10 @@ def _maximum(flag: str) -> Any:
 def search(
     model: options.Model = "",
     cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
+    chip: options.Chip = "",
+    per_node: options.PerNode = "",
+    scale_up: options.ScaleUp = "",
+    scale_out: options.ScaleOut = "",
     chips: options.Chips = "",
     global_batch: options.GlobalBatch = None,
     seq_len: options.SeqLen = None,
@@ -72,8 +76,9 @@ def search(
 
     options.check_figure(plot)
     options.check_plan_path(save)
+    cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
     options.needed(model, "--model", "a name from `perfmodel models` or a config.json")
-    options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file")
+    options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file, or --chip with a chip")
     options.needed(global_batch, "--global-batch", "the sequences of a step")
     options.needed(seq_len, "--seq-len", "the tokens of a sequence")
     knobs = Knobs(

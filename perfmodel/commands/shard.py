@@ -24,6 +24,10 @@ def shard(
         str, typer.Argument(metavar="NETWORK", help="A name (`perfmodel networks`), or module:factory of any torch module with --inputs.")
     ],
     cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file.")] = "",
+    chip: options.Chip = "",
+    per_node: options.PerNode = "",
+    scale_up: options.ScaleUp = "",
+    scale_out: options.ScaleOut = "",
     chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="Chips to use.")] = None,
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples of a step; the network's default if left out.")] = None,
     size: Annotated[
@@ -57,14 +61,16 @@ def shard(
     options.check_plan_path(save)
     if cost not in (OWN, PASE):
         raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
-    if chips is None and cluster != "localhost":
-        raise InputError("chips: is missing; say how many to use, for example 32")
     sizes = parse_sizes(size or [])
     if cost == PASE:
         _check_pase(network, size=size, batch=batch, inputs=inputs, stages=stages, microbatches=microbatches, zero=zero, save=save)
         _by_pase_cost(network, chips or 2, inputs or [], json=json)
         return
-    options.needed(cluster, "cluster", "a name from `perfmodel clusters` or the path of a cluster file")
+    places = options.with_chip([cluster] if cluster else [], chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
+    if len(places) > 1:
+        raise InputError("--chip: stands in place of --cluster; give one of the two")
+    cluster = places[0] if places else ""
+    options.needed(cluster, "cluster", "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip")
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")
     given: dict[str, Any] = {
         "cluster": cluster,

@@ -61,6 +61,7 @@ class Chip:
     price_per_hour    indicative, from the dated price table; 0 = unknown                   [USD/h]
     provenance        group of numbers -> read | recalled | mixed | measured
     chips_per_node    and `default_tiers`: the usual surroundings of this chip, for `cluster_of`
+    aliases           what people call it beside its name and the beginnings of that
     """
 
     name: str
@@ -80,6 +81,7 @@ class Chip:
     title: str = ""
     chips_per_node: int = 1
     default_tiers: tuple[NetworkTier, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.peak_flop_rate:

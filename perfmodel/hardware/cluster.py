@@ -11,6 +11,10 @@ from perfmodel.hardware.network import Link, NetworkTier, Topology, check_tiers
 # A scale-out fabric may grow to this many chips before its file must say more.
 MAX_SCALE_OUT_CHIPS = 16384
 
+# Of links whose rate alone is stated: one hop of NVLink and of InfiniBand, as NCCL's tuning tables have them.
+_STATED_SCALE_UP_LATENCY = 0.6e-6
+_STATED_SCALE_OUT_LATENCY = 2.7e-6
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Cluster:
@@ -76,24 +80,32 @@ class Cluster:
 
 
 def make_cluster(
-    chip: Chip, *, num_chips: int, chips_per_node: int | None = None, inter_node_bandwidth_per_chip: float | None = None
+    chip: Chip,
+    *,
+    num_chips: int | None = None,
+    chips_per_node: int | None = None,
+    scale_up_bandwidth: float | None = None,
+    inter_node_bandwidth_per_chip: float | None = None,
+    name: str = "",
 ) -> Cluster:
     """A cluster of any size around one chip, from the chip's usual links; `cluster_of` is the same by the chip's name.
 
+    num_chips                      None = one node
     chips_per_node                 None = as usual for the chip
-    inter_node_bandwidth_per_chip  one direction; None = the chip's usual NICs   [byte/s]
+    scale_up_bandwidth             one direction inside a node; None = the chip's usual links   [byte/s]
+    inter_node_bandwidth_per_chip  one direction; None = the chip's usual NICs                  [byte/s]
 
     Where a node is smaller or larger than usual, a scale-up domain that is one node (A100: 8 and 8) changes with it, and one that spans
     nodes (GB200, TPU) stays.
     """
-    if not chip.default_tiers:
-        raise bad_field("chip", chip.name, "does not say how it is usually connected", "add scale_up and scale_out to its file")
     node = chip.chips_per_node if chips_per_node is None else chips_per_node
     if node < 1:
         raise bad_field("chips_per_node", node, "must be at least 1")
-    *inner, fabric = chip.default_tiers
+    wanted = node if num_chips is None else num_chips
+    *usual, fabric = chip.default_tiers if _ends_in_fabric(chip) else (*chip.default_tiers, None)
     tiers: list[NetworkTier] = []
-    for tier in inner:
+    for tier in usual:
+        assert tier is not None
         if tier.size == chip.chips_per_node and node != tier.size:
             if node == 1 or tier.torus_shape:
                 continue
@@ -101,21 +113,62 @@ def make_cluster(
         if tiers and (tier.size <= tiers[-1].size or tier.size % tiers[-1].size):
             continue
         tiers.append(tier)
-    domain = math.lcm(node, tiers[-1].size if tiers else 1)
-    size = domain * math.ceil(max(num_chips, MAX_SCALE_OUT_CHIPS) / domain)
+    if scale_up_bandwidth is not None and node > 1:
+        tiers = [_at_rate(tier, scale_up_bandwidth) for tier in tiers] or [_stated_scale_up(node, scale_up_bandwidth)]
+    if node > 1 and not tiers:
+        raise bad_field("chip", chip.name, "does not say how the chips of a node are joined", "give scale_up too, such as '64 GB/s'")
     if inter_node_bandwidth_per_chip is not None:
-        rate = inter_node_bandwidth_per_chip
-        link = Link(bandwidth=rate, pair_bandwidth=rate, latency=fabric.link.latency)
-        source = "scale-out bandwidth as given; latency: " + fabric.source
-        fabric = dataclasses.replace(fabric, link=link, source=source)
-    tiers.append(dataclasses.replace(fabric, size=size))
+        fabric = _fabric(fabric, inter_node_bandwidth_per_chip)
+    if fabric is None and wanted > (tiers[-1].size if tiers else 0):
+        raise bad_field("chip", chip.name, "does not say how nodes are joined", "give scale_out too, such as '400 Gbit/s'")
+    if fabric is not None:
+        domain = math.lcm(node, tiers[-1].size if tiers else 1)
+        size = domain * math.ceil(max(wanted, MAX_SCALE_OUT_CHIPS) / domain)
+        tiers.append(dataclasses.replace(fabric, size=size))
     return Cluster(
-        name=f"{chip.name}-x{num_chips}",
+        name=name or f"{chip.name}-x{wanted}",
         chip=chip,
-        num_chips=num_chips,
+        num_chips=wanted,
         chips_per_node=node,
         tiers=tuple(tiers),
-        title=f"{num_chips} x {chip.title or chip.name}",
+        title=f"{chip.title or chip.name}, {node} a node",
         source=f"usual links of {chip.name}: {chip.source}",
         provenance=chip.provenance.get("scale_up", "recalled"),
     )
+
+
+def _ends_in_fabric(chip: Chip) -> bool:
+    """Whether the last tier that a chip's file states joins nodes."""
+    tiers = chip.default_tiers
+    if not tiers or tiers[-1].topology is Topology.FAT_TREE:
+        return bool(tiers)
+    return len(tiers) > 1 and tiers[-1].topology is Topology.SWITCH and tiers[-2].size >= chip.chips_per_node
+
+
+def _at_rate(tier: NetworkTier, bandwidth: float) -> NetworkTier:
+    """The tier with links of that rate. More than a card's PCIe carries cannot be PCIe: it is a switch of the kind of NVLink."""
+    if tier.topology is Topology.PCIE_TREE and bandwidth > tier.link.bandwidth:
+        return _stated_scale_up(tier.size, bandwidth)
+    pair = bandwidth * tier.link.pair_bandwidth / tier.link.bandwidth
+    link = Link(bandwidth=bandwidth, pair_bandwidth=pair, latency=tier.link.latency)
+    return dataclasses.replace(tier, link=link, source="bandwidth as given; the rest: " + tier.source)
+
+
+def _stated_scale_up(node: int, bandwidth: float) -> NetworkTier:
+    return NetworkTier(
+        name="scale-up",
+        topology=Topology.SWITCH,
+        size=node,
+        link=Link(bandwidth=bandwidth, pair_bandwidth=bandwidth, latency=_STATED_SCALE_UP_LATENCY),
+        source="bandwidth as given; latency as NVLink's, assumed",
+    )
+
+
+def _fabric(usual: NetworkTier | None, bandwidth: float) -> NetworkTier:
+    """The fabric between nodes with the NICs that a person states; the rest as usual for the chip, else assumed."""
+    latency = usual.link.latency if usual else _STATED_SCALE_OUT_LATENCY
+    link = Link(bandwidth=bandwidth, pair_bandwidth=bandwidth, latency=latency)
+    if usual is not None:
+        return dataclasses.replace(usual, link=link, source="scale-out bandwidth as given; latency: " + usual.source)
+    source = "bandwidth as given; full bisection and InfiniBand's latency assumed"
+    return NetworkTier(name="fabric", topology=Topology.FAT_TREE, size=MAX_SCALE_OUT_CHIPS, link=link, source=source)

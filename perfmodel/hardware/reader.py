@@ -14,6 +14,7 @@ from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, bad_field, one_line, suggest
 from perfmodel.files import check_shape, parse_yaml, read_bytes, read_yaml, record
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
+from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.network import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
@@ -48,26 +49,108 @@ def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
 
 
 def load_chip(name_or_path: str | Path) -> Chip:
-    """A shipped chip by its name, or any chip file by its path."""
-    path = _find(name_or_path, "chips", "chip", list_chips)
+    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
+    path = _find(chip_called(str(name_or_path)) or name_or_path, "chips", "chip", list_chips)
     data = check_shape(read_yaml(path), _chip_schema(), where=str(path))
     return _located(path, lambda: _chip(data))
+
+
+def chip_called(text: str) -> str:
+    """The shipped chip that a person means by the start of its name, or by what else its file says it is called; empty where there is none.
+
+    Capitals, spaces and underscores do not count: `RTX 5090` is `rtx5090-32gb`. Where several chips begin so, none is taken for granted.
+    """
+    if _is_shipped(text, "chips"):
+        return text
+    wanted = _plain_name(text)
+    if not wanted or "/" in text or text.endswith((".yaml", ".yml", ".json")):
+        return ""
+    names = list_chips()
+    found = [name for name in names if _plain_name(name) == wanted] or [name for name in names if wanted in _beginnings(name)]
+    if not found:
+        found = [name for name in names if wanted in map(_plain_name, _also_called(name))]
+    if len(found) > 1:
+        clusters = [name for name in list_clusters() if wanted in _plain_name(name)]
+        remedy = "give one of them" + (f", or a cluster: {', '.join(clusters)}" if clusters else "")
+        raise bad_field("chip", text, f"several chips are called so: {', '.join(found)}", remedy)
+    return found[0] if found else ""
+
+
+def _plain_name(text: str) -> str:
+    return "".join(char for char in text.lower() if char.isalnum())
+
+
+def _beginnings(name: str) -> set[str]:
+    """`h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`."""
+    parts = name.split("-")
+    return {_plain_name("".join(parts[:length])) for length in range(1, len(parts) + 1)}
+
+
+@lru_cache(maxsize=256)
+def _also_called(name: str) -> tuple[str, ...]:
+    data = read_yaml(resource_dir("hardware_specs") / "chips" / f"{name}.yaml")
+    return tuple(str(each) for each in data.get("aliases", ()))
 
 
 def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> Cluster:
     """A shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
-    A cluster file names its chip, or the path of a chip file relative to itself.
+    A cluster file names its chip, or the path of a chip file relative to itself. A chip (by its name where no cluster has it, or by its
+    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`.
     """
     if str(name_or_path) == LOCALHOST:
         from perfmodel.hardware.local import local_cluster
 
         return local_cluster(num_chips=num_chips)
-    path = _find(name_or_path, "clusters", "cluster", list_clusters)
-    data = check_shape(read_yaml(path), _cluster_schema(), where=str(path))
+    stated = chip_cluster(str(name_or_path))
+    if stated is not None:
+        return _around_chip(_named(stated), num_chips)
+    if not isinstance(name_or_path, Path) and not _is_shipped(name_or_path, "clusters"):
+        chip_name = chip_called(name_or_path)
+        if chip_name:
+            return _around_chip(ChipCluster(chip=chip_name), num_chips)
+    path = _find(name_or_path, "clusters", "cluster", lambda: (*list_clusters(), *list_chips()))
+    content = read_yaml(path)
+    if "peak_flop_rate" in content and "tiers" not in content:
+        return _around_chip(state_chip_cluster(path), num_chips)
+    data = check_shape(content, _cluster_schema(), where=str(path))
     chip = load_chip(_relative_chip(data["chip"], path))
     cluster = _located(path, lambda: _cluster(data, chip))
     return cluster if num_chips is None else cluster.with_chips(num_chips)
+
+
+def _around_chip(stated: ChipCluster, num_chips: int | None) -> Cluster:
+    return make_cluster(
+        load_chip(stated.chip),
+        num_chips=num_chips,
+        chips_per_node=stated.per_node,
+        scale_up_bandwidth=stated.scale_up,
+        inter_node_bandwidth_per_chip=stated.scale_out,
+        name=stated.text,
+    )
+
+
+def cluster_of_chip(
+    chip: str | Path,
+    *,
+    per_node: int | None = None,
+    scale_up: str | float | None = None,
+    scale_out: str | float | None = None,
+    chips: int | None = None,
+) -> Cluster:
+    """A cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
+
+    per_node    chips of one host; None = as usual for the chip
+    scale_up    one direction of one chip inside a node, such as "450 GB/s" (a number is byte/s); None = the chip's usual links
+    scale_out   one direction of one chip between nodes, such as "400 Gbit/s"; None = the chip's usual NICs
+    chips       None = one node
+    """
+    return _around_chip(_named(state_chip_cluster(chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)), chips)
+
+
+def _named(stated: ChipCluster) -> ChipCluster:
+    """With the full name of a shipped chip: a beginning that is enough today may belong to several chips tomorrow."""
+    return dataclasses.replace(stated, chip=chip_called(stated.chip) or stated.chip)
 
 
 def cluster_of(
@@ -212,12 +295,17 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
                 f"{what}={one_line(text, 200)}: no such file; give the path of a YAML file, or a name from `perfmodel {folder}`"
             )
         return path
-    shipped = resource_dir("hardware_specs") / folder / f"{text}.yaml"
-    if text and not text.startswith(".") and _is_file(shipped):
-        return shipped
+    if _is_shipped(text, folder):
+        return resource_dir("hardware_specs") / folder / f"{text}.yaml"
     raise InputError(
-        f"{what}={one_line(text, 60)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; a path works too)"
+        f"{what}={one_line(text, 60)}: unknown {what}{suggest(text, known())} (`perfmodel {folder}` lists them; "
+        f"{'a chip or ' if folder == 'clusters' else ''}a path works too)"
     )
+
+
+def _is_shipped(name: str, folder: str) -> bool:
+    is_name = name and not name.startswith(".") and not any(char in name for char in "/\\")
+    return bool(is_name) and _is_file(resource_dir("hardware_specs") / folder / f"{name}.yaml")
 
 
 def _is_file(path: Path) -> bool:
@@ -274,6 +362,7 @@ def _chip(data: Mapping[str, Any]) -> Chip:
         notes=data.get("notes", ""),
         chips_per_node=data.get("chips_per_node", 1),
         default_tiers=(*scale_up, *scale_out),
+        aliases=tuple(data.get("aliases", ())),
     )
 
 
@@ -391,6 +480,7 @@ def _chip_schema() -> "CoreSchema":
         },
         {
             "title": text,
+            "aliases": shape.list_schema(text, max_length=16),
             "devices_per_chip": count,
             "tdp": text,
             "chips_per_node": count,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import perfmodel
 from perfmodel import cli
+from perfmodel.hardware.writer import save_cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, verdict
 from perfmodel.parallel.plan_file import plan_from_dict
 from tests.commands.conftest import JOB
@@ -377,3 +378,29 @@ def test_a_plan_file_says_nothing_that_would_do_nothing(call, tmp_path, line, wo
     assert words in error
     path.write_text(path.read_text(encoding="utf-8").replace(line, f"{field}: {'plan' if field == 'kind' else '[gate_product]'}"))
     assert call("predict", path)[0] == 0
+
+
+CHIP = ["--chip", "h20", "--per-node", "4", "--scale-up", "200GB/s", "--scale-out", "100Gbit/s"]
+
+
+def test_any_chip_is_a_cluster_and_its_plan_is_predicted_again(call, call_json, tmp_path):
+    job = [*JOB[:2], *JOB[4:]]
+    told = call_json("predict", *job, *CHIP, "--tp", 4, "--save", "plan.yaml")
+    assert told["plan"]["cluster"] == "h20-96gb per-node=4 scale-up=200 GB/s scale-out=100 Gbit/s"
+    assert call_json("predict", "plan.yaml")["step_time"] == told["step_time"]
+    assert call_json("predict", *job, "--cluster", "h20", "--tp", 4)["step_time"] < told["step_time"]
+    best = call_json("search", *job, *CHIP, "--top", 1)["plans"][0]
+    assert best["plan"]["cluster"] == told["plan"]["cluster"]
+    for verb in ("predict", "search"):
+        code, _, err = call(verb, *JOB, *CHIP[2:])
+        assert (code, err) == (2, "perfmodel: --per-node: goes with --chip NAME, in place of --cluster; see `perfmodel chips`\n")
+    code, _, err = call("predict", *job, "--cluster", "h100")
+    assert code == 2
+    assert "give one of them, or a cluster: dgx-h100" in err
+
+
+def test_a_cluster_file_of_ones_own_gives_the_number_of_chips_where_nobody_does(call_json):
+    save_cluster(perfmodel.load_cluster("dgx-h100", num_chips=16), "mine.yaml")
+    told = call_json("predict", *JOB[:2], "--cluster", "./mine.yaml", *JOB[6:], "--tp", 8)
+    assert told["plan"]["num_chips"] == 16
+    assert told["warnings"] == ["chips=16: nobody said how many, so it is the number that the file of dgx-h100 states"]

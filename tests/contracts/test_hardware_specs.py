@@ -45,6 +45,15 @@ SPARSE_BF16 = {
     "h100-nvl": 1671,
     "l40s": 733,
     "l4": 242,
+    "t4": 130,
+    "a10-": 250,
+    "rtx-a6000": 310,
+    "rtx5090": 419,
+    "rtx6000-ada": 728,
+    "rtx-pro-6000": 1000,
+    "h20-": 296,
+    "h800": 1979,
+    "a800": 624,
     "b100": 3500,
     "b200": 4500,
     "gb200": 5000,
@@ -60,6 +69,9 @@ DUPLEX_LINK = {
     "a100-sxm": 600,
     "h100-sxm": 900,
     "h200": 900,
+    "h20-": 900,
+    "h800": 400,
+    "a800": 400,
     "b100": 1800,
     "b200": 1800,
     "gb200": 1800,
@@ -91,7 +103,7 @@ def longest_prefix(table, name):
 
 
 def test_all_the_promised_files_are_there():
-    assert len(CHIPS) >= 41
+    assert len(CHIPS) >= 51
     promised = {
         "dgx-a100",
         "dgx-h100",
@@ -192,7 +204,7 @@ def test_rates_are_dense(name):
         ("fp8", "bf16", 2.03),
         ("fp16", "bf16", 1.01),
         ("bf16", "tf32", 4.1),
-        ("fp4", "fp8", 3.2),
+        ("fp4", "bf16", 8.01),
         ("int8", "bf16", 4.01),
     ]:
         if narrow in rates and wide in rates:
@@ -210,6 +222,9 @@ RATIOS = [
     ("tpu-v6e", "tpu-v5e", 918 / 197),
     ("tpu-v7", "tpu-v5p", 2307 / 459),
     ("a10g-24gb", "a100-sxm-40gb", 70 / 312),
+    ("h800-sxm-80gb", "h100-sxm-80gb", 1.0),
+    ("a800-sxm-80gb", "a100-sxm-80gb", 1.0),
+    ("mi210-64gb", "mi250x-128gb", 104 * 1.7 / (220 * 1.7)),
 ]
 
 
@@ -226,6 +241,14 @@ def test_bf16_rates_stand_in_the_known_ratios(chip, other, ratio):
         ("h100-pcie-80gb", 1620e6, 4096),
         ("v100-sxm2-16gb", 1530e6, 1024),
         ("mi300x-192gb", 2100e6, 2048),
+        ("t4-16gb", 1590e6, 1024),
+        ("a10-24gb", 1695e6, 1024),
+        ("rtx-a6000-48gb", 1800e6, 1024),
+        ("rtx6000-ada-48gb", 2505e6, 1024),
+        ("rtx-pro-6000-96gb", 2430e6, 1024),
+        ("rtx5090-32gb", 2407e6, 512),  # GeForce: half with fp32 accumulation
+        ("rtx4090-24gb", 2520e6, 512),
+        ("mi210-64gb", 1700e6, 1024),
     ],
 )
 def test_a_rate_is_units_times_clock_times_dense_flops_per_cycle(name, clock, flops_per_cycle):

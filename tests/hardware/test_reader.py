@@ -28,6 +28,7 @@ from perfmodel.hardware.network import Topology
 from perfmodel.hardware.reader import (
     calibrations_for,
     cluster_of,
+    cluster_of_chip,
     list_calibrations,
     list_chips,
     list_clusters,
@@ -65,8 +66,8 @@ def test_a_dtype_that_a_chip_lacks_is_never_another_ones_rate(chip, dtype):
 @pytest.mark.parametrize(
     "load, name, remedy",
     [
-        (load_chip, "h100", "did you mean 'h100-"),
-        (load_chip, "H100-SXM-80GB", "did you mean 'h100-sxm-80gb'"),
+        (load_chip, "h100-sx", "did you mean 'h100-"),
+        (load_chip, "H100-SXM-81GB", "did you mean 'h100-sxm-80gb'"),
         (load_chip, "", "use one of"),
         (load_chip, "../clusters/dgx-h100.yaml", "no such file"),
         (load_chip, "x" * 5000, "unknown chip"),
@@ -155,6 +156,70 @@ def test_a_published_run_sets_node_size_and_nics():
     assert cluster_of("gb200-nvl72", 4, 512).scale_up_size == 72
     with pytest.raises(InputError, match="multiple of chips_per_node"):
         cluster_of("a100-sxm-80gb", 8, 12)
+
+
+# --- a chip is a cluster ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "typed, chip",
+    [("h20", "h20-96gb"), ("RTX 5090", "rtx5090-32gb"), ("5090", "rtx5090-32gb"), ("a6000", "rtx-a6000-48gb"), ("mi210", "mi210-64gb")],
+)
+def test_a_chip_is_found_as_people_call_it(typed, chip):
+    assert load_chip(typed).name == chip
+    cluster = load_cluster(typed, num_chips=16)
+    assert (cluster.name, cluster.chip.name, cluster.num_chips) == (chip, chip, 16)
+    assert cluster.tiers[:-1] == load_chip(chip).default_tiers[:-1]
+
+
+def test_a_name_that_several_chips_begin_with_is_not_guessed():
+    with pytest.raises(InputError, match=r"h100-pcie-80gb, h100-sxm-80gb.*give one of them, or a cluster: dgx-h100"):
+        load_cluster("h100")
+    with pytest.raises(InputError, match="a chip or a path works too"):
+        load_cluster("nothing-of-the-kind")
+
+
+def test_what_is_stated_of_a_chips_surroundings_holds_and_can_be_read_again():
+    cluster = cluster_of_chip("h20", per_node=4, scale_up="200GB/s", scale_out="100 Gbit/s", chips=8)
+    assert cluster.name == "h20-96gb per-node=4 scale-up=200 GB/s scale-out=100 Gbit/s"
+    assert [(tier.size, tier.link.bandwidth) for tier in cluster.tiers] == [(4, 200e9), (16384, 12.5e9)]
+    assert load_cluster(cluster.name, num_chips=8) == cluster
+    assert cluster_of_chip("h20") == load_cluster("h20-96gb")
+
+
+def test_a_mesh_keeps_its_shape_and_a_card_without_nvlink_has_none_unless_stated():
+    mesh = cluster_of_chip("mi300x-192gb", scale_up="224 GB/s").tiers[0]
+    assert (mesh.topology, mesh.link.bandwidth, mesh.link.pair_bandwidth) == (Topology.FULL_MESH, 224e9, 32e9)
+    card, slower, bridged = (cluster_of_chip("rtx4090-24gb", scale_up=rate).tiers[0] for rate in (None, "15.75 GB/s", "100 GB/s"))
+    assert (card.topology, card.peer_to_peer) == (slower.topology, slower.peer_to_peer) == (Topology.PCIE_TREE, False)
+    assert (bridged.topology, bridged.peer_to_peer, bridged.link.bandwidth) == (Topology.SWITCH, True, 100e9)
+
+
+def test_a_chip_file_is_a_cluster_and_says_what_to_give_where_it_has_no_links(tmp_path):
+    data = {key: value for key, value in CHIP_DATA.items() if key not in ("scale_up", "scale_out")} | {"chips_per_node": 8}
+    (tmp_path / "mine.yaml").write_text(dump_yaml(data))
+    with pytest.raises(InputError, match="how the chips of a node are joined; give scale_up too"):
+        load_cluster(tmp_path / "mine.yaml")
+    with pytest.raises(InputError, match="how nodes are joined; give scale_out too"):
+        cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s", chips=16)
+    assert cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s").max_chips == 8
+    whole = cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s", scale_out="10 GB/s", chips=16)
+    assert load_cluster(whole.name, num_chips=16) == whole
+
+
+@pytest.mark.parametrize(
+    "stated, rule",
+    [
+        (dict(scale_up="450"), "needs its unit"),
+        (dict(scale_out="400 Gb"), "bits or bytes"),
+        (dict(scale_out=-1.0), "must be positive"),
+        (dict(per_node=0), "per_node=0: must be a whole number"),
+        (dict(per_node=True), "per_node=True"),
+    ],
+)
+def test_surroundings_that_cannot_be_are_refused(stated, rule):
+    with pytest.raises(InputError, match=rule):
+        cluster_of_chip("h20", **stated)
 
 
 # --- calibrations -------------------------------------------------------------------------------------------------------------------------

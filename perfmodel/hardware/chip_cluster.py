@@ -1,0 +1,97 @@
+"""A cluster that is named after its chip: the text by which flags, plan files and `load_cluster` call it, and what the text says.
+
+h20-96gb                                                          its usual node and links, as the chip's file has them
+h20-96gb per-node=8 scale-up=450 GB/s scale-out=400 Gbit/s        as stated; rates are one direction of one chip
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.errors import InputError, bad_field
+from perfmodel.units import exact_quantity, parse_quantity
+
+_STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out)=[^=]*?)+) *")
+_FIELD = re.compile(r" +(per-node|scale-up|scale-out)=")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipCluster:
+    """A chip with what a person states of its surroundings; None leaves it to the chip's file.
+
+    chip        a name, or the path of a chip file
+    per_node    chips of one host
+    scale_up    one direction of one chip inside a node                [byte/s]
+    scale_out   one direction of one chip between nodes                [byte/s]
+    """
+
+    chip: str
+    per_node: int | None = None
+    scale_up: float | None = None
+    scale_out: float | None = None
+
+    @property
+    def text(self) -> str:
+        """What a plan file calls this cluster; `chip_cluster` reads it back."""
+        stated = [self.chip]
+        if self.per_node is not None:
+            stated.append(f"per-node={self.per_node}")
+        for field, rate in (("scale-up", self.scale_up), ("scale-out", self.scale_out)):
+            if rate is not None:
+                stated.append(f"{field}={exact_quantity(rate, 'bandwidth')}")
+        return " ".join(stated)
+
+
+def state_chip_cluster(
+    chip: str | Path, *, per_node: int | str | None = None, scale_up: str | float | None = None, scale_out: str | float | None = None
+) -> ChipCluster:
+    """From what a person writes: a chip, and rates with their units (a bare number is byte/s, in Python alone)."""
+    name = str(chip).strip()
+    if not name:
+        raise InputError("chip: is missing; give a name from `perfmodel chips` or the path of a chip file")
+    is_path = isinstance(chip, Path) or "/" in name or name.endswith((".yaml", ".yml"))
+    return ChipCluster(
+        chip=_absolute(name) if is_path else name,
+        per_node=None if per_node is None else _count(per_node),
+        scale_up=_rate(scale_up, "scale_up"),
+        scale_out=_rate(scale_out, "scale_out"),
+    )
+
+
+def chip_cluster(text: str) -> ChipCluster | None:
+    """What `ChipCluster.text` says; None for a text that states nothing of a chip (it may still be a chip's bare name)."""
+    found = _STATED.fullmatch(text.strip())
+    if found is None:
+        return None
+    _, *parts = _FIELD.split(found["stated"])
+    stated = dict(zip(parts[::2], parts[1::2], strict=True))
+    if len(stated) < len(parts) // 2:
+        raise bad_field("cluster", text, "states the same thing twice", "keep one of the two")
+    return state_chip_cluster(
+        found["chip"], per_node=stated.get("per-node"), scale_up=stated.get("scale-up"), scale_out=stated.get("scale-out")
+    )
+
+
+def _absolute(path: str) -> str:
+    try:
+        return str(Path(path).resolve())
+    except (OSError, ValueError, RuntimeError):
+        return path
+
+
+def _rate(value: str | float | None, field: str) -> float | None:
+    if value is None:
+        return None
+    rate = parse_quantity(value, "bandwidth", field=field) if isinstance(value, (str, bool)) else float(value)
+    if not 0 < rate < float("inf"):
+        raise bad_field(field, value, "must be positive", "give one direction of one chip, such as '450 GB/s' or '400 Gbit/s'")
+    return rate
+
+
+def _count(value: int | str) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 6 or int(text) < 1:
+        raise bad_field("per_node", value, "must be a whole number from 1 to 999999", "write how many chips one host has, such as 8")
+    return int(text)
