@@ -158,13 +158,13 @@ def find_plans(
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
     memory_headroom: float = DEFAULT_HEADROOM,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     objective   time, memory or chip-time
     top         how many plans the result holds
-    progress    called with the share of the space that has been evaluated
+    progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
     job = make_job(model, global_batch=global_batch, seq_len=seq_len, precision=precision, optimizer=optimizer)
     setting = make_setting(job, cluster, chips=chips, calibration=calibration, profile=profile)
@@ -194,7 +194,7 @@ def search_in(
     objective: str = "time",
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
     from perfmodel.planner.search import search_plans

@@ -1,25 +1,28 @@
 """The `perfmodel` command: finds the verb, and turns what it raises into one sentence and an exit code.
 
 Only the module of the verb that was asked for is loaded, and each verb imports what it needs when it is called, so that
-`perfmodel --help` and `perfmodel predict` stay quick.
+`perfmodel --help` and `perfmodel predict` stay quick. This module itself imports next to nothing: Ctrl-C is caught from here on.
 """
 
-import io
+from __future__ import annotations
+
+import signal
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from keyword import iskeyword
-from typing import Annotated, Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import typer
-from typer.exceptions import TyperException
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-from perfmodel import __version__
-from perfmodel.errors import InputError, PerfModelError, presentable
+    import typer
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+EXIT_SIGNAL = 128  # and the signal's number, as shells have it
+EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
+EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # whoever read standard output has gone, so not all was done
 
 #: verb -> (module of perfmodel.commands, what it does)
 VERBS = {
@@ -44,8 +47,18 @@ VERBS = {
 }
 
 
+class Ended(BaseException):
+    """Somebody asked this process to end (SIGTERM), or its terminal was closed (SIGHUP)."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def make_app(verb: str = "") -> typer.Typer:
     """The command line. With a known `verb`, only that one is loaded; the others are their names and what they do."""
+    import typer
+
     app = typer.Typer(
         name="perfmodel",
         help="Step time and memory of distributed training, for every parallel plan.",
@@ -54,7 +67,7 @@ def make_app(verb: str = "") -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     )
-    app.callback()(_root)
+    app.callback()(_root())
     for name, (module, summary) in VERBS.items():
         if name == verb:
             app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), _function_of(name)))
@@ -70,31 +83,53 @@ def _function_of(verb: str) -> str:
 
 def _not_loaded(name: str) -> Callable[[], Any]:
     def stand_in() -> None:
+        from perfmodel.errors import PerfModelError
+
         raise PerfModelError(f"{name}: was not loaded; give the verb first, as in perfmodel {name} --help")
 
     return stand_in
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"perfmodel {__version__}")
-        raise typer.Exit
+def _root() -> Callable[..., None]:
+    import typer
 
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            from perfmodel import __version__
 
-def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
-) -> None:
-    """Options before the verb."""
+            typer.echo(f"perfmodel {__version__}")
+            raise typer.Exit
+
+    def root(version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version.")) -> None:
+        """Options before the verb."""
+
+    root.__annotations__["version"] = bool
+    return root
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
+    verb = next((each for each in arguments if not each.startswith("-")), "")
     try:
-        verb = next((each for each in arguments if not each.startswith("-")), "")
+        import typer
+        from typer.exceptions import TyperException
+
+        from perfmodel.commands.streams import OutputError, abandon_output
+        from perfmodel.errors import InputError, PerfModelError
+    except KeyboardInterrupt:
+        return _interrupted()
+    try:
         code = make_app(verb)(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
             _complain("interrupted")
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except OutputError as error:
+        abandon_output()
+        if error.is_unread:
+            return EXIT_UNREAD
+        _complain(str(error))
+        return EXIT_FAILED
     except TyperException as error:
         _complain(f"{error.format_message().rstrip('.')}; see perfmodel {verb if verb in VERBS else ''} --help")
         return EXIT_BAD_INPUT
@@ -105,22 +140,45 @@ def run(arguments: list[str]) -> int:
         _complain(str(error))
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
-        _complain("interrupted")
-        return EXIT_INTERRUPTED
+        return _interrupted()
+
+
+def _interrupted() -> int:
+    _complain("interrupted")
+    return EXIT_INTERRUPTED
 
 
 def _complain(sentence: str) -> None:
+    from perfmodel.errors import presentable
+
     print(f"perfmodel: {' '.join(presentable(sentence).split())}", file=sys.stderr)
 
 
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # the next one does not wait for what this one cleans up
+    raise Ended(number)
+
+
 def main() -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names and messages may hold what the terminal's encoding does not
-            stream.reconfigure(errors="backslashreplace")
-    code = run(sys.argv[1:])
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (`| head`) has gone. Close the pipe quietly, or the interpreter complains about it on its way out.
-        sys.stderr.close()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we
+                signal.signal(number, _end)
+        from perfmodel.commands.streams import OutputError, abandon_output, guard_streams
+
+        code = 0
+        try:
+            guard_streams()
+            code = run(sys.argv[1:])
+            sys.stdout.flush()
+        except OutputError as error:
+            abandon_output()
+            if not code:
+                _complain(str(error))
+                code = EXIT_FAILED
+    except KeyboardInterrupt:
+        code = _interrupted()
+    except Ended as ended:
+        _complain(f"ended ({signal.Signals(ended.number).name})")
+        code = EXIT_SIGNAL + ended.number
     sys.exit(code)

@@ -5,10 +5,13 @@ import enum
 import json
 import math
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -125,7 +128,24 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     table.add_column(overflow="fold")
     for name, value in pairs:
         table.add_row(name, value)
-    _show(title, table)
+    _show(title, table, least_width=max((len(name) for name, _ in pairs), default=0) + 1 + _FOLDED_WIDTH)
+
+
+@contextmanager
+def first_interrupt() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C only answers the question whether there was one; the next interrupts as ever."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        signal.signal(number, previous)
+
+    previous = signal.signal(signal.SIGINT, ask)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 class Progress:
@@ -181,13 +201,13 @@ class Progress:
             self._length = 0
 
 
-def _show(title: str, table: Any, *, least_width: int = 0) -> None:
+def _show(title: str, table: Any, *, least_width: int) -> None:
     """Print on a terminal: as wide as it is, or wider where cells would be cut (then the terminal wraps the lines)."""
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if title:
-        console.print(title, style="bold")
     if least_width > console.width:
         console = Console(markup=False, highlight=False, emoji=False, width=least_width)
+    if title:
+        console.print(title, style="bold")
     console.print(table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.commands import options
-from perfmodel.commands.output import Progress, print_facts, print_json, print_tables
+from perfmodel.commands.output import Progress, first_interrupt, print_facts, print_json, print_tables
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ def search(
 
     A knob that is given is fixed; --max-tp and the like bound the others. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
     """
-    from perfmodel.api import search_in
     from perfmodel.setting import Knobs, make_job, make_setting
 
     options.check_figure(plot)
@@ -114,17 +113,16 @@ def search(
     found: list[tuple[Setting, SearchResult]] = []
     for place, count in [(place, count) for place in cluster for count in counts]:
         setting = make_setting(job, place, chips=count, calibration=calibration, profile=profile)
-        with Progress(f"search on {setting.cluster.num_chips} chips of {setting.reference}") as progress:
-            result = search_in(setting, knobs, maximum, objective=objective, top=top, memory_headroom=headroom, progress=progress.share)
+        result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom)
         found.append((setting, result))
-        if result.interrupted:
+        if was_interrupted:
             break
     _write(found, save, plot)
     _show(found, json=json, tokens=num_tokens)
     for what, path in (("figure", plot), ("best plan", save)):
         if path is not None and not json and path.exists():
             print(f"\n{what}: {path}")
-    if found[-1][1].interrupted:
+    if was_interrupted:
         return EXIT_INTERRUPTED
     if any(result.num_feasible for _, result in found):
         return 0
@@ -132,6 +130,22 @@ def search(
     setting, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
     print(f"perfmodel: {_nothing_fits(setting, result, knobs, maximum, headroom)}", file=sys.stderr)
     return EXIT_NOTHING_FITS
+
+
+def _search_once(
+    setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float
+) -> tuple[SearchResult, bool]:
+    """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
+    from perfmodel.api import search_in
+
+    with Progress(f"search on {setting.cluster.num_chips} chips of {setting.reference}") as progress, first_interrupt() as was_interrupted:
+
+        def report(done: float) -> bool:
+            progress.share(done)
+            return was_interrupted()
+
+        result = search_in(setting, knobs, maximum, objective=objective, top=top, memory_headroom=headroom, progress=report)
+        return result, was_interrupted()
 
 
 def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> None:

@@ -30,7 +30,7 @@ def search_plans(
     memory_headroom: float = DEFAULT_HEADROOM,
     attention: AttentionKernel | None = None,
     with_baselines: bool = True,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike."""
     try:

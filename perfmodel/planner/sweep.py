@@ -164,9 +164,9 @@ def sweep(
     memory_headroom: float = DEFAULT_HEADROOM,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], bool | None] | None = None,
 ) -> Sweep:
-    """Evaluate every plan of the space. An interrupt ends it with what it has."""
+    """Evaluate every plan of the space; where `progress` answers True it ends with what it has."""
     capacity = estimator.machine.memory_usable * (1.0 - memory_headroom)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
@@ -181,16 +181,14 @@ def sweep(
         least=Smallest(count=1),
         front=Front(low=0.0, high=max(capacity, 1.0)),
     )
-    try:
-        blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space))
-        if blocks:
-            tables = _Tables(state, blocks)
-            for i, rows in enumerate(blocks):
-                _evaluate_rows(state, tables, i, rows)
-                if progress is not None:
-                    progress((i + 1) / len(blocks))
-    except KeyboardInterrupt:
-        state.interrupted = True
+    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space))
+    if blocks:
+        tables = _Tables(state, blocks)
+        for i, rows in enumerate(blocks):
+            _evaluate_rows(state, tables, i, rows)
+            if progress is not None and progress((i + 1) / len(blocks)):
+                state.interrupted = i + 1 < len(blocks)
+                break
     return state
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 
 from perfmodel import cli
 from perfmodel.commands import known
+from perfmodel.commands.output import print_facts
 from perfmodel.errors import InputError, RunError
 from perfmodel.resources import resource_dir
 
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("chips", "clusters", "models", "profiles", "calibrations")
 
 
@@ -92,11 +95,71 @@ def test_one_name_shows_its_facts(kind, capfd):
         assert "source" in out
 
 
-def test_a_closed_pipe_is_no_error():
-    script = f"{sys.executable} -m perfmodel chips --json | head -n 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=500)
+def shell(script: str) -> subprocess.CompletedProcess[str]:
+    script = script.replace("perfmodel", f"{sys.executable} -m perfmodel")
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=500)
+
+
+@pytest.mark.parametrize("verb", ["chips --json", "chips", "--help", "predict --help", "--version"])
+def test_a_closed_pipe_is_quiet_and_ends_as_a_signal_would(verb):
+    done = shell(f"perfmodel {verb} | exec 0<&- sleep 0; echo ${{PIPESTATUS[0]}}")
     assert done.stderr == ""
-    assert done.stdout.splitlines()[0] == "{"
+    assert done.stdout.splitlines() == ["141"]
+
+
+@pytest.mark.parametrize(("place", "says"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")])
+@pytest.mark.parametrize("verb", ["chips --json", "--version"])
+def test_output_that_cannot_be_written_is_a_sentence(verb, place, says):
+    done = shell(f"perfmodel {verb} {place}")
+    assert done.returncode == 1
+    assert one_sentence(done.stderr)
+    assert f"standard output: cannot be written ({says})" in done.stderr
+
+
+def test_complaints_that_cannot_be_written_change_nothing():
+    assert [shell(f"perfmodel no-such-verb {place}").returncode for place in ("2>/dev/full", "2>&-")] == [2, 2]
+    done = shell("perfmodel --version 2>&-")
+    assert (done.returncode, done.stdout[:9]) == (0, "perfmodel")
+
+
+INTERRUPTED = """
+import sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+sys.argv = ["perfmodel", "chips"]
+from perfmodel.cli import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_load_is_a_sentence():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (130, "perfmodel: interrupted\n")
+
+
+def test_a_polite_end_is_a_sentence_and_its_own_code(tmp_path):
+    code = (
+        "import sys, signal\nfrom perfmodel import cli\ncli.run = lambda _: signal.raise_signal(getattr(signal, sys.argv[1]))\ncli.main()\n"
+    )
+    for name, number in (("SIGTERM", 143), ("SIGHUP", 129)):
+        done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, timeout=500)
+        assert (done.returncode, done.stderr) == (number, f"perfmodel: ended ({name})\n")
+
+
+def test_modules_of_the_working_folder_are_not_run(tmp_path):
+    (tmp_path / "typer.py").write_text("raise SystemExit('run')")
+    assert perfmodel("--version", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
+
+
+@pytest.mark.parametrize("columns", ["0", "10"])
+def test_no_terminal_is_too_narrow_for_facts(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_facts("a title", [("step time", "12.5 ms")])
+    assert re.search(r"a title.*step time +12\.5 ms", capsys.readouterr().out, re.DOTALL)
 
 
 def test_python_dash_m_is_the_command():

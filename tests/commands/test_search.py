@@ -1,6 +1,7 @@
 """`perfmodel search`: JSON keys, exit codes and sentences of DESIGN.md section 7."""
 
 import json
+import signal
 
 import pytest
 
@@ -153,7 +154,7 @@ def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
         nonlocal evaluated
         evaluated += 1
         if evaluated == 4:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         original(*arguments)
 
     monkeypatch.setattr(planner_sweep, "_evaluate_rows", interrupted)
@@ -161,6 +162,7 @@ def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
     assert code == 130
     assert "interrupted; the best so far" in out
     assert "The best plan" in out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(monkeypatch, capsys):

@@ -75,23 +75,29 @@ def test_progress_rises_to_one():
     assert len(heard) > 3
 
 
-def test_an_interrupt_keeps_the_best_so_far():
-    class Stop:
-        calls = 0
+def test_a_search_that_is_told_to_end_keeps_the_best_so_far():
+    calls = []
 
-        def __call__(self, done):
-            self.calls += 1
-            if self.calls == 3:
-                raise KeyboardInterrupt
+    def stop(done):
+        calls.append(done)
+        return len(calls) == 3
 
     whole = search_plans(estimator_of(), with_baselines=False)
-    part = search_plans(estimator_of(), with_baselines=False, progress=Stop())
+    part = search_plans(estimator_of(), with_baselines=False, progress=stop)
     assert part.interrupted
     assert not whole.interrupted
     assert 0 < part.num_evaluated < whole.num_evaluated
     assert part.plans
     assert part.plans[0].step_time >= whole.plans[0].step_time
     assert sum(part.rejected.values()) + part.num_feasible == part.num_evaluated
+
+
+def test_an_interrupt_is_the_callers():
+    def interrupt(done):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search_plans(estimator_of(), with_baselines=False, progress=interrupt)
 
 
 def test_an_empty_space():
