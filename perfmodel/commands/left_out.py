@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from perfmodel.calibrate.cross_validate import TARGETS, cross_validate, summary
+from perfmodel.calibrate.cross_validate import cross_validate, summary
 from perfmodel.commands.left_out_fits import LeftOut, Prediction
 from perfmodel.commands.left_out_runs import read_runs
 from perfmodel.errors import InputError, PerfModelError
@@ -35,18 +35,6 @@ from perfmodel.resources import write_atomically
 COLUMNS = ("id", "source", "model", "measured_step_time", "predicted_step_time", "fold")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line of the table: which runs, and what others reach. counts: it is one of "all those rows"."""
-
-    title: str
-    holds: rules.Rule
-    at_least: str = ""
-    aim: str = ""
-    others: str = ""
-    counts: bool = True
-
-
 def _is_recipe(labels: RunLabels) -> bool:
     return labels.profile == "nemo" and not rules.is_narrow(labels)
 
@@ -56,40 +44,10 @@ def _is_narrow_recipe(labels: RunLabels) -> bool:
 
 
 LINES = (
-    Line(
-        title="Megatron-LM on A100, Korthikanti",
-        holds=rules.is_korthikanti,
-        at_least="mean 3 %, max 7 %", aim="2 %, 5 %", others="Calculon 3.65 %, 8.87 % (fitted to them); Kundu 4.7 %, 9.3 %",
-    ),
-    Line(
-        title="SimuMax, dense, B200", holds=rules.is_simumax, at_least="mean 8 %", aim="4 %",
-        others="SimuMax 5.6 %, each shape measured there",
-    ),
-    Line(
-        title="vTrain, one node", holds=rules.is_vtrain_node,
-        at_least="7 %", aim="4.5 %", others="8.4 %, operators profiled there",
-    ),
-    Line(
-        title="vTrain, many nodes", holds=rules.is_vtrain_nodes,
-        at_least="11 %", aim="8 %", others="14.7 %, operators profiled there",
-    ),
-    Line(title="MPT with FSDP, A100", holds=rules.is_mpt_a100, at_least="6 %", aim="3.5 %", others="one fitted efficiency: 25 %"),
-    Line(title="MPT with FSDP, H100", holds=rules.is_mpt_h100, at_least="9 %", aim="6.5 %", others="one fitted efficiency: 22 %"),
-    Line(title="nanotron, H100, 8-512", holds=rules.is_nanotron, at_least="10 %", aim="7 %", others="one fitted efficiency: 33 %"),
-    Line(
-        title="torchtitan and IBM FSDP, bf16", holds=rules.is_torch_fsdp,
-        at_least="9 %", aim="5 %", others="-",
-    ),
-    Line(title="(torchtitan, fp8)", holds=rules.is_torch_fsdp_narrow, counts=False),
-    Line(title="(Megatron-LM 2020, V100 and A100)", holds=rules.is_megatron_2020, counts=False),
-    Line(title="(Korthikanti, 8 replicas)", holds=rules.is_korthikanti_replicated,
-         counts=False),
-    Line(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=_is_recipe,
-         counts=False),
-    Line(title="(NVIDIA's recipes, fp8 and narrower)", holds=_is_narrow_recipe, counts=False),
-    Line(title="(llm.c)", holds=rules.is_llm_c, counts=False),
-)  # fmt: skip
-"""As in the issue; in brackets, runs that it does not ask for."""
+    *rules.LINES,
+    rules.AccuracyLine(title="(NVIDIA's recipes, bf16; recomputation unknown)", holds=_is_recipe, counts=False),
+    rules.AccuracyLine(title="(NVIDIA's recipes, fp8 and narrower)", holds=_is_narrow_recipe, counts=False),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +76,7 @@ def figures(errors: Sequence[float]) -> Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutTable:
-    """lines: figures by title, in the issue's order; counted: of all lines that count; source_median: of their means."""
+    """lines: figures by title, in the order of LINES; counted: of all lines that count; source_median: of their means."""
 
     lines: Mapping[str, Figures]
     counted: Figures
@@ -144,28 +102,19 @@ def judge(predictions: Sequence[Prediction]) -> LeftOutTable:
 
 
 def table_text(table: LeftOutTable) -> str:
-    rows: list[tuple[str, ...]] = [("what", "runs", "mean", "median", "p90", "max", "bias", "at least", "aim", "others")]
+    rows: list[tuple[str, ...]] = [("what", "runs", "mean", "median", "p90", "max", "bias", "others")]
     for line in LINES:
         if line.title in table.lines:
-            rows.append((line.title, *_cells(table.lines[line.title]), line.at_least, line.aim, line.others))
-    rows.append(
-        (
-            "all those rows",
-            *_cells(table.counted),
-            "6 / 9 / 20 %",
-            "4 / 6.5 / 15 %",
-            "median / mean / p90: a throwaway prototype 4.2 / 7.1 / 17 %",
-        )
-    )
-    rows.append(("median over sources of their means", "", _percent(table.source_median), "", "", "", "", "8 %", "5 %", ""))
+            rows.append((line.title, *_cells(table.lines[line.title]), line.others))
+    rows.append(("all but those in brackets", *_cells(table.counted), ""))
+    rows.append(("median over sources of their means", "", _percent(table.source_median), *[""] * 5))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     overall = table.choices.overall
     lines.append(
         f"plan choice, nanotron: {overall.num_groups} groups of at least four plans, without {table.choices.num_broken_nvlink} runs on "
         f"broken NVLink: mean regret {_percent(overall.mean_regret)}, largest {_percent(overall.largest_regret)}; best of the first three "
-        f"within 3 % of the best in {_percent(overall.near_best_fraction)} of groups; rank correlation {overall.rank_correlation:.2f} "
-        "(at least: mean 4 %; aim: 2 %, 90 %)"
+        f"within 3 % of the best in {_percent(overall.near_best_fraction)} of groups; rank correlation {overall.rank_correlation:.2f}"
     )
     return "\n".join(lines)
 
@@ -178,7 +127,7 @@ def intervals_text(cases: Path, predictions: Sequence[Prediction]) -> str:
     }
     report = AccuracyReport(result=result, left_out=found, names=(cases.name,))
     found_in = error_summary("all", report.scored_left_out)
-    return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs (at least: 70-90 %; aim: 75-85 %)"
+    return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs"
 
 
 def kernels_text(folder: Path) -> str:
@@ -186,8 +135,7 @@ def kernels_text(folder: Path) -> str:
     rows = list(cross_validate(folder))
     lines = ["kernels, median error over chips (largest), by fits that did not see a group of shapes or the chip:"]
     for part, middle, largest in summary(rows):
-        least, aim = TARGETS[part]
-        lines.append(f"  {part:44} {_percent(middle):>7} ({_percent(largest)})   at least {least:.0%}, aim {aim:.0%}")
+        lines.append(f"  {part:44} {_percent(middle):>7} ({_percent(largest)})")
     return "\n".join(lines)
 
 

@@ -92,14 +92,21 @@ def _object(result: ValidationResult) -> dict[str, object]:
         "memories": result.memories,
         "fits": result.fits,
         "framework_fits": result.framework_fits,
+        "source_fits": result.source_fits,
+        "scored": {
+            "num_runs": result.scored.num_runs,
+            "overall": result.scored.overall,
+            "by": result.scored.by,
+            "choices": result.scored.choices,
+        },
         "reasons": result.reasons,
     }
 
 
 def _show(result: ValidationResult) -> None:
-    from perfmodel.report.validation_tables import choice_lines, headline, result_tables
+    from perfmodel.report.validation_tables import choice_lines, fit_lines, headline, result_tables
 
     print(headline(result))
     print_tables(result_tables(result))
-    for line in choice_lines(result.choices):
+    for line in [*fit_lines(result.fits), *choice_lines(result.choices)]:
         print(line)

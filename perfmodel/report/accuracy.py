@@ -20,8 +20,8 @@ from pathlib import Path
 from perfmodel.errors import InputError, PerfModelError, one_line
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.parallel.profile import list_profiles, load_profile
-from perfmodel.report.accuracy_lines import LINES, NO_TIMES, AccuracyLine, cause_of, is_scored
-from perfmodel.report.judgement import ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
+from perfmodel.report.accuracy_lines import LINES, AccuracyLine, cause_of
+from perfmodel.report.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.plan_choice import NEAR_BEST, PlanGroup
 from perfmodel.report.table import Table
@@ -50,7 +50,7 @@ class AccuracyReport:
 
     @property
     def scored(self) -> list[ValidationRow]:
-        return [row for row in self.result.rows if is_scored(row)]
+        return [row for row in self.result.rows if row.is_scored]
 
     @property
     def scored_left_out(self) -> list[ValidationRow]:
@@ -128,17 +128,12 @@ def _main_table(report: AccuracyReport) -> str:
     headers = ["runs", "n", "mean", "median", "p90", "max", "bias"]
     if others:
         headers += ["mean, left out", "p90, left out", "max, left out"]
-    headers += ["to reach", "others' mean"]
+    headers += ["others' mean"]
     rows = [_line(line.title, line, scored, others) for line in LINES]
     counted = [line for line in LINES if line.counts]
-    every = AccuracyLine(
-        title="all but the last four",
-        holds=lambda labels: any(line.holds(labels) for line in counted),
-        target="median 6, mean 9, p90 20",
-        others="a throwaway prototype: 4.2, 7.1, 17",
-    )
+    every = AccuracyLine(title="all but those in brackets", holds=lambda labels: any(line.holds(labels) for line in counted))
     rows.append(_line(f"**{every.title}**", every, scored, others))
-    text = markdown_table(Table(title="", headers=tuple(headers), rows=tuple(row for row in rows if row), right=tuple(headers[1:-2])))
+    text = markdown_table(Table(title="", headers=tuple(headers), rows=tuple(row for row in rows if row), right=tuple(headers[1:-1])))
     lines = [
         "## Step time",
         "",
@@ -153,7 +148,7 @@ def _main_table(report: AccuracyReport) -> str:
         lines += [
             _source_median(others, counted, "Left out"),
             "",
-            f"Left out, all but the last four: median {_pct(overall.median)}, mean {_pct(overall.mean)}, p90 {_pct(overall.p90)}, bias "
+            f"Left out, {every.title}: median {_pct(overall.median)}, mean {_pct(overall.mean)}, p90 {_pct(overall.p90)}, bias "
             f"{_pct(overall.bias)}. Each run is predicted with the constants of its framework as fitted to all runs",
             "but those of its model; a",
             "framework with one model takes its relatives' constants.",
@@ -173,13 +168,13 @@ def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], other
         unseen = [row for row in others if line.holds(row.labels)]
         left = error_summary(title, unseen)
         cells += map(_number, (left.mean, left.p90, _largest(unseen)))
-    return (*cells, line.target, line.others)
+    return (*cells, line.others)
 
 
 def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
     means = sorted(error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)]))
     middle = means[len(means) // 2] if len(means) % 2 else sum(means[len(means) // 2 - 1 : len(means) // 2 + 1]) / 2 if means else math.nan
-    return f"{name}: the median over these lines of their means is {_pct(middle)} (to reach: 8 %)."
+    return f"{name}: the median over these lines of their means is {_pct(middle)}."
 
 
 def _largest(rows: Sequence[ValidationRow]) -> float:
@@ -241,7 +236,7 @@ def _plan_choice(report: AccuracyReport) -> str:
             "three is within 3 % of the best.",
             f"Left out of the groups: {num_broken} runs whose notes give an all-reduce in the node of under 100 GB/s",
             "where others have 425 to 458",
-            "(broken NVLink). This chooses what is judged; no prediction sees it. To reach: mean 4 % on nanotron's groups.",
+            "(broken NVLink). This chooses what is judged; no prediction sees it.",
             *parts,
         ]
     )
@@ -304,7 +299,7 @@ log(measured / predicted) of published runs of the same framework at the same sc
 frameworks where a framework has no runs of its own (measured: every framework predicted with its nearest relative's habits), and
 between chips (`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
 Width: high / low - 1. The quantiles are of predictions by fits that did not see their model where the file's `source` says so; then
-*left out* is the coverage to look at, and the other column is too high. To reach: 70 to 90 %.
+*left out* is the coverage to look at, and the other column is too high.
 
 """
     return text + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
@@ -372,7 +367,7 @@ def _worst(report: AccuracyReport) -> str:
 
 def _others(report: AccuracyReport) -> str:
     result = report.result
-    rest = [row for row in result.rows if not is_scored(row) and row.time_error == row.time_error]
+    rest = [row for row in result.rows if not row.is_scored and row.time_error == row.time_error]
     parts = ["## Not scored", ""]
     if rest:
         parts += [

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from perfmodel.report.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.report.run_labels import UNKNOWN, RunLabels, order_of_labels
 
+NO_TIMES = ("mcore",)
+"""Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRow:
@@ -50,6 +53,11 @@ class ValidationRow:
     @property
     def is_predicted(self) -> bool:
         return not math.isnan(self.predicted_step_time)
+
+    @property
+    def is_scored(self) -> bool:
+        """A predicted step of a primary source, whose time means something."""
+        return self.tier == "primary" and self.group not in NO_TIMES and not math.isnan(self.time_error)
 
     @property
     def is_judged(self) -> bool:
@@ -161,25 +169,42 @@ def _share_of(count: int, total: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The runs by which accuracy is judged: errors over all and by each field that was asked for, and the choice of plans without runs on
+    broken NVLink."""
+
+    overall: ErrorSummary
+    by: Mapping[str, tuple[ErrorSummary, ...]]
+    choices: PlanChoices
+
+    @property
+    def num_runs(self) -> int:
+        return self.overall.num_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
     """Every case in the order of the files, the errors over all and by source, and why cases were not predicted (reason -> count).
 
     by              errors by each field that was asked for
+    scored          the runs by which accuracy is judged; of them alone
     choices         how good the plans are that are predicted to be fastest, in groups of runs that differ in their plan only
     kinds           how many cases of each kind
     memories        errors of the memory by source, kind and rank
-    framework_fits  fit or not by framework
+    framework_fits, source_fits   fit or not by framework, and by source
     """
 
     rows: tuple[ValidationRow, ...]
     overall: ErrorSummary
     sources: tuple[ErrorSummary, ...]
     by: Mapping[str, tuple[ErrorSummary, ...]]
+    scored: Scored
     choices: PlanChoices
     kinds: Mapping[str, int]
     memories: tuple[MemorySummary, ...]
     fits: FitCounts
     framework_fits: tuple[FitCounts, ...]
+    source_fits: tuple[FitCounts, ...]
     reasons: Mapping[str, int]
 
     @property
@@ -200,17 +225,24 @@ def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_bro
             kind = _kind_of(row.reason)
             reasons[kind] = reasons.get(kind, 0) + 1
     judged = [row for row in rows if row.is_judged]
-    frameworks = sorted({row.framework for row in judged})
+    frameworks, groups = sorted({row.framework for row in judged}), sorted({row.group for row in judged})
+    scored = [row for row in rows if row.is_scored]
     return ValidationResult(
         rows=rows,
         overall=error_summary("all", rows),
         sources=errors_by(rows, "source"),
         by={field: errors_by(rows, field) for field in by},
+        scored=Scored(
+            overall=error_summary("all", scored),
+            by={field: errors_by(scored, field) for field in by},
+            choices=plan_choices([_choice(row) for row in scored if _is_choice(row)], skip_broken_nvlink=True),
+        ),
         choices=plan_choices([_choice(row) for row in rows if _is_choice(row)], skip_broken_nvlink=skip_broken_nvlink),
         kinds=dict(Counter(row.kind for row in rows)),
         memories=memory_summaries(rows),
         fits=fit_counts("all", judged),
         framework_fits=tuple(fit_counts(name, [row for row in judged if row.framework == name]) for name in frameworks),
+        source_fits=tuple(fit_counts(name, [row for row in judged if row.group == name]) for name in groups),
         reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
     )
 

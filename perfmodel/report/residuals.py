@@ -22,11 +22,10 @@ from perfmodel.errors import InputError, PerfModelError
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.residuals import ModelResiduals, Residuals, scale_of
 from perfmodel.report.accuracy import predicted_as, read_left_out
-from perfmodel.report.accuracy_lines import NO_TIMES
 from perfmodel.report.case_plan import PlannedCase, plan_of_case
 from perfmodel.report.cases import Case, read_cases
 from perfmodel.report.frameworks import with_settings
-from perfmodel.report.judgement import ValidationRow
+from perfmodel.report.judgement import NO_TIMES, ValidationRow
 from perfmodel.report.plan_choice import BROKEN_NVLINK
 from perfmodel.report.validate import CasePredictor
 from perfmodel.resources import write_atomically

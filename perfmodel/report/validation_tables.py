@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from perfmodel.report.judgement import ErrorSummary, FitCounts, MemorySummary, ValidationResult
+from perfmodel.memory_room import DEFAULT_HEADROOM
+from perfmodel.report.judgement import ErrorSummary, FitCounts, MemorySummary, ValidationResult, error_summary, errors_by
 from perfmodel.report.plan_choice import LEAST_PLANS, ChoiceSummary, PlanChoices
 from perfmodel.report.table import Table
 
@@ -13,28 +14,46 @@ _NONE = "-"
 
 
 def headline(result: ValidationResult) -> str:
+    """What was predicted, and how far off the scored runs are."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in result.kinds.items())
-    return (
-        f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'}).\n"
-        "Errors are |predicted / measured - 1|; bias is the median of predicted / measured - 1."
-    )
+    lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'})."]
+    if result.scored.num_runs:
+        each, choice = result.scored.overall, result.scored.choices.overall
+        lines.append(
+            f"{each.num_times:,} of them are scored (primary sources, dense decoders, with a step time): off by {share_text(each.mean)} on "
+            f"average, {share_text(each.median)} in the median, {share_text(each.p90)} at the 90th percentile."
+        )
+        if choice.num_groups:
+            lines.append(
+                f"The plan predicted to be fastest is {share_text(choice.mean_regret)} slower than the measured best, on average over "
+                f"{choice.num_groups:,} groups of plans."
+            )
+        lines.append("Each framework's constants were chosen with such runs in view; docs/accuracy.md has errors on models left out.")
+    return "\n".join([*lines, "Errors are |predicted / measured - 1|; bias is the median of predicted / measured - 1."])
 
 
 def result_tables(result: ValidationResult) -> list[Table]:
-    """Everything that there is to say of the rows, a table for each question."""
-    tables = [error_table(field, summaries, result.overall) for field, summaries in result.by.items()]
+    """Everything that there is to say of the rows, a table for each question: of the scored ones first, then of the others."""
+    scored, tables = result.scored, []
+    others = [row for row in result.rows if not row.is_scored]
+    if scored.num_runs:
+        tables += [error_table(field, each, scored.overall, of=", scored runs") for field, each in scored.by.items()]
+        tables += [choice_table(scored.choices, of=", scored runs")] if scored.choices.groups else []
+    if others:
+        of, overall = (", not scored", error_summary("all", others)) if scored.num_runs else ("", result.overall)
+        tables += [error_table(field, errors_by(others, field), overall, of=of) for field in result.by]
     if result.memories:
         tables.append(memory_table(result.memories))
     if result.fits.num_ran or result.fits.num_out:
         tables.append(fit_table(result))
-    if result.choices.groups:
-        tables.append(choice_table(result.choices))
+    if result.choices.groups and result.choices.overall != scored.choices.overall:
+        tables.append(choice_table(result.choices, of=", all runs" if scored.num_runs else ""))
     if result.reasons:
         tables.append(reason_table(result))
     return tables
 
 
-def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSummary | None = None) -> Table:
+def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSummary | None = None, *, of: str = "") -> Table:
     every = [*summaries, *([] if overall is None else [overall])]
     has_intervals = any(each.num_intervals for each in every)
     has_memories = any(each.num_memories for each in every)
@@ -52,7 +71,7 @@ def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSum
         )
         for each in every
     )
-    return Table(title=f"Errors by {field}", headers=headers, rows=rows, right=headers[1:])
+    return Table(title=f"Errors by {field}{of}", headers=headers, rows=rows, right=headers[1:])
 
 
 def memory_table(memories: Sequence[MemorySummary]) -> Table:
@@ -72,10 +91,25 @@ def memory_table(memories: Sequence[MemorySummary]) -> Table:
 
 
 def fit_table(result: ValidationResult) -> Table:
-    frameworks = result.framework_fits if len(result.framework_fits) > 1 else ()
-    headers = ("framework", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
-    rows = tuple(_fit_row(each) for each in (*frameworks, result.fits))
+    sources = result.source_fits if len(result.source_fits) > 1 else ()
+    headers = ("source", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
+    rows = tuple(_fit_row(each) for each in (*sources, result.fits))
     return Table(title="Does it fit? Runs that state their recomputation", headers=headers, rows=rows, right=headers[1:])
+
+
+def fit_lines(counts: FitCounts) -> list[str]:
+    """What `fits` means there, and which kind of mistake these files cannot show."""
+    if not (counts.num_ran or counts.num_out):
+        return []
+    lines = [
+        "",
+        f"Does it fit: a plan that fits leaves {DEFAULT_HEADROOM:.0%} of what the runtime offers free; tight plans count as not fitting.",
+    ]
+    if not counts.num_out:
+        lines.append("None of these runs ran out of memory: how many such are predicted to fit is not known; give a file that has some.")
+    elif not counts.num_ran:
+        lines.append("All of these runs ran out of memory: how many that ran are predicted not to fit is not known; give a file of such.")
+    return lines
 
 
 def _fit_row(each: FitCounts) -> tuple[str, ...]:
@@ -89,7 +123,7 @@ def _fit_row(each: FitCounts) -> tuple[str, ...]:
     )
 
 
-def choice_table(choices: PlanChoices) -> Table:
+def choice_table(choices: PlanChoices, *, of: str = "") -> Table:
     headers = ("source", "groups", "plans", "mean", "largest", "if it fits", "best of 3 near", "rank correlation", "median plan")
 
     def row(each: ChoiceSummary) -> tuple[str, ...]:
@@ -104,7 +138,7 @@ def choice_table(choices: PlanChoices) -> Table:
         )
 
     rows = tuple(map(row, (*choices.sources, choices.overall)))
-    return Table(title="Choice of plan: how much slower than the best the first is", headers=headers, rows=rows, right=headers[1:])
+    return Table(title=f"Choice of plan{of}: how much slower than the best the first is", headers=headers, rows=rows, right=headers[1:])
 
 
 def choice_lines(choices: PlanChoices) -> list[str]:
@@ -121,7 +155,11 @@ def choice_lines(choices: PlanChoices) -> list[str]:
         if choices.num_small_groups:
             lines.append(f"{choices.num_small_groups:,} groups of two or three plans are not judged.")
     if choices.num_broken_nvlink:
-        verb = "are left out of it" if choices.skips_broken_nvlink else "are in it (--skip-broken-nvlink leaves them out)"
+        verb = (
+            "are left out of it"
+            if choices.skips_broken_nvlink
+            else "are in it, but not where runs are scored (--skip-broken-nvlink leaves them out)"
+        )
         lines.append(
             f"{choices.num_broken_nvlink:,} runs whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) {verb}."
         )
@@ -148,4 +186,4 @@ def _whole(value: float) -> str:
 
 
 def _count(count: int, share: float) -> str:
-    return f"{count:,}" if math.isnan(share) else f"{count:,} ({share:.1%})"
+    return _NONE if math.isnan(share) else f"{count:,} ({share:.1%})"

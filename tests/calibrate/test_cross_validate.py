@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate import fits, held_out
-from perfmodel.calibrate.cross_validate import TARGETS, Errors, document, main, summary, table
+from perfmodel.calibrate.cross_validate import SUMMARISED, Errors, document, main, summary, table
 from perfmodel.calibrate.fits import AttentionTable, CollectiveTable, MatmulTable, predict_attention, predict_collective, predict_matmul
 from perfmodel.calibrate.held_out import (
     attention_errors,
@@ -132,22 +132,22 @@ def test_no_shape_of_a_group_left_out_is_in_its_fit(monkeypatch, table, groups, 
 
 
 def test_the_summary_takes_the_median_and_the_worst_chip():
-    part = next(iter(TARGETS))
+    part = SUMMARISED[0]
     rows = [Errors(part=part, chip=str(error), errors=np.array([error])) for error in (0.1, 0.02, 0.04)]
     assert summary(rows) == [(part, 0.04, 0.1)]
 
 
 def test_rows_as_csv_and_as_a_page():
-    part = next(iter(TARGETS))
+    part = SUMMARISED[0]
     rows = [Errors(part=part, chip="a100", errors=np.array([0.03, 0.05, 0.1]))]
     assert table(rows).splitlines() == ["part,chip,points,median_error,p90_error", f"{part},a100,3,0.0500,0.0900"]
     page = document(rows)
-    assert f"| {part} | 5.0% | 5.0% | 7% | 5% |" in page
+    assert f"| {part} | 5.0% | 5.0% |\n" in page
     assert f"| {part} | a100 | 3 | 5.0% | 9.0% |" in page
 
 
 def test_every_row_of_a_csv_has_its_columns():
-    rows = [Errors(part=part, chip="h100, h200", errors=np.array([0.1])) for part in TARGETS]
+    rows = [Errors(part=part, chip="h100, h200", errors=np.array([0.1])) for part in SUMMARISED]
     assert {line.count(",") for line in table(rows).splitlines()} == {4}
 
 

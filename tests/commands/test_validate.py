@@ -20,10 +20,12 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
     assert (code, err) == (0, "")
     for text in (
         "7 of 8 cases predicted (6 training, 1 out of memory, 1 inference)",
-        "Errors by source",
+        "6 of them are scored (primary sources, dense decoders, with a step time): off by ",
+        "Errors by source, scored runs",
+        "Errors by source, not scored",
         "Errors by chips",
         "Errors by form",
-        "Choice of plan",
+        "Choice of plan, scored runs",
         "Does it fit?",
         "Not predicted",
         "1 runs whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) are left out",
@@ -42,7 +44,17 @@ def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
     code, out, _ = call("validate", cases)
     assert code == 0
     assert "Errors by source" in out
-    assert "are in it (--skip-broken-nvlink leaves them out)" in out
+    assert "are in it, scored runs aside (--skip-broken-nvlink leaves them out)" in out
+
+
+def test_which_kind_of_mistake_about_memory_cannot_be_seen_is_said(call, cases, tmp_path):
+    assert "is not known; give a file" not in call("validate", cases)[1]
+    ran = write(tmp_path / "ran.jsonl", sweep())
+    assert "None of these runs ran out of memory" in call("validate", ran)[1]
+    out = write(tmp_path / "out.jsonl", [changed(id="oom-1", measured=None, outcome="out_of_memory", micro_batch=16)])
+    text = call("validate", out)[1]
+    assert "All of these runs ran out of memory" in text
+    assert "scored" not in text
 
 
 def test_the_object_has_the_same_numbers(call_json, cases):
@@ -50,6 +62,9 @@ def test_the_object_has_the_same_numbers(call_json, cases):
     assert set(found["by"]) == {"chip", "tier"}
     assert found["choices"]["overall"]["num_plans"] == 6
     assert found["choices"]["num_broken_nvlink"] == 1
+    assert found["scored"]["num_runs"] == found["scored"]["overall"]["num_times"] == 6
+    assert found["scored"]["choices"]["overall"]["num_plans"] == 5
+    assert [each["name"] for each in found["source_fits"]] == ["nanotron", "oom"]
     assert found["kinds"] == {"training": 6, "out of memory": 1, "inference": 1}
 
 

@@ -13,6 +13,9 @@ from perfmodel.commands.left_out import LINES, LeftOutTable, judge
 from perfmodel.commands.left_out_fits import LeftOut, Prediction
 from perfmodel.commands.left_out_runs import StepTimes, read_runs
 from perfmodel.report.cases import read_cases
+from perfmodel.report.judgement import summarise
+from perfmodel.report.validate import CasePredictor
+from perfmodel.report.validation_tables import headline
 
 CASES = Path(__file__).parent / "published_training.jsonl.gz"
 OUT_OF_MEMORY = Path(__file__).parent / "published_out_of_memory.jsonl.gz"
@@ -64,6 +67,31 @@ def test_fits_that_saw_no_run_of_a_model_reach_the_table(runs):
     assert len(predictions) == len(runs)
     assert np.all([f"without {each.run.model}" in each.fold for each in predictions])
     assert_reached(judge(predictions))
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """Both files as `validate` judges them, intervals aside."""
+    predictor = CasePredictor(has_intervals=False)
+    return summarise(
+        [predictor.row(case) for path in (CASES, OUT_OF_MEMORY) for case in read_cases(path) if case.tier in ("primary", "oom")]
+    )
+
+
+def test_runs_that_ran_out_of_memory_do_not_fit_and_those_that_ran_do(judged):
+    assert (judged.fits.num_ran, judged.fits.num_out) == (845, 340)
+    assert judged.fits.false_fit_fraction <= 0.02
+    assert judged.fits.false_out_fraction <= 0.03
+    for source in judged.source_fits:
+        if source.num_ran >= 10:
+            assert source.false_out_fraction <= 0.03, source.name
+
+
+def test_the_readme_has_the_figures_that_validate_prints(judged):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    scored, choice = headline(judged).splitlines()[1:3]
+    assert scored.startswith(f"{judged.scored.num_runs:,} of them are scored")
+    assert f"\n{scored}\n{choice}\n" in readme
 
 
 def test_the_published_runs_say_where_they_are_from():
