@@ -156,9 +156,7 @@ def choice_lines(choices: PlanChoices) -> list[str]:
             lines.append(f"{choices.num_small_groups:,} groups of two or three plans are not judged.")
     if choices.num_broken_nvlink:
         verb = (
-            "are left out of it"
-            if choices.skips_broken_nvlink
-            else "are in it, but not where runs are scored (--skip-broken-nvlink leaves them out)"
+            "are left out of it" if choices.skips_broken_nvlink else "are in it, scored runs aside (--skip-broken-nvlink leaves them out)"
         )
         lines.append(
             f"{choices.num_broken_nvlink:,} runs whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) {verb}."
