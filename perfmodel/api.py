@@ -158,12 +158,14 @@ def find_plans(
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
     memory_headroom: float = DEFAULT_HEADROOM,
+    ties: float = 0.01,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     objective   time, memory or chip-time
     top         how many plans the result holds
+    ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
     job = make_job(model, global_batch=global_batch, seq_len=seq_len, precision=precision, optimizer=optimizer)
@@ -183,7 +185,9 @@ def find_plans(
         order=order,
         attention=attention,
     )
-    return search_in(setting, knobs, maximum or {}, objective=objective, top=top, memory_headroom=memory_headroom, progress=progress)
+    return search_in(
+        setting, knobs, maximum or {}, objective=objective, top=top, memory_headroom=memory_headroom, ties=ties, progress=progress
+    )
 
 
 def search_in(
@@ -194,6 +198,7 @@ def search_in(
     objective: str = "time",
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
+    ties: float = 0.01,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
@@ -207,6 +212,7 @@ def search_in(
         objective=objective,
         top=top,
         memory_headroom=memory_headroom,
+        ties=ties,
         attention=attention,
         progress=progress,
     )
@@ -219,6 +225,7 @@ def search_in(
     return replace(
         result,
         plans=named(result.plans),
+        kinds=tuple(replace(each, prediction=named((each.prediction,))[0]) for each in result.kinds),
         pareto=named(result.pareto),
         least_memory=named(result.least_memory),
         baselines=tuple(replace(each, prediction=named(each.prediction)) for each in result.baselines),

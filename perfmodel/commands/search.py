@@ -62,6 +62,9 @@ def search(
     profile: options.Profile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    ties: Annotated[
+        str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
+    ] = "1%",
     tokens: options.Tokens = "",
     json: options.Json = False,
     plot: options.Plot = None,
@@ -107,13 +110,14 @@ def search(
     }
     maximum = {knob: bound for knob, bound in bounds.items() if bound is not None}
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    near = options.parse_fraction(ties, "ties")
     num_tokens = options.parse_tokens(tokens)
     counts: list[int | None] = [*options.parse_chips(chips)] or [None]
     job = make_job(model, global_batch=global_batch or 0, seq_len=seq_len or 0, precision=precision, optimizer=optimizer)
     found: list[tuple[Setting, SearchResult]] = []
     for place, count in [(place, count) for place in cluster for count in counts]:
         setting = make_setting(job, place, chips=count, calibration=calibration, profile=profile)
-        result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom)
+        result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near)
         found.append((setting, result))
         if was_interrupted:
             break
@@ -133,7 +137,7 @@ def search(
 
 
 def _search_once(
-    setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float
+    setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float, ties: float
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.api import search_in
@@ -144,7 +148,7 @@ def _search_once(
             progress.share(done)
             return was_interrupted()
 
-        result = search_in(setting, knobs, maximum, objective=objective, top=top, memory_headroom=headroom, progress=report)
+        result = search_in(setting, knobs, maximum, objective=objective, top=top, memory_headroom=headroom, ties=ties, progress=report)
         return result, was_interrupted()
 
 
@@ -188,7 +192,15 @@ def _show(found: list[tuple[Setting, SearchResult]], *, json: bool, tokens: floa
 
 def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     from perfmodel.report.predictions import headline, job_line, parts_table
-    from perfmodel.report.searches import missing_baselines, not_executable_lines, plans_legend, plans_table, rejected_table, search_line
+    from perfmodel.report.searches import (
+        baselines_lines,
+        not_executable_lines,
+        plans_legend,
+        plans_table,
+        rejected_table,
+        search_line,
+        ties_line,
+    )
 
     some = [*result.plans, *result.least_memory]
     if some:
@@ -198,8 +210,9 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     print_tables([plans])
     for line in plans_legend(plans, shared):
         print(line)
-    for line in [*not_executable_lines(result), *missing_baselines(result)]:
-        print(line)
+    for line in [ties_line(result), *not_executable_lines(result), *baselines_lines(result)]:
+        if line:
+            print(line)
     if result.plans:
         print()
         print_facts(

@@ -1,76 +1,103 @@
-"""Plans that people would use without a search. They are always shown, even where they lose or do not fit."""
+"""Plans that people would use without a search: always shown, even where they lose or do not fit; they obey what a search was given."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from perfmodel.cost.estimate import Estimator
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
+from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.planner.result import Baseline
-from perfmodel.planner.space import Space
-from perfmodel.planner.sweep import sweep
+from perfmodel.planner.space import Space, recompute_choices, tensor_degrees
+from perfmodel.planner.sweep import Sweep, sweep
+
+Fixed = dict[str, int | str | bool]
+
+DATA_PARALLEL = "data parallel"
+FSDP = "FSDP"
+RULE_OF_THUMB = "Megatron rule of thumb"
+
+#: What each is, in a sentence.
+MEANINGS = {
+    DATA_PARALLEL: "whole copies on all chips, the least recomputation that fits, the fastest micro-batch",
+    FSDP: "ZeRO-3 over all chips, the least recomputation that fits, the fastest micro-batch",
+    RULE_OF_THUMB: "tp up to the node, then pp until it fits (Narayanan et al. 2021), 1f1b, ZeRO-1, recomputation last",
+}
 
 
-def baselines(estimator: Estimator, *, memory_headroom: float, attention: AttentionKernel) -> tuple[Baseline, ...]:
-    """Plain data parallelism, FSDP over all chips, and the Megatron rule of thumb; micro-batch and recomputation are chosen best."""
+def baselines(estimator: Estimator, space: Space, *, memory_headroom: float, attention: AttentionKernel) -> tuple[Baseline, ...]:
+    """Plain data parallelism, FSDP over all chips, and the Megatron rule of thumb, within the space that is searched."""
+    within = _Within(estimator=estimator, space=space, headroom=memory_headroom, attention=attention)
     job, chips = estimator.job, estimator.cluster.num_chips
-    flat = {"pp": 1, "tp": 1, "cp": 1}
+    flat: Fixed = {"pp": 1, "tp": 1, "cp": 1}
     too_many = f"global_batch={job.global_batch} has fewer sequences than there are chips, or does not divide among {chips}"
-    found = [
-        _best(estimator, "data parallel", {**flat, "dp_replicate": chips, "dp_shard": 1, "zero": 0}, too_many, memory_headroom, attention),
-        _best(estimator, "FSDP", {**flat, "dp_replicate": 1, "dp_shard": chips, "zero": 3}, too_many, memory_headroom, attention)
+    return (
+        within.first_that_fits(DATA_PARALLEL, [flat | {"dp_replicate": chips, "dp_shard": 1, "zero": 0}], too_many),
+        within.first_that_fits(FSDP, [flat | {"dp_replicate": 1, "dp_shard": chips, "zero": 3}], too_many)
         if chips > 1
-        else Baseline(name="FSDP", prediction=(), reason="there is one chip only"),
-        megatron_rule_of_thumb(estimator, memory_headroom=memory_headroom, attention=attention),
-    ]
-    return tuple(found)
+        else Baseline(name=FSDP, prediction=(), reason="there is one chip only"),
+        megatron_rule_of_thumb(within),
+    )
 
 
-def _best(
-    estimator: Estimator, name: str, fixed: dict[str, int | str | bool], reason: str, headroom: float, attention: AttentionKernel
-) -> Baseline:
-    """The fastest plan with these knobs that fits, or else the one that needs the least memory."""
-    space = Space(fixed=fixed, orders=(DEFAULT_ORDER,))
-    state = sweep(estimator, space, top=1, memory_headroom=headroom, attention=attention)
-    ids = state.best_time.ids if len(state.best_time.ids) else state.least.ids
-    if not len(ids):
-        return Baseline(name=name, prediction=(), reason=reason)
-    return Baseline(name=name, prediction=(estimator.predict(state.plan(int(ids[0])), memory_headroom=headroom),), reason="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Within:
+    """The space that a search was given, and what it predicts with."""
+
+    estimator: Estimator
+    space: Space
+    headroom: float
+    attention: AttentionKernel
+
+    def first_that_fits(self, name: str, steps: Sequence[Fixed], reason: str, *, least: Recompute = Recompute.NONE) -> Baseline:
+        """The first of these sets of knobs of which a plan fits, with its fastest micro-batch, under the least recomputation possible.
+
+        Where none fits, the one of the last step with the least recomputation that needs the least memory. `reason`: why there may be none.
+        least: with which recomputation to begin, where the space has it (beside unfused attention)
+        """
+        allowed = [fixed for fixed in steps if all(self.space.admits(knob, value) for knob, value in fixed.items())]
+        if not allowed:
+            return Baseline(name=name, prediction=(), reason="excluded by a given flag")
+        last: Sweep | None = None
+        recomputes = recompute_choices(self.space, self.attention, DEFAULT_RECOMPUTE_OPERATORS)
+        if least in recomputes:
+            recomputes = recomputes[recomputes.index(least) :]
+        for recompute in recomputes:
+            for fixed in allowed:
+                found = self._sweep(fixed | {"recompute": str(recompute)})
+                if found.num_feasible:
+                    return self._baseline(name, found)
+                if found.num_evaluated and recompute is recomputes[0]:
+                    last = found
+        return Baseline(name=name, prediction=(), reason=reason) if last is None else self._baseline(name, last)
+
+    def _sweep(self, fixed: Fixed) -> Sweep:
+        space = Space(fixed={**self.space.fixed, **fixed}, maximum=self.space.maximum, orders=self.space.orders[:1])
+        return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, attention=self.attention)
+
+    def _baseline(self, name: str, found: Sweep) -> Baseline:
+        ids = found.best_time.ids if found.num_feasible else found.least.ids
+        return Baseline(name=name, prediction=(self.estimator.predict(found.plan(int(ids[0])), memory_headroom=self.headroom),), reason="")
 
 
-def megatron_rule_of_thumb(estimator: Estimator, *, memory_headroom: float, attention: AttentionKernel) -> Baseline:
+def megatron_rule_of_thumb(within: _Within) -> Baseline:
     """Tensor parallelism up to the node, then pipeline until the model fits, data parallelism with the rest.
 
-    Sequence parallelism with tp, selective recomputation, 1f1b, distributed optimizer (ZeRO-1) where there are data ranks.
+    Sequence parallelism with tp, 1f1b, distributed optimizer (ZeRO-1) where there are data ranks, recomputation where nothing else helps.
     Source: Narayanan et al., SC21, takeaways 1 and 2; Korthikanti et al. 2022.
     """
-    job, chips = estimator.job, estimator.cluster.num_chips
-    node = min(estimator.cluster.chips_per_node, chips)
-    name = "Megatron rule of thumb"
-    last = Baseline(name=name, prediction=(), reason="no tensor and pipeline degree divides the model and the chips")
-    steps = [(t, 1) for t in _powers(node)] + [(node, p) for p in _powers(chips // node)[1:]]
-    for tp, pp in steps:
-        if chips % (tp * pp):
-            continue
-        data = chips // (tp * pp)
-        fixed: dict[str, int | str | bool] = {
-            "tp": tp,
-            "pp": pp,
-            "cp": 1,
-            "sequence_parallel": tp > 1,
-            "recompute": "selective",
-            "schedule": "1f1b",
-            "dp_replicate": 1,
-            "dp_shard": data,
-            "zero": 1 if data > 1 else 0,
-        }
-        found = _best(estimator, name, fixed, last.reason, memory_headroom, attention)
-        if found.prediction:
-            last = found
-            if found.fits:
-                return found
-    if not last.prediction:
-        return Baseline(name=name, prediction=(), reason=f"no degree of it divides global_batch={job.global_batch} and the model")
-    return last
-
-
-def _powers(limit: int) -> list[int]:
-    return [1 << i for i in range(limit.bit_length()) if 1 << i <= limit]
+    job, cluster, space = within.estimator.job, within.estimator.cluster, within.space
+    chips = cluster.num_chips
+    cp = int(space.fixed.get("cp", 1))
+    widths = [t for t in tensor_degrees(job, min(cluster.chips_per_node, chips), space) if chips % (t * cp) == 0]
+    widest = max(widths, default=1)
+    steps: list[Fixed] = []
+    for tp, pp in [(t, 1) for t in widths] + [(widest, p) for p in divisors(chips // (widest * cp))[1:]]:
+        data = chips // (tp * pp * cp)
+        zero = 1 if data * cp > 1 and space.admits("zero", 1) else 0
+        step: Fixed = {"tp": tp, "pp": pp, "cp": cp, "zero": zero, "dp_shard": data if zero else 1, "dp_replicate": 1 if zero else data}
+        usual: Fixed = {"sequence_parallel": tp > 1, "schedule": "1f1b"}
+        steps.append(step | {knob: value for knob, value in usual.items() if knob not in space.fixed})
+    reason = f"no degree of it divides global_batch={job.global_batch} and the model"
+    return within.first_that_fits(RULE_OF_THUMB, steps, reason, least=Recompute.SELECTIVE)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 
 
@@ -29,13 +30,27 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlikePlans:
+    """A plan, and those beside it that are nearly the same and as good: see `perfmodel.planner.ties`. place: shared by ties."""
+
+    place: int
+    prediction: Prediction
+    alike: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """num_evaluated   plans of the written space, each with its time and memory
     num_feasible    those that fit with the headroom; num_tight: those that fit without it only
     rejected        reason -> plans; together with num_feasible they are all that were evaluated
     left_out        reason -> layouts (degrees whose product is the number of chips) that the space does not admit
     search_time     CPU seconds in the search itself (it runs on one core)
-    plans           best first; pareto: the front of time against memory among those that fit, fastest first
+    plans           the plan to prefer, then the others by the objective, best first
+    places          of the plans: those within `ties` of the best share the first place, and so on
+    ties            share within which plans are ties
+    least_time      of any plan that fits (infinite where none does)   [s]
+    kinds           the best plans once more, those that are nearly the same once
+    pareto          the front of time against memory among those that fit, fastest first
     least_memory    the plan that needs the least (none where the space is empty)
     """
 
@@ -46,6 +61,10 @@ class SearchResult:
     left_out: Mapping[str, int]
     search_time: float
     plans: tuple[Prediction, ...]
+    places: tuple[int, ...]
+    ties: float
+    least_time: float
+    kinds: tuple[AlikePlans, ...]
     pareto: tuple[Prediction, ...]
     least_memory: tuple[Prediction, ...]
     baselines: tuple[Baseline, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time as clock
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,11 +15,16 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.result import Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Objective, SearchResult
 from perfmodel.planner.space import Space
 from perfmodel.planner.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
+from perfmodel.planner.ties import kind_of, preference, shared_places
 
 __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
+
+
+#: Of ties as many of the best are compared, and all of the front of time against memory.
+CANDIDATES = 256
 
 
 def search_plans(
@@ -28,11 +34,15 @@ def search_plans(
     objective: Objective | str = Objective.TIME,
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
+    ties: float = 0.0,
     attention: AttentionKernel | None = None,
     with_baselines: bool = True,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike."""
+    """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
+
+    ties   plans within this share of the best are as good: the simplest of them comes first, of these the smallest; 0: the exact order
+    """
     try:
         objective = Objective(objective)
     except ValueError:
@@ -40,26 +50,28 @@ def search_plans(
     if top < 1:
         raise InputError(f"top={top}: must be at least 1; ask for the ten best with 10")
     check_headroom(memory_headroom)
+    if not 0.0 <= ties < 1.0:
+        raise InputError(f"ties={ties}: must be a share from 0 to below 1; use 1% or 0.01")
     space = space or Space()
     begin = clock.process_time()
-    kept = top * len(space.orders)
+    kept = max(top * len(space.orders), CANDIDATES if ties else 0)
     state = sweep(estimator, space, top=kept, memory_headroom=memory_headroom, attention=attention, progress=progress)
     elapsed = clock.process_time() - begin
-    chosen = state.best_memory if objective is Objective.MEMORY else state.best_time
+    known = baselines(estimator, space, memory_headroom=memory_headroom, attention=state.attention) if with_baselines else ()
+    ranking = _ranking(state, objective, ties, at_most=_best_cost(known, objective))
 
-    def predict(ids: Iterable[int]) -> tuple[Prediction, ...]:
-        return tuple(estimator.predict(state.plan(int(i)), memory_headroom=memory_headroom) for i in ids)
+    predicted: dict[Plan, Prediction] = {}
 
-    def distinct_plans() -> tuple[Prediction, ...]:
-        """The best; of plans that differ in the order of the axes alone and cost the same, the first."""
-        found: dict[tuple[Plan, float], Prediction] = {}
-        for i in chosen.ids:
-            prediction = estimator.predict(state.plan(int(i)), memory_headroom=memory_headroom)
-            found.setdefault((replace(prediction.plan, order=space.orders[0]), prediction.step_time), prediction)
-            if len(found) == top:
-                break
-        return tuple(found.values())
+    def predict(plans: Iterable[Plan]) -> tuple[Prediction, ...]:
+        plans = tuple(plans)
+        for plan in plans:
+            if plan not in predicted:
+                predicted[plan] = estimator.predict(plan, memory_headroom=memory_headroom)
+        return tuple(predicted[plan] for plan in plans)
 
+    best = ranking[:top]
+    places = shared_places([cost for cost, _ in ranking], ties)
+    kinds = _kinds(ranking, places, ties)[:top]
     too_large = state.num_evaluated - state.num_feasible - state.num_tight
     rejected = {OUT_OF_MEMORY_STATIC: state.num_static, OUT_OF_MEMORY: too_large - state.num_static, TIGHT: state.num_tight}
     return SearchResult(
@@ -69,13 +81,66 @@ def search_plans(
         rejected={reason: count for reason, count in rejected.items() if count},
         left_out=layouts_left_out(estimator.job, estimator.cluster.num_chips, space),
         search_time=elapsed,
-        plans=distinct_plans(),
-        pareto=predict(state.front.ids),
-        least_memory=predict(state.least.ids),
-        baselines=baselines(estimator, memory_headroom=memory_headroom, attention=state.attention) if with_baselines else (),
+        plans=predict(plan for _, plan in best),
+        places=places[:top],
+        ties=ties,
+        least_time=float(state.best_time.values[0]) if len(state.best_time.values) else math.inf,
+        kinds=tuple(
+            AlikePlans(place=place, prediction=prediction, alike=alike)
+            for (place, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
+        ),
+        pareto=predict(state.plan(int(i)) for i in state.front.ids),
+        least_memory=predict(state.plan(int(i)) for i in state.least.ids),
+        baselines=known,
         num_tight=state.num_tight,
         memory_capacity=estimator.machine.memory_capacity,
         memory_usable=estimator.machine.memory_usable,
         memory_headroom=memory_headroom,
         interrupted=state.interrupted,
     )
+
+
+def _best_cost(known: Iterable[Baseline], objective: Objective) -> float:
+    """The least cost of a baseline that fits; infinite where none does."""
+    found = (each.prediction[0] for each in known if each.fits)
+    return min((each.memory["total"] if objective is Objective.MEMORY else each.step_time for each in found), default=math.inf)
+
+
+def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float) -> list[tuple[float, Plan]]:
+    """(cost, plan), best first; before all, the plan to prefer among the ties of the first that cost `at_most` as much.
+
+    Of plans that differ in the order of the axes alone and cost the same, the first.
+    """
+    by_memory = objective is Objective.MEMORY
+    best, front = state.best_memory if by_memory else state.best_time, state.front
+    found = {int(i): (float(cost), float(other)) for i, cost, other in zip(best.ids, best.values, best.beside, strict=True)}
+    if ties and found:
+        costs, others = (front.second, front.first) if by_memory else (front.first, front.second)
+        limit = float(best.values[0]) * (1.0 + ties)
+        found |= {
+            int(i): (float(c), float(o)) for i, c, o in zip(front.ids, costs, others, strict=True) if c <= limit and int(i) not in found
+        }
+    distinct: dict[tuple[Plan, float], tuple[float, float, Plan]] = {}
+    for i, (cost, other) in sorted(found.items(), key=lambda item: (item[1][0], item[0])):
+        plan = state.plan(i)
+        distinct.setdefault((replace(plan, order=state.space.orders[0]), cost), (cost, other, plan))
+    rows = list(distinct.values())
+    if ties and rows:
+        least = rows[0][0]
+        tied = [row for row in rows if row[0] <= max(least, min(least * (1.0 + ties), at_most))]
+        preferred = min(tied, key=lambda row: (preference(row[2], row[1]), row[0]))
+        rows.remove(preferred)
+        rows.insert(0, preferred)
+    return [(cost, plan) for cost, _, plan in rows]
+
+
+def _kinds(ranking: list[tuple[float, Plan]], places: tuple[int, ...], ties: float) -> list[tuple[int, Plan, tuple[Plan, ...]]]:
+    """(place, plan, those that are nearly the same and as good), in the order of the ranking."""
+    found: list[tuple[int, float, Plan, list[Plan]]] = []
+    for place, (cost, plan) in zip(places, ranking, strict=True):
+        like = [row for row in found if ties and kind_of(row[2]) == kind_of(plan) and cost <= row[1] * (1.0 + ties)]
+        if like:
+            like[0][3].append(plan)
+        else:
+            found.append((place, cost, plan, []))
+    return [(place, plan, tuple(alike)) for place, _, plan, alike in found]

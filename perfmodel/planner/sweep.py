@@ -407,8 +407,8 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             if feasible < flat.size:
                 flat = np.where(fits.reshape(-1), flat, np.inf)
                 flat_memory = np.where(fits.reshape(-1), flat_memory, np.inf)
-            state.best_time.offer(flat, state.next_id)
-            state.best_memory.offer(flat_memory, state.next_id)
+            state.best_time.offer(flat, state.next_id, flat_memory)
+            state.best_memory.offer(flat_memory, state.next_id, flat)
             state.front.offer(flat, np.minimum(flat_memory, state.capacity), state.next_id)
         state.next_id += step.size
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import Baseline, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
 from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object, step_text
 from perfmodel.report.table import Table, percent
 from perfmodel.units import format_bytes, format_time
 
-#: Columns before this one are results; the others are knobs.
-_FIRST_KNOB = 6
+#: Header of the column of plans that are nearly the same, and of how many values of a knob it names.
+_ALIKE, _ALIKE_VALUES = "as good with", 3
 #: Beside the name of a plan that `perfmodel run` refuses.
 _NOT_EXECUTABLE = "*"
 
@@ -37,7 +41,9 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "memory_capacity": result.memory_capacity,
         "memory_usable": result.memory_usable,
         "memory_headroom": result.memory_headroom,
-        "plans": described(result.plans),
+        "least_time": result.least_time if math.isfinite(result.least_time) else None,
+        "ties": result.ties,
+        "plans": [each | {"place": place} for each, place in zip(described(result.plans), result.places, strict=True)],
         "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
         "pareto": described(result.pareto),
         "least_memory": described(result.least_memory)[0] if result.least_memory else {},
@@ -47,11 +53,19 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
 def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
     if not baseline.prediction:
         return {"fits": False, "reason": baseline.reason}
-    return prediction_object(baseline.prediction[0], tokens=tokens)
+    return prediction_object(baseline.prediction[0], tokens=tokens) | {"means": MEANINGS[baseline.name]}
+
+
+def _rate_text(result: SearchResult) -> str:
+    """Plans a second; nothing where the search was too short to tell."""
+    rate = result.num_evaluated / max(result.search_time, 1e-9)
+    if result.search_time <= 0.05 or rate < 1e3:
+        return ""
+    return f", {rate / 1e6:.1f} million a second" if rate >= 1e6 else f", {rate / 1e3:.0f} thousand a second"
 
 
 def search_line(result: SearchResult) -> str:
-    rate = f", {result.num_evaluated / result.search_time / 1e6:.1f} million a second" if result.search_time > 0.05 else ""
+    rate = _rate_text(result)
     room = f"{format_bytes(result.memory_usable)} usable"
     if result.memory_headroom:
         room += f" less {percent(result.memory_headroom)} kept free"
@@ -62,13 +76,17 @@ def search_line(result: SearchResult) -> str:
 
 
 def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
-    """The best plans, then the baselines even where they lose or do not fit; and the knobs that all of them share."""
+    """The best plans, what is nearly the same once, and the baselines even where they lose or do not fit; and the knobs that all share."""
     best = result.plans[0].step_time if result.plans else 0.0
     shown = _named_plans(result)
+    places = _place_ranges([each.place for each in result.kinds])
+    alike = [_alike_text(each) for each in result.kinds]
     with_order = any(each.plan.order != DEFAULT_ORDER for _, each in shown)
+    with_places, with_alike = len(set(places)) < len(places), any(alike)
     rows = [
         (
             f"{name}{_NOT_EXECUTABLE}" if not_executable_reason(each.plan) else name,
+            *((_of_row(places, row),) if with_places else ()),
             step_text(each.step_time),
             _against(each.step_time, best),
             percent(each.mfu_palm),
@@ -76,25 +94,82 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
             fits_cell(each.verdict),
             *plan_cells(each.plan),
             *(("" if each.plan.order == DEFAULT_ORDER else "-".join(each.plan.order),) if with_order else ()),
+            *((_of_row(alike, row),) if with_alike else ()),
         )
-        for name, each in shown
+        for row, (name, each) in enumerate(shown)
     ]
-    headers = ("plan", "step time", "vs 1", "MFU", "memory", "fits", *PLAN_HEADERS, *(("axis order",) if with_order else ()))
-    shared = [i for i in range(_FIRST_KNOB, len(headers)) if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
+    results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "MFU", "memory", "fits")
+    extra = (*(("axis order",) if with_order else ()), *((_ALIKE,) if with_alike else ()))
+    headers = (*results, *PLAN_HEADERS, *extra)
+    knobs = range(len(results), len(headers))
+    shared = [i for i in knobs if headers[i] != _ALIKE and len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
     kept = [i for i in range(len(headers)) if i not in shared]
     table = Table(
         title="Best plans, and what one would use without a search",
         headers=tuple(headers[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in rows),
         right=("step time", "vs 1", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
-        fold=("axis order",),
+        fold=("axis order", _ALIKE),
     )
     return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
 
 
+def _of_row(cells: Sequence[str], row: int) -> str:
+    """The cell of one of the best plans; baselines have none."""
+    return cells[row] if row < len(cells) else ""
+
+
+def _place_ranges(places: Sequence[int]) -> list[str]:
+    """Places that rows share as people write them: 1-3 for the first three of a tie."""
+    return [
+        f"{first}-{last}" if last > first else str(first)
+        for place in places
+        for first, last in [(places.index(place) + 1, places.index(place) + places.count(place))]
+    ]
+
+
+def _alike_text(kind: AlikePlans) -> str:
+    """In what the plans that are nearly the same differ from the one that is shown: a few values of each knob."""
+    own = _alike_cells(kind.prediction.plan)
+    others: dict[str, list[str]] = {}
+    for plan in kind.alike:
+        for knob, value in _alike_cells(plan).items():
+            if value != own[knob] and value not in others.setdefault(knob, []):
+                others[knob].append(value)
+    texts = []
+    for knob, values in others.items():
+        if values:
+            some = values if len(values) <= _ALIKE_VALUES else [*values[:_ALIKE_VALUES], "..."]
+            texts.append(f"{knob} {', '.join(some)}")
+    return "; ".join(texts)
+
+
+def _alike_cells(plan: Plan) -> dict[str, str]:
+    cells = dict(zip(PLAN_HEADERS, plan_cells(plan), strict=True))
+    return {
+        "schedule": cells["schedule"].removeprefix("interleaved "),
+        "dp": cells["dp"].replace(" ", ""),
+        "zero": cells["zero"],
+        "axis order": "-".join(plan.order),
+    }
+
+
+def ties_line(result: SearchResult) -> str:
+    """What a shared place means, where there is one."""
+    tied = sum(place == 1 for place in result.places)
+    if tied < 2 or not result.ties:
+        return ""
+    by_memory = str(result.objective) == "memory"
+    least = "" if by_memory else f" (the least time of any plan that fits is {step_text(result.least_time)})"
+    return (
+        f"place: within {percent(result.ties)} plans are ties (--ties); of the first, plan 1 has the fewest forms of parallelism, "
+        f"then the least {'time' if by_memory else 'memory'}{least}"
+    )
+
+
 def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
-    """The best by their place, then the baselines by their name."""
-    best = [(str(place), each) for place, each in enumerate(result.plans, 1)]
+    """The best by their number, then the baselines by their name."""
+    best = [(str(number), each.prediction) for number, each in enumerate(result.kinds, 1)]
     return best + [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
 
 
@@ -114,15 +189,19 @@ def plans_legend(table: Table, shared: tuple[str, ...]) -> list[str]:
     return [*(["in every row: " + ", ".join(shared)] if shared else []), *(["; ".join(meanings)] if meanings else [])]
 
 
+def baselines_lines(result: SearchResult) -> list[str]:
+    """What the baselines are, and which are not there."""
+    return [
+        f"{each.name}: {MEANINGS[each.name]}" if each.prediction else f"{each.name}: no such plan ({each.reason})"
+        for each in result.baselines
+    ]
+
+
 def _against(time: float, best: float) -> str:
     if not best or time == best:
         return "-"
     change = time / best - 1.0
     return f"{'+' if change > 0 else '-'}{percent(abs(change))}"
-
-
-def missing_baselines(result: SearchResult) -> list[str]:
-    return [f"{each.name}: no such plan ({each.reason})" for each in result.baselines if not each.prediction]
 
 
 def rejected_table(result: SearchResult) -> Table:

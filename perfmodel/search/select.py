@@ -13,19 +13,23 @@ Ids = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Smallest:
-    """The `count` smallest values of all blocks offered, with their ids; ties go to the smaller id."""
+    """The `count` smallest values of all blocks offered, with their ids and what was offered beside them; ties go to the smaller id."""
 
     count: int
     values: Array = field(default_factory=lambda: np.empty(0))
     ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    beside: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def bound(self) -> float:
         """A value must be at most this to be kept."""
         return float(self.values[-1]) if len(self.values) == self.count else np.inf
 
-    def offer(self, values: Array, first_id: int) -> None:
-        """A flat block whose entries have the ids first_id, first_id + 1, ...; infinite values are never kept."""
+    def offer(self, values: Array, first_id: int, beside: Array | None = None) -> None:
+        """A flat block whose entries have the ids first_id, first_id + 1, ...; infinite values are never kept.
+
+        beside: another quantity of the same entries, kept with them; the values themselves if left out
+        """
         bound = self.bound
         found = np.flatnonzero(values <= bound) if np.isfinite(bound) else np.flatnonzero(np.isfinite(values))
         if len(found) == 0:
@@ -38,8 +42,9 @@ class Smallest:
             found, candidates = found[keep], candidates[keep]
         merged = np.concatenate([self.values, candidates])
         ids = np.concatenate([self.ids, first_id + found])
+        others = np.concatenate([self.beside, (values if beside is None else beside)[found]])
         order = np.lexsort((ids, merged))[: self.count]
-        self.values, self.ids = merged[order], ids[order]
+        self.values, self.ids, self.beside = merged[order], ids[order], others[order]
 
 
 @dataclass(slots=True)

@@ -17,8 +17,13 @@ def test_json_has_the_promised_keys(call_json):
     assert set(result) >= {"num_evaluated", "num_feasible", "rejected", "search_time", "plans", "baselines", "pareto", "schema_version"}
     assert result["num_evaluated"] == result["num_feasible"] + sum(result["rejected"].values())
     assert len(result["plans"]) == 10
-    times = [each["step_time"] for each in result["plans"]]
+    first, *times = [each["step_time"] for each in result["plans"]]
     assert times == sorted(times)
+    assert result["least_time"] <= min(first, *times) <= first <= result["least_time"] * 1.01
+    assert [each["place"] for each in result["plans"]] == sorted(each["place"] for each in result["plans"])
+    exact = call_json("search", *JOB, "--ties", "0%")["plans"]
+    assert [each["step_time"] for each in exact] == sorted(each["step_time"] for each in exact)
+    assert exact[0]["step_time"] == result["least_time"]
     assert all(each["fits"] for each in result["plans"])
     assert set(result["baselines"]) == {"data parallel", "FSDP", "Megatron rule of thumb"}
     assert all(isinstance(each["fits"], bool) for each in result["baselines"].values())
@@ -28,6 +33,7 @@ def test_json_has_the_promised_keys(call_json):
 
 def test_a_plan_of_the_search_is_what_predict_says_of_it(call, call_json, tmp_path):
     best = call_json("search", *JOB, "--save", tmp_path / "best.yaml")["plans"][0]
+    assert best.pop("place") == 1
     again = call_json("predict", tmp_path / "best.yaml")
     assert {key: again[key] for key in best} == best
 
@@ -131,7 +137,8 @@ def test_plans_that_torch_cannot_execute_are_marked_with_the_sentence_of_run_and
     result = call_json("search", *WIDE, "--tp", "16", "--save", path)
     reason = result["plans"][0]["not_executable_reason"]
     assert reason.startswith("tp=16: must divide num_key_value_heads=8, because")
-    assert [each["executable"] for each in (*result["plans"], result["baselines"]["FSDP"])] == [False, False, True]
+    assert [each["executable"] for each in result["plans"]] == [False, False]
+    assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
     code, out, err = call("audit", path)
     assert (code, out) == (2, "")
     assert reason in err
@@ -191,3 +198,23 @@ def test_long_work_prints_a_line_now_and_then_elsewhere(monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert 1 <= len(lines) <= 3
     assert lines[0].startswith("demo (kernels) [")
+
+
+def test_the_rate_of_a_small_search_is_not_none_at_all(call):
+    from dataclasses import replace
+
+    import perfmodel
+    from perfmodel.report.searches import search_line
+
+    found = perfmodel.find_plans(model="gpt2", cluster="dgx-h100", chips=8, global_batch=16, seq_len=512)
+    assert "41 thousand a second" in search_line(replace(found, num_evaluated=4100, search_time=0.1))
+    assert "4.1 million a second" in search_line(replace(found, num_evaluated=410_000, search_time=0.1))
+    assert "a second" not in search_line(replace(found, num_evaluated=41, search_time=0.1))
+
+
+def test_baselines_obey_the_flags(call_json):
+    result = call_json("search", *JOB, "--max-zero", 1)
+    assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
+    rule = result["baselines"]["Megatron rule of thumb"]
+    assert rule["plan"]["recompute"] == "none"
+    assert rule["step_time"] >= result["plans"][0]["step_time"]

@@ -1,0 +1,43 @@
+"""Plans that the model cannot tell apart: shared places, the one to prefer, and plans that are nearly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.plan import Plan
+
+#: Plans within this share of each other are ties. Among published runs that differ in their plan alone, the one predicted to be
+#: fastest is 1.2 % slower than the measured best on average (docs/accuracy.md, "Does it pick the right plan?"): closer plans cannot
+#: be told apart.
+TIES = 0.01
+
+
+def num_forms(plan: Plan) -> int:
+    """How much there is to set up: axes in use, interleaving, recomputation, an order of axes that is not the default."""
+    axes = sum(plan.layout.degree(axis) > 1 for axis in DEFAULT_ORDER)
+    extras = (plan.virtual_stages > 1, plan.recompute is not Recompute.NONE, plan.order != DEFAULT_ORDER)
+    return axes + sum(extras)
+
+
+def preference(plan: Plan, other_cost: float) -> tuple[int, float]:
+    """What comes first among ties: the simpler, then the smaller (of a search for little memory: the faster)."""
+    return num_forms(plan), other_cost
+
+
+def shared_places(costs: Sequence[float], ties: float) -> tuple[int, ...]:
+    """Places of costs in any order: those within `ties` of the least of their group share the group's place."""
+    places = [0] * len(costs)
+    leader, place = -1.0, 0
+    for rank, index in enumerate(sorted(range(len(costs)), key=lambda i: costs[i]), 1):
+        if place == 0 or costs[index] > leader * (1.0 + ties):
+            leader, place = costs[index], rank
+        places[index] = place
+    return tuple(places)
+
+
+def kind_of(plan: Plan) -> tuple[object, ...]:
+    """What plans that are nearly the same share; they may differ in how the data axes are cut, in ZeRO, in virtual stages and in order."""
+    layout = plan.layout
+    schedule = plan.schedule if layout.pp > 1 else ""
+    return (layout.tp, layout.cp, layout.pp, layout.data_parallel, plan.micro_batch, plan.recompute, plan.sequence_parallel, schedule)

@@ -1,0 +1,103 @@
+"""Plans that the model cannot tell apart: shared places, which of them comes first, and plans that are nearly the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.hardware.network import Topology
+from perfmodel.planner.search import search_plans
+from perfmodel.planner.space import Space
+from perfmodel.planner.ties import kind_of, num_forms, shared_places
+from tests.cost.jobs import CHIP, estimator_of, make_job, make_model, predict
+from tests.cost.machines import make_tier
+
+
+def test_places_are_shared_with_the_best_of_a_tie():
+    assert shared_places([1.0, 1.005, 1.02, 1.025, 1.04], 0.01) == (1, 1, 3, 3, 5)
+    assert shared_places([1.009, 1.0, 1.2], 0.01) == (1, 1, 3)
+    assert shared_places([1.0, 1.0, 2.0], 0.0) == (1, 1, 3)
+
+
+def test_forms_of_parallelism():
+    estimator = estimator_of()
+    assert num_forms(predict(estimator, dp_shard=16).plan) == 1
+    assert num_forms(predict(estimator, dp_shard=8, tp=2, recompute="full").plan) == 3
+    assert num_forms(predict(estimator, pp=2, virtual_stages=2, cp=2).plan) == 4
+
+
+@pytest.mark.parametrize("objective, cost", [("time", lambda p: p.step_time), ("memory", lambda p: p.memory["total"])])
+@pytest.mark.parametrize("ties", [0.005, 0.05])
+def test_the_simplest_of_the_ties_comes_first(objective, cost, ties):
+    """Found among all plans one by one: of those within the tolerance the one with the fewest forms."""
+    estimator = estimator_of(make_job(batch=8), chips=8)
+    exact = search_plans(estimator, objective=objective, top=10**6, with_baselines=False).plans
+    first, *others = search_plans(estimator, objective=objective, top=5, ties=ties, with_baselines=False).plans
+    tied = [p for p in exact if cost(p) <= cost(exact[0]) * (1 + ties)]
+    assert first in tied
+    assert num_forms(first.plan) == min(num_forms(p.plan) for p in tied[:200])
+    assert [cost(p) for p in others] == sorted(cost(p) for p in others)
+    assert set(map(cost, others)) <= set(map(cost, exact[:5]))
+
+
+def test_the_least_time_stays_known_and_no_baseline_beats_the_first():
+    for batch in (8, 16, 64):
+        result = search_plans(estimator_of(make_job(batch=batch)), ties=0.05)
+        exact = search_plans(estimator_of(make_job(batch=batch)))
+        assert result.least_time == exact.plans[0].step_time <= result.plans[0].step_time
+        assert all(b.prediction[0].step_time >= result.plans[0].step_time for b in result.baselines if b.fits)
+
+
+def test_what_is_nearly_the_same_has_one_row():
+    result = search_plans(estimator_of(), ties=0.01)
+    rows = [(kind_of(each.prediction.plan), each.place) for each in result.kinds]
+    assert len(set(rows)) == len(rows) == 10
+    assert any(each.alike for each in result.kinds)
+    assert all(kind_of(plan) == kind_of(each.prediction.plan) for each in result.kinds for plan in each.alike)
+    assert result.kinds[0].prediction == result.plans[0]
+
+
+def test_a_tolerance_beyond_the_whole_is_refused():
+    with pytest.raises(InputError, match=r"ties=1\.5: must be a share"):
+        search_plans(estimator_of(), ties=1.5)
+
+
+# --- baselines ----------------------------------------------------------------------------------------------------
+
+
+def with_capacity(capacity):
+    return replace(CHIP, memory=replace(CHIP.memory, capacity=capacity))
+
+
+def test_data_parallelism_recomputes_only_where_it_must():
+    """Roomy: nothing is recomputed. Less: whole layers. Nothing fits: what people would try, without recomputation."""
+    job = make_job(make_model(num_hidden_layers=8, vocab_size=100), batch=16, seq_len=1024)
+    whole, again = (predict(estimator_of(job), dp_replicate=16, dp_shard=1, zero=0, recompute=r).memory["total"] for r in ("none", "full"))
+    found = []
+    for capacity in (80e9, (whole + again) / 2 / 0.95, 1e8):
+        data, *_ = search_plans(estimator_of(job, chip=with_capacity(capacity))).baselines
+        (prediction,) = data.prediction
+        found.append((data.fits, str(prediction.plan.recompute)))
+    assert found == [(True, "none"), (True, "full"), (False, "none")]
+
+
+def test_the_rule_of_thumb_knows_nodes_of_six():
+    """Six chips a node and heads that six divides: tp 3 or 6, which no power of two is."""
+    model = make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=768, intermediate_size=3072, num_hidden_layers=12)
+    job = make_job(model, batch=12, seq_len=240)
+    tiers = (make_tier(size=6), make_tier(Topology.FAT_TREE, size=600, bandwidth=25e9, latency=5e-6))
+    two, three = (predict(estimator_of(job, chips=12, tiers=tiers), tp=tp, dp_shard=12 // tp, zero=1).memory["total"] for tp in (2, 3))
+    rule = search_plans(estimator_of(job, chips=12, tiers=tiers, chip=with_capacity((two + three) / 2 / 0.95))).baselines[2]
+    assert rule.fits
+    assert rule.prediction[0].plan.layout.tp == 3
+
+
+def test_baselines_stay_within_what_is_given():
+    data, fsdp, rule = search_plans(estimator_of(), Space(maximum={"zero": 1})).baselines
+    assert data.fits
+    assert fsdp.prediction == ()
+    assert fsdp.reason == "excluded by a given flag"
+    assert rule.fits
+    assert all(
+        not b.prediction or b.prediction[0].plan.layout.cp == 2 for b in search_plans(estimator_of(), Space(fixed={"cp": 2})).baselines
+    )
