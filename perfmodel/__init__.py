@@ -30,7 +30,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.layout": ("AttentionKernel", "ParallelLayout", "PipelineSchedule", "Recompute", "ZeroStage"),
     "perfmodel.parallel.plan": ("Plan", "make_plan"),
     "perfmodel.parallel.plan_file": ("read_plan", "write_plan"),
-    "perfmodel.parallel.prediction": ("Prediction",),
+    "perfmodel.parallel.prediction": ("Prediction", "Predictions"),
     "perfmodel.results": ("Comparison", "Measurement"),
     "perfmodel.api": (
         "audit_plan",

@@ -13,29 +13,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Predictions
+from perfmodel.requests import make_requests, predict_requests, setting_of_request
 from perfmodel.setting import (
     Knobs,
     Name,
     Setting,
     choice_of,
     load_plan,
-    make_job,
     make_setting,
-    missing,
     placed,
     plan_in,
     predict_in,
     setting_of_plan,
     told,
 )
+from perfmodel.values import share, text_of, whole
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Optimizer, Precision
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from perfmodel.results import Comparison, Measurement
     from perfmodel.workload.imported_graph import ImportedGraph
 
+#: One value, several as a list, or none.
+_Value = TypeVar("_Value")
+Several: TypeAlias = "_Value | Sequence[_Value] | None"
+
 
 # ---------------------------------------------------------------------------------------------------------------------------------
 # The verbs
@@ -59,12 +63,16 @@ if TYPE_CHECKING:
 def predict(
     plan: Plan | Name | None = None,
     *,
-    model: Name | TransformerConfig | None = None,
-    cluster: Name | Cluster | None = None,
-    chips: int | None = None,
-    global_batch: int | None = None,
-    seq_len: int | None = None,
+    model: Several[Name | TransformerConfig] = None,
+    cluster: Several[Name | Cluster] = None,
+    chips: Several[int | str] = None,
+    nodes: Several[int | str] = None,
+    global_batch: Several[int | str] = None,
+    batch_tokens: Several[int | str] = None,
+    seq_len: Several[int | str] = None,
     pp: int | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
     dp_replicate: int | None = None,
     dp_shard: int | None = None,
     cp: int | None = None,
@@ -75,31 +83,41 @@ def predict(
     schedule: str | None = None,
     recompute: str | None = None,
     sequence_parallel: bool | None = None,
-    order: Sequence[str] | None = None,
+    order: Sequence[str] | str | None = None,
     attention: str | None = None,
-    precision: str = Precision.BF16_MIXED,
-    optimizer: str = Optimizer.ADAMW,
-    profile: Name | ExecutionProfile | None = None,
+    precision: Several[str] = None,
+    optimizer: Several[str] = None,
+    profile: Several[Name | ExecutionProfile] = None,
     calibration: Name | Calibration | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
-) -> Prediction:
-    """Step time and memory of one plan: of a plan (file), or of the one that the knobs describe.
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+) -> Prediction | Any:
+    """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free.
+    Sizes may be texts (`seq_len="8k"`). Job, cluster, chips and profile may be lists: the result is then a `Predictions`, one for each
+    combination.
+
+    nodes          in place of chips: times the chips of a node of the cluster
+    batch_tokens   in place of global_batch: the tokens of a step
+    dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
     """
-    if plan is not None:
-        return predict_plan(plan, cluster=cluster, calibration=calibration, profile=profile, memory_headroom=memory_headroom)
-    job = make_job(
-        model if model is not None else missing("model", "a name from `perfmodel models` or the path of a config.json"),
-        global_batch=global_batch if global_batch is not None else missing("global_batch", "the sequences of a step"),
-        seq_len=seq_len if seq_len is not None else missing("seq_len", "the tokens of a sequence"),
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
         precision=precision,
         optimizer=optimizer,
+        profile=profile,
+        of_plan=plan is not None,
     )
-    place = cluster if cluster is not None else missing("cluster", "a name from `perfmodel clusters` or the path of a cluster file")
-    setting = make_setting(job, place, chips=chips, calibration=calibration, profile=profile)
     knobs = Knobs(
         pp=pp,
+        dp=dp,
+        fsdp=fsdp,
         dp_replicate=dp_replicate,
         dp_shard=dp_shard,
         cp=cp,
@@ -113,7 +131,16 @@ def predict(
         order=order,
         attention=attention,
     )
-    return predict_in(setting, plan_in(setting, knobs), memory_headroom=memory_headroom)
+    answers, failures = predict_requests(
+        requests,
+        knobs,
+        plan=None if plan is None else load_plan(plan),
+        calibration=calibration,
+        memory_headroom=share(memory_headroom, "memory_headroom"),
+    )
+    if len(requests) == 1:
+        return answers[0].prediction
+    return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))
 
 
 def predict_plan(
@@ -122,22 +149,26 @@ def predict_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> Prediction:
     """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile."""
     found = load_plan(plan)
     setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
-    return predict_in(setting, placed(found, setting), memory_headroom=memory_headroom)
+    return predict_in(setting, placed(found, setting), memory_headroom=share(memory_headroom, "memory_headroom"))
 
 
 def find_plans(
     *,
-    model: Name | TransformerConfig,
-    cluster: Name | Cluster,
-    global_batch: int,
-    seq_len: int,
-    chips: int | None = None,
+    model: Several[Name | TransformerConfig] = None,
+    cluster: Several[Name | Cluster] = None,
+    global_batch: Several[int | str] = None,
+    batch_tokens: Several[int | str] = None,
+    seq_len: Several[int | str] = None,
+    chips: Several[int | str] = None,
+    nodes: Several[int | str] = None,
     pp: int | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
     dp_replicate: int | None = None,
     dp_shard: int | None = None,
     cp: int | None = None,
@@ -148,30 +179,44 @@ def find_plans(
     schedule: str | None = None,
     recompute: str | None = None,
     sequence_parallel: bool | None = None,
-    order: Sequence[str] | None = None,
+    order: Sequence[str] | str | None = None,
     attention: str | None = None,
     maximum: Mapping[str, int] | None = None,
     objective: str = "time",
     top: int = 10,
-    precision: str = Precision.BF16_MIXED,
-    optimizer: str = Optimizer.ADAMW,
-    profile: Name | ExecutionProfile | None = None,
+    precision: Several[str] = None,
+    optimizer: Several[str] = None,
+    profile: Several[Name | ExecutionProfile] = None,
     calibration: Name | Calibration | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
-    ties: float = 0.01,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+    ties: float | str = 0.01,
     progress: Callable[[float], bool | None] | None = None,
-) -> SearchResult:
+) -> SearchResult | Any:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+
+    Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
     objective   time, memory or chip-time
     top         how many plans the result holds
     ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
-    job = make_job(model, global_batch=global_batch, seq_len=seq_len, precision=precision, optimizer=optimizer)
-    setting = make_setting(job, cluster, chips=chips, calibration=calibration, profile=profile)
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        profile=profile,
+    )
     knobs = Knobs(
         pp=pp,
+        dp=dp,
+        fsdp=fsdp,
         dp_replicate=dp_replicate,
         dp_shard=dp_shard,
         cp=cp,
@@ -185,9 +230,20 @@ def find_plans(
         order=order,
         attention=attention,
     )
-    return search_in(
-        setting, knobs, maximum or {}, objective=objective, top=top, memory_headroom=memory_headroom, ties=ties, progress=progress
+    found = tuple(
+        search_in(
+            setting_of_request(request, calibration=calibration),
+            knobs,
+            {} if maximum is None else maximum,
+            objective=objective,
+            top=top,
+            memory_headroom=share(memory_headroom, "memory_headroom"),
+            ties=share(ties, "ties"),
+            progress=progress,
+        )
+        for request in requests
     )
+    return found[0] if len(found) == 1 else found
 
 
 def search_in(
@@ -205,6 +261,8 @@ def search_in(
     from perfmodel.planner.search import search_plans
 
     check_headroom(memory_headroom)
+    text_of(objective, "objective", "time, memory or chip-time")
+    top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum)
     result = search_plans(
         setting.estimator,
@@ -234,28 +292,31 @@ def search_in(
 
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tuple[Space, AttentionKernel]:
     """The part of the space that the knobs leave, and the attention kernel."""
-    from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, check_order
+    from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
     from perfmodel.planner.space import SEARCHED_ORDERS, Space
 
-    fixed = knobs.given()
+    if not isinstance(maximum, Mapping):
+        raise bad_field("maximum", repr(maximum), "must name knobs and their largest values", 'write {"tp": 8}')
+    fixed = knobs.searched()
     attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.default_attention), "attention")
     order = fixed.pop("order", None)
     if "recompute" in fixed:
         fixed["recompute"] = str(choice_of(Recompute, fixed["recompute"], "recompute"))
     if "schedule" in fixed:
         fixed["schedule"] = str(choice_of(PipelineSchedule, fixed["schedule"], "schedule"))
-    for name, value in (*fixed.items(), *maximum.items()):
-        if isinstance(value, int) and not isinstance(value, bool) and value < (0 if name == "zero" else 1):
-            raise InputError(f"{name}={value}: must be a whole number of at least {0 if name == 'zero' else 1}; give one")
     if fixed.get("zero", 0) not in (0, 1, 2, 3):
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
-    orders = SEARCHED_ORDERS if order is None else (check_order(tuple(order)),)
+    words = [name for name in maximum if name in ("recompute", "schedule", "sequence_parallel")]
+    if words:
+        raise bad_field("maximum", words[0], "has no largest value", f"fix it: {words[0]}=...")
+    maximum = {name: whole(value, name, least=0 if name == "zero" else 1) for name, value in maximum.items()}
+    orders = SEARCHED_ORDERS if order is None else (order,)
     return Space(fixed=fixed, maximum=dict(maximum), orders=orders), attention
 
 
 def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
     """The rule that leaves no plan at all: the one that the given knobs break by themselves, else what left the layouts out."""
-    if knobs.dp_replicate and not knobs.dp_shard and not knobs.zero:
+    if knobs.dp_replicate and not (knobs.dp_shard or knobs.zero or knobs.dp or knobs.fsdp):
         # what the degrees leave is free in a search; a single plan would have to say where it goes
         given = knobs.dp_replicate * (knobs.pp or 1) * (knobs.cp or 1) * (knobs.tp or 1)
         knobs = replace(knobs, dp_shard=max(setting.cluster.num_chips // given, 1))
@@ -297,12 +358,14 @@ def explain_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> Explanation:
     """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers."""
-    from perfmodel.planner.explain import explain
+    from perfmodel.planner.explain import check_knobs, explain
 
     found = load_plan(plan)
+    why_not = None if why_not is None else check_knobs(why_not)
+    memory_headroom = share(memory_headroom, "memory_headroom")
     setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
     answer = explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
     return replace(answer, prediction=told(answer.prediction, setting))
@@ -313,9 +376,11 @@ def compare_plans(
     *,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> tuple[Prediction, ...]:
     """Predictions of several plans (files), in the order in which they are given."""
+    if not isinstance(plans, (list, tuple)):
+        raise bad_field("plans", repr(plans), "must be a list of plans or of their files", 'write ["a.yaml", "b.yaml"]')
     return tuple(predict_plan(plan, calibration=calibration, profile=profile, memory_headroom=memory_headroom) for plan in plans)
 
 

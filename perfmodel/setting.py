@@ -12,6 +12,7 @@ from perfmodel.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.values import check_name, text_of, whole, yes_or_no
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
@@ -30,7 +31,11 @@ Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """What a person may say of a plan; None leaves it to the default, or to the search."""
+    """What a person may say of a plan; None leaves it to the default, or to the search.
+
+    dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
+    fsdp   dp_shard with ZeRO stage 3
+    """
 
     pp: int | None = None
     dp_replicate: int | None = None
@@ -45,10 +50,61 @@ class Knobs:
     sequence_parallel: bool | None = None
     order: Sequence[str] | None = None
     attention: str | None = None
+    dp: int | None = None
+    fsdp: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            object.__setattr__(self, name, _read_knob(name, value))
 
     def given(self) -> dict[str, Any]:
         """The knobs that are not left out."""
         return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) is not None}
+
+    def searched(self) -> dict[str, Any]:
+        """The knobs as a search fixes them: `fsdp` said in the plan's own words, `dp` as the product that it is."""
+        given = self.given()
+        fsdp = given.pop("fsdp", None)
+        if fsdp is not None:
+            if given.get("dp_shard", fsdp) != fsdp or given.get("zero", 3) != 3:
+                raise InputError(f"fsdp={fsdp}: is dp_shard={fsdp} with zero=3; leave out dp_shard and zero, or say it with them alone")
+            given |= {"dp_shard": fsdp, "zero": 3}
+        shard, replicate = given.get("dp_shard", 1), given.get("dp_replicate", 1)
+        if "dp" in given and given["dp"] % (shard * replicate):
+            raise InputError(f"dp={given['dp']}: is dp_replicate*dp_shard, of which {shard * replicate} is given; use a multiple of it")
+        return given
+
+    def planned(self) -> dict[str, Any]:
+        """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
+        given = self.searched()
+        dp = given.pop("dp", None)
+        if dp is not None:
+            to_shard = "dp_shard" not in given and (given.get("zero") or 0) > 0
+            kept = given.get("dp_replicate" if to_shard else "dp_shard", 1)
+            given |= {"dp_shard": dp // kept, "dp_replicate": kept} if to_shard else {"dp_replicate": dp // kept, "dp_shard": kept}
+        return given
+
+
+def _read_knob(name: str, value: Any) -> Any:
+    if name == "sequence_parallel":
+        return yes_or_no(value, name)
+    if name == "order":
+        return read_order(value)
+    if name in ("schedule", "recompute", "attention"):
+        return text_of(value, name, "its name")
+    return whole(value, name, least=0 if name == "zero" else 1)
+
+
+def read_order(value: Any) -> tuple[str, ...]:
+    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
+    from perfmodel.parallel.layout import DEFAULT_ORDER, check_order
+
+    if isinstance(value, str):
+        plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
+        value = [axis.strip() for axis in plain.split("-")]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(axis, str) for axis in value):
+        raise bad_field("order", repr(value), "must be the names of the axes, innermost first", f"write {'-'.join(DEFAULT_ORDER)}")
+    return check_order(tuple(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,12 +128,26 @@ class Setting:
     def job(self) -> TrainingJob:
         return self.estimator.job
 
+    def described(self) -> dict[str, Any]:
+        """What a search was made for, as plain values."""
+        job = self.job
+        return {
+            "cluster": self.reference,
+            "chips": self.cluster.num_chips,
+            "model": job.model.name,
+            "global_batch": job.global_batch,
+            "seq_len": job.seq_len,
+            "precision": str(job.precision),
+            "optimizer": str(job.optimizer),
+            "profile": self.estimator.profile.name,
+        }
+
 
 def make_setting(
     job: TrainingJob,
     cluster: Name | Cluster,
     *,
-    chips: int | None = None,
+    chips: int | str | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     notes: tuple[str, ...] = (),
@@ -89,8 +159,13 @@ def make_setting(
     profile       None: `megatron` on accelerators, `torch-gloo` on this machine
     """
     from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
+    from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.reader import LOCALHOST
+    from perfmodel.parallel.profile import ExecutionProfile
 
+    for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
+        if value is not None:
+            check_name(value, field, kind, f"see `perfmodel {field}s`")
     reference, found = find_cluster(cluster, chips)
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
         notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
@@ -107,11 +182,13 @@ def make_setting(
     )
 
 
-def find_cluster(cluster: Name | Cluster, chips: int | None) -> tuple[str, Cluster]:
+def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
     """How a plan file refers to the cluster, and the cluster with that many chips."""
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
 
+    check_name(cluster, "cluster", Cluster, "see `perfmodel clusters`")
+    chips = None if chips is None else whole(chips, "chips")
     if isinstance(cluster, Cluster):
         return cluster.name, cluster if chips is None else cluster.with_chips(chips)
     is_file = is_path(cluster) and chip_cluster(str(cluster)) is None
@@ -138,18 +215,19 @@ def is_path(name: Name) -> bool:
 def make_job(
     model: Name | TransformerConfig,
     *,
-    global_batch: int,
-    seq_len: int,
+    global_batch: int | str,
+    seq_len: int | str,
     precision: str = Precision.BF16_MIXED,
     optimizer: str = Optimizer.ADAMW,
 ) -> TrainingJob:
     """A training job; `model` is a shipped model's name, the path of a config.json, or a configuration."""
     from perfmodel.workload.models import load_model
 
+    check_name(model, "model", TransformerConfig, "see `perfmodel models`")
     return TrainingJob(
         model=model if isinstance(model, TransformerConfig) else load_model(model),
-        global_batch=global_batch,
-        seq_len=seq_len,
+        global_batch=whole(global_batch, "global_batch"),
+        seq_len=whole(seq_len, "seq_len"),
         precision=choice_of(Precision, precision, "precision"),
         optimizer=choice_of(Optimizer, optimizer, "optimizer"),
     )
@@ -158,9 +236,7 @@ def make_job(
 def plan_in(setting: Setting, knobs: Knobs) -> Plan:
     """The plan that the knobs describe: what is left out is 1, and the rest of the chips go to dp_replicate (to dp_shard under ZeRO)."""
     profile = setting.estimator.profile
-    given = {"attention": profile.default_attention} | knobs.given()
-    if "order" in given:
-        given["order"] = tuple(given["order"])
+    given = {"attention": profile.default_attention} | knobs.planned()
     return make_plan(
         setting.job,
         cluster=setting.reference,
@@ -215,11 +291,13 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
 def setting_of_plan(
     plan: Plan,
     *,
+    job: TrainingJob | None = None,
+    chips: int | None = None,
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
 ) -> Setting:
-    """Where a plan file says that its plan runs, or on another cluster with as many chips.
+    """Where a plan file says that its plan runs, or on another cluster, with as many chips unless that is said; for its job or another.
 
     The calibration and the assumed framework of the file are those of its own chips: on others they give way to what is known of those.
     """
@@ -229,16 +307,16 @@ def setting_of_plan(
     measured: Name | None = plan.calibration or None
     notes: list[str] = []
     if cluster is not None:
-        chip, own = find_cluster(cluster, plan.num_chips)[1].chip, _chip_of(plan)
+        chip, own = find_cluster(cluster, chips or plan.num_chips)[1].chip, _chip_of(plan)
         if calibration is None and measured and not (own and own.name == chip.name) and not _names_chip(measured, chip.name):
             notes.append(f"calibration={measured} of the plan is not of {chip.name}: the best that is known of {chip.name} is used")
             measured = None
         if profile is None and own and habits == default_profile(own) != default_profile(chip):
             habits = None
     return make_setting(
-        plan.job,
+        plan.job if job is None else job,
         plan.cluster if cluster is None else cluster,
-        chips=plan.num_chips,
+        chips=plan.num_chips if chips is None else chips,
         calibration=measured if calibration is None else calibration,
         profile=habits if profile is None else profile,
         notes=tuple(notes),
@@ -271,6 +349,7 @@ def load_plan(plan: Plan | Name) -> Plan:
     """A plan as it is, or from its file, or a shipped expert plan by its name."""
     from perfmodel.parallel.plan_file import read_plan
 
+    check_name(plan, "plan", Plan, "see strategies/plans for examples")
     return plan if isinstance(plan, Plan) else read_plan(plan)
 
 

@@ -201,6 +201,11 @@ def format_time(time: float) -> str:
     return _with_prefix(time, _TIME_STEPS)
 
 
+def format_step(time: float) -> str:
+    """A step's time, in seconds even where it takes minutes: steps are compared."""
+    return format_time(time) if time < 60 else f"{time:,.{1 if time < 1000 else 0}f} s"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Three digits in binary units, as memory is sold and reported: 74.5 GiB."""
     return _with_prefix(num_bytes, _BINARY_BYTE_STEPS)

@@ -103,3 +103,88 @@ def test_bad_knobs_are_value_errors():
         perfmodel.predict(**JOB, memory_headroom=1.0)
     with pytest.raises(ValueError, match="objective"):
         perfmodel.find_plans(**JOB, objective="luck")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(micro_batch=1.5),
+        dict(sequence_parallel="no", tp=2),
+        dict(tp=[2]),
+        dict(chips=8.5),
+        dict(chips=True),
+        dict(order=8),
+        dict(order=[1, 2]),
+        dict(calibration=3),
+        dict(profile=3),
+        dict(model=3.5),
+        dict(cluster={"name": 1}),
+        dict(seq_len="8x"),
+        dict(global_batch=None, batch_tokens="4q"),
+        dict(recompute=3),
+        dict(schedule=["1f1b"]),
+        dict(attention=1),
+        dict(precision=16),
+        dict(optimizer=1.0),
+        dict(memory_headroom="ten"),
+        dict(memory_headroom=[0.1]),
+        dict(tp="9" * 5000),
+        dict(tp=10**5000),
+        dict(plan=3),
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_wrong_types_are_input_errors(wrong):
+    with pytest.raises(InputError):
+        perfmodel.predict(**{**JOB, **wrong})
+
+
+def test_wrong_types_of_other_verbs_are_input_errors():
+    for call in (
+        lambda: perfmodel.find_plans(**JOB, maximum={"tp": 1.5}),
+        lambda: perfmodel.find_plans(**JOB, maximum=8),
+        lambda: perfmodel.find_plans(**JOB, maximum={"recompute": 1}),
+        lambda: perfmodel.find_plans(**JOB, objective=1),
+        lambda: perfmodel.find_plans(**JOB, top=1.5),
+        lambda: perfmodel.read_plan(3),
+        lambda: perfmodel.explain_plan("fsdp", why_not={"recompute": "x"}),
+        lambda: perfmodel.explain_plan("fsdp", why_not={"tp": 1.5}),
+        lambda: perfmodel.explain_plan("fsdp", why_not=8),
+        lambda: perfmodel.explain_plan(3),
+        lambda: perfmodel.compare_plans(3),
+        lambda: perfmodel.load_cluster("dgx-h100", num_chips="8"),
+        lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster="dgx-h100", num_chips=8, micro_batch=1.5),
+    ):
+        with pytest.raises(InputError):
+            call()
+
+
+def test_values_may_be_texts_as_on_the_command_line():
+    typed = dict(JOB, chips="64", seq_len="8k", tp="2", memory_headroom="10%")
+    assert perfmodel.predict(**typed) == perfmodel.predict(**JOB, tp=2, memory_headroom=0.1)
+
+
+def test_lists_give_one_prediction_for_each_combination():
+    found = perfmodel.predict(**{**JOB, "chips": [64, 100, 128], "profile": ["megatron", "torchtitan"]}, tp=2)
+    assert [(each.plan.num_chips, each.plan.profile) for each in found] == [
+        (64, "megatron"),
+        (64, "torchtitan"),
+        (128, "megatron"),
+        (128, "torchtitan"),
+    ]
+    assert [each.asked["chips"] for each in found.not_predicted] == [100, 100]
+    assert "torchtitan" in str(found)
+    assert found._repr_html_().count("<tr>") == 5
+    searches = perfmodel.find_plans(**{**JOB, "chips": "64,128"}, top=1)
+    assert [each.plans[0].plan.num_chips for each in searches] == [64, 128]
+
+
+def test_knobs_beside_a_plan_override_it():
+    plan = perfmodel.predict(**JOB, fsdp=32, tp=2).plan
+    assert perfmodel.predict(plan, tp=4, dp_shard=16, seq_len="4k") == perfmodel.predict(**dict(JOB, seq_len=4096), fsdp=16, tp=4)
+
+
+def test_a_prediction_prints_as_a_summary():
+    text = str(perfmodel.predict(**JOB, tp=8))
+    assert 5 <= len(text.splitlines()) <= 8
+    assert "TFLOP/s a chip, MFU" in text

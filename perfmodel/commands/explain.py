@@ -62,7 +62,7 @@ def compare(
 ) -> None:
     """Plans side by side: time, parts, memory, and the knobs in which they differ."""
     from perfmodel.api import compare_plans
-    from perfmodel.report.predictions import comparison_tables, prediction_object
+    from perfmodel.report.predictions import comparison_tables, is_one_job, prediction_object
 
     options.check_figure(plot)
     if len(plans) < 2:
@@ -75,10 +75,17 @@ def compare(
 
         plot_predictions(predictions, plot, names=names)
     if json:
-        print_json({"plans": [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)]})
+        print_json(
+            {
+                "same_job": is_one_job(predictions),
+                "plans": [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)],
+            }
+        )
         return
     first, *rest = comparison_tables(names, predictions)
     print_tables([first, *rest])
+    if not is_one_job(predictions):
+        print("\nThese are different jobs: their step times do different work; compare tokens/s a chip.")
     if plot is not None:
         print(f"\nfigure: {plot}")
 

@@ -35,13 +35,45 @@ SeqLen = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Toke
 Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16.")]
 Optimizer = Annotated[str, typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam or adamw.")]
 
+# Those of which several give one table, one line for each combination: `--seq-len 4k,8k`, or the flag again.
+Models = Annotated[
+    list[str], typer.Option("--model", metavar="NAME|PATH", help="A model's name (`perfmodel models`) or a config.json. [*]")
+]
+Clusters = Annotated[list[str], typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file. [*]")]
+ChipCounts = Annotated[list[str], typer.Option("--chips", "--gpus", metavar="N", help="Chips to use. [*]")]
+Nodes = Annotated[list[str], typer.Option("--nodes", metavar="N", help="In place of --chips: nodes of the cluster. [*]")]
+GlobalBatches = Annotated[
+    list[str], typer.Option("--global-batch", "--gbs", metavar="N", help="Sequences in a step, on all chips together. [*]")
+]
+BatchTokens = Annotated[
+    list[str], typer.Option("--batch-tokens", metavar="N", help="In place of --global-batch: tokens in a step, such as 4M (4194304). [*]")
+]
+SeqLens = Annotated[list[str], typer.Option("--seq-len", "--seq", metavar="N", help="Tokens in a sequence, such as 8k (8192). [*]")]
+Precisions = Annotated[
+    list[str], typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16; bf16-mixed if left out. [*]")
+]
+Optimizers = Annotated[list[str], typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam or adamw; adamw if left out. [*]")]
+Profiles = Annotated[
+    list[str],
+    typer.Option(
+        "--profile",
+        metavar="NAME|PATH",
+        help="The framework that is assumed (`perfmodel profiles`); if left out megatron, on localhost torch-gloo. [*]",
+    ),
+]
+
+Dp = Annotated[
+    int | None,
+    typer.Option("--dp", metavar="N", help="The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate."),
+]
+Fsdp = Annotated[int | None, typer.Option("--fsdp", metavar="N", help="--dp-shard N --zero 3.")]
 Tp = Annotated[int | None, typer.Option("--tp", metavar="N", help="Tensor-parallel degree.")]
 Pp = Annotated[int | None, typer.Option("--pp", metavar="N", help="Pipeline-parallel degree.")]
 Cp = Annotated[int | None, typer.Option("--cp", metavar="N", help="Context-parallel degree.")]
 DpReplicate = Annotated[int | None, typer.Option("--dp-replicate", metavar="N", help="Data-parallel replicas.")]
 DpShard = Annotated[int | None, typer.Option("--dp-shard", metavar="N", help="Data-parallel ranks that shard (FSDP; see --zero).")]
 Zero = Annotated[int | None, typer.Option("--zero", metavar="0-3", help="ZeRO stage; 3 is FSDP.")]
-MicroBatch = Annotated[int | None, typer.Option("--micro-batch", metavar="N", help="Sequences of a rank in one pass.")]
+MicroBatch = Annotated[int | None, typer.Option("--micro-batch", "--mbs", metavar="N", help="Sequences of a rank in one pass.")]
 VirtualStages = Annotated[int | None, typer.Option("--virtual-stages", metavar="N", help="Model chunks of a pipeline rank (interleaved).")]
 Schedule = Annotated[str | None, typer.Option("--schedule", metavar="NAME", help="gpipe, 1f1b or interleaved.")]
 Recompute = Annotated[str | None, typer.Option("--recompute", metavar="NAME", help="none, selective or full.")]
@@ -73,6 +105,9 @@ MemoryHeadroom = Annotated[
 Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days and chip-hours.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure (PNG, SVG or PDF).")]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE.csv", help="Also write one line for each prediction; - for standard output alone.")
+]
 Save = Annotated[Path | None, typer.Option("--save", metavar="PLAN.yaml", help="Write the plan (of a search: the best) to a file.")]
 
 
@@ -100,37 +135,45 @@ def parse_chips(text: str) -> list[int]:
     return counts
 
 
-def parse_fraction(text: str, field: str) -> float:
-    from perfmodel.units import parse_quantity
+def flag(field: str) -> str:
+    """How the command line spells a field."""
+    return "--" + field.replace("_", "-")
 
-    share = parse_quantity(text, "fraction", field=field) if text else 0.0
-    if share >= 1.0:
-        raise bad_field(field, text, "must be less than the whole", "write 10% or 0.1")
-    return share
+
+def parse_fraction(text: str, field: str) -> float:
+    from perfmodel.values import share
+
+    return share(text, field) if text else 0.0
 
 
 def parse_tokens(text: str) -> float:
-    from perfmodel.units import parse_quantity
+    from perfmodel.values import token_count
 
-    tokens = parse_quantity(text, "count", field="tokens") if text else 0.0
-    if text and tokens < 1:
-        raise bad_field("tokens", text, "must be at least 1", "write 15T or 300B")
-    return tokens
+    return token_count(text) if text else 0.0
 
 
-def parse_order(text: str | None) -> tuple[str, ...] | None:
-    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is."""
-    if text is None:
-        return None
-    from perfmodel.parallel.layout import check_order
-
-    plain = text.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
-    return check_order(tuple(axis.strip() for axis in plain.split("-")))
+def only_one(values: list[str], field: str) -> str | None:
+    """The value of a flag that takes several where there can be one only."""
+    if len(values) > 1:
+        raise InputError(f"{flag(field)}: is given {len(values)} times and can be one only; give one")
+    return values[0] if values else None
 
 
 def needed(value: int | str | None, flag: str, meaning: str) -> None:
     if not value and value != 0:
         raise InputError(f"{flag}: is missing; give {meaning}")
+
+
+def check_csv(path: Path | None, *, json: bool) -> None:
+    if path is None:
+        return
+    if str(path) == "-":
+        if json:
+            raise InputError("--csv -: both it and --json want standard output; name a file for one of them")
+        return
+    if path.suffix.lower() != ".csv":
+        raise bad_field("csv", path, "must end in .csv, or be -", "write --csv table.csv")
+    check_can_be_written(path, "csv")
 
 
 def check_figure(path: Path | None) -> None:
@@ -146,3 +189,13 @@ def check_plan_path(path: Path | None) -> None:
         raise bad_field("save", path, "must end in .yaml", "write --save plan.yaml")
     if path is not None:
         check_can_be_written(path, "save")
+
+
+def write_csv(text: str, path: Path) -> None:
+    """To the file at once and whole, or to standard output."""
+    if str(path) == "-":
+        print(text, end="")
+        return
+    from perfmodel.resources import write_atomically
+
+    write_atomically(path, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,25 +13,31 @@ from perfmodel.commands.output import print_facts, print_json, print_tables
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
-    from perfmodel.parallel.plan import Plan
-    from perfmodel.parallel.prediction import Prediction
-    from perfmodel.setting import Confidence, Knobs, Setting
-    from perfmodel.workload.job import TrainingJob
+    from perfmodel.overrides import Change
+    from perfmodel.parallel.prediction import NotPredicted, Prediction
+    from perfmodel.setting import Confidence
 
 
 def predict(
     plan: Annotated[
-        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; or describe the plan with flags.")
+        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags beside it override what it says.")
     ] = "",
-    model: options.Model = "",
-    cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
+    model: options.Models = [],  # noqa: B006  # typer wants lists; nobody changes them
+    cluster: options.Clusters = [],  # noqa: B006
     chip: options.Chip = "",
     per_node: options.PerNode = "",
     scale_up: options.ScaleUp = "",
     scale_out: options.ScaleOut = "",
-    chips: options.Chips = "",
-    global_batch: options.GlobalBatch = None,
-    seq_len: options.SeqLen = None,
+    chips: options.ChipCounts = [],  # noqa: B006
+    nodes: options.Nodes = [],  # noqa: B006
+    global_batch: options.GlobalBatches = [],  # noqa: B006
+    batch_tokens: options.BatchTokens = [],  # noqa: B006
+    seq_len: options.SeqLens = [],  # noqa: B006
+    profile: options.Profiles = [],  # noqa: B006
+    precision: options.Precisions = [],  # noqa: B006
+    optimizer: options.Optimizers = [],  # noqa: B006
+    dp: options.Dp = None,
+    fsdp: options.Fsdp = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     cp: options.Cp = None,
@@ -44,9 +51,6 @@ def predict(
     sequence_parallel: options.SequenceParallel = None,
     order: options.Order = None,
     attention: options.Attention = None,
-    precision: options.Precision = "bf16-mixed",
-    optimizer: options.Optimizer = "adamw",
-    profile: options.Profile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     interval: Annotated[
@@ -59,22 +63,27 @@ def predict(
         typer.Option("--network", metavar="MODULE:FACTORY", help="Of a plan of `shard` for a module of your own: that it may be loaded."),
     ] = "",
     json: options.Json = False,
+    csv: options.Csv = None,
     plot: options.Plot = None,
     save: options.Save = None,
 ) -> None:
-    """Step time, its parts, memory and utilisation of one plan.
+    """Step time, its parts, memory and utilisation of one plan, or of every combination of several values, in one table.
 
-    A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard).
-    A plan that does not fit is predicted all the same.
+    A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard). Flags marked [*] take
+    several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
     """
     from perfmodel.commands.network_plan import predict_file
     from perfmodel.parallel.network_plan_file import is_network_plan
-    from perfmodel.setting import Knobs, load_plan, make_job
+    from perfmodel.requests import make_requests, predict_requests
+    from perfmodel.setting import Knobs, confidence_in, load_plan
 
     options.check_figure(plot)
     options.check_plan_path(save)
+    options.check_csv(csv, json=json)
     cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
     knobs = Knobs(
+        dp=dp,
+        fsdp=fsdp,
         pp=pp,
         dp_replicate=dp_replicate,
         dp_shard=dp_shard,
@@ -86,108 +95,78 @@ def predict(
         schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
-        order=options.parse_order(order),
+        order=order,  # type: ignore[arg-type]  # read as text
         attention=attention,
     )
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")
     num_tokens = options.parse_tokens(tokens)
-    counts = options.parse_chips(chips)
-    request = _Request(knobs, calibration=calibration, profile=profile, headroom=headroom)
     if plan and is_network_plan(plan):
-        others = {"precision": precision != "bf16-mixed", "optimizer": optimizer != "adamw", "interval": interval}
-        flags = {"tokens": tokens, "plot": plot, "save": save, **{name: is_given or None for name, is_given in others.items()}}
-        _refuse_beside_a_plan(plan, model=model, chips=chips, global_batch=global_batch, seq_len=seq_len, **knobs.given(), **flags)
-        predict_file(plan, cluster, network=network, headroom=headroom, json=json, profile=profile, calibration=calibration)
+        refused: dict[str, Any] = {
+            "model": model,
+            "chips": chips,
+            "nodes": nodes,
+            "global_batch": global_batch,
+            "batch_tokens": batch_tokens,
+        }
+        refused |= {"seq_len": seq_len, "precision": precision, "optimizer": optimizer, "tokens": tokens, "plot": plot, "save": save}
+        _refuse_beside_a_network_plan(plan, **refused, csv=csv, interval=interval or None, **knobs.given())
+        habits = options.only_one(profile, "profile")
+        predict_file(plan, cluster, network=network, headroom=headroom, json=json, profile=habits, calibration=calibration)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
-    if plan:
-        _refuse_beside_a_plan(plan, model=model, chips=chips, global_batch=global_batch, seq_len=seq_len, **knobs.given())
-        predictions, failures = request.of_plan(load_plan(plan), cluster)
-    else:
-        options.needed(model, "--model", "a name from `perfmodel models`, a config.json, or a plan file")
-        options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file, or --chip with a chip")
-        options.needed(global_batch, "--global-batch", "the sequences of a step")
-        options.needed(seq_len, "--seq-len", "the tokens of a sequence")
-        job = make_job(model, global_batch=global_batch or 0, seq_len=seq_len or 0, precision=precision, optimizer=optimizer)
-        predictions, failures = request.of_job(job, cluster, counts)
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        profile=profile,
+        of_plan=bool(plan),
+        spelled=options.flag,
+    )
+    if save is not None and len(requests) > 1:
+        raise InputError("--save: can write one plan only; give one value of everything")
+    file = load_plan(plan) if plan else None
+    answers, failures = predict_requests(requests, knobs, plan=file, calibration=calibration, memory_headroom=headroom)
+    predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, save, plot)
-    if len(predictions) + len(failures) > 1:
-        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=request.confidences if interval else [])
+    if csv is not None:
+        _write_csv(predictions, failures, csv, tokens=num_tokens)
+    confidences = [confidence_in(each.setting, each.prediction.plan) for each in answers] if interval else []
+    if str(csv) == "-":
+        return
+    if len(requests) > 1:
+        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences)
     else:
-        _show_one(predictions[0], json=json, tokens=num_tokens, confidences=request.confidences if interval else [])
-    if plot is not None and not json:
-        print(f"\nfigure: {plot}")
-    if save is not None and not json:
-        print(f"\nplan: {save}")
+        _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences)
+    for what, path in (("figure", plot), ("table", csv), ("plan", save)):
+        if path is not None and not json:
+            print(f"\n{what}: {path}")
 
 
-class _Request:
-    """What is asked of every cluster and number of chips alike."""
-
-    def __init__(self, knobs: Knobs, *, calibration: str | None, profile: str | None, headroom: float) -> None:
-        self._knobs, self._calibration, self._profile, self._headroom = knobs, calibration, profile, headroom
-        self._settings: list[tuple[Setting, Plan]] = []
-
-    @property
-    def confidences(self) -> list[Confidence]:
-        """How sure each prediction is, in their order."""
-        from perfmodel.setting import confidence_in
-
-        return [confidence_in(setting, plan) for setting, plan in self._settings]
-
-    def _predicted(self, setting: Setting, plan: Plan) -> Prediction:
-        from perfmodel.setting import predict_in
-
-        prediction = predict_in(setting, plan, memory_headroom=self._headroom)
-        self._settings.append((setting, plan))
-        return prediction
-
-    def of_job(self, job: TrainingJob, clusters: list[str], counts: list[int]) -> tuple[list[Prediction], list[dict[str, Any]]]:
-        """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised."""
-        from perfmodel.hardware.reader import load_cluster
-        from perfmodel.setting import make_setting, plan_in
-
-        predictions, failures = [], []
-        every: list[int | None] = [*counts] or [None]
-        places = [(cluster, count) for cluster in clusters for count in every]
-        if len(places) > 1:
-            for cluster in clusters:
-                load_cluster(cluster)  # an unknown name is no line of the table
-        for cluster, count in places:
-            try:
-                setting = make_setting(job, cluster, chips=count, calibration=self._calibration, profile=self._profile)
-                predictions.append(self._predicted(setting, plan_in(setting, self._knobs)))
-            except InputError as error:
-                if len(places) == 1:
-                    raise
-                failures.append({"cluster": cluster, "chips": count or 0, "reason": str(error)})
-        if not predictions:
-            raise InputError(failures[0]["reason"])
-        return predictions, failures
-
-    def of_plan(self, plan: Any, clusters: list[str]) -> tuple[list[Prediction], list[dict[str, Any]]]:
-        from perfmodel.setting import placed, setting_of_plan
-
-        every: list[str | None] = [*clusters] or [None]
-        predictions = []
-        for cluster in every:
-            setting = setting_of_plan(plan, cluster=cluster, calibration=self._calibration, profile=self._profile)
-            predictions.append(self._predicted(setting, placed(plan, setting)))
-        return predictions, []
-
-
-def _refuse_beside_a_plan(plan: str, **flags: Any) -> None:
+def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
     for name, value in flags.items():
-        if value not in (None, ""):
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag}: cannot be given beside the plan {plan}, which decides it; edit the file, or leave the file out")
+        if value not in (None, "", []):
+            raise InputError(
+                f"{options.flag(name)}: cannot be given beside the plan {plan} of `perfmodel shard`, which decides it; leave it out"
+            )
+
+
+def _write_csv(predictions: list[Prediction], failures: list[NotPredicted], path: Path, *, tokens: float) -> None:
+    from perfmodel.report.rows import csv_text, not_predicted_row, prediction_row
+
+    options.write_csv(
+        csv_text([*(prediction_row(each, tokens=tokens) for each in predictions), *(not_predicted_row(each) for each in failures)]), path
+    )
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
     if save is not None:
-        if len(predictions) > 1:
-            raise InputError("--save: can write one plan only; give one cluster and one number of chips")
         from perfmodel.parallel.plan_file import write_plan
 
         write_plan(predictions[0].plan, save)
@@ -197,7 +176,7 @@ def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path 
         plot_predictions(predictions, plot)
 
 
-def _show_one(prediction: Prediction, *, json: bool, tokens: float, confidences: list[Confidence]) -> None:
+def _show_one(prediction: Prediction, changes: Sequence[Change], *, json: bool, tokens: float, confidences: list[Confidence]) -> None:
     from perfmodel.report.predictions import (
         confidence_lines,
         confidence_object,
@@ -211,26 +190,46 @@ def _show_one(prediction: Prediction, *, json: bool, tokens: float, confidences:
 
     if json:
         more = [confidence_object(prediction, interval, named) for interval, named in confidences]
-        print_json(prediction_object(prediction, tokens=tokens) | (more[0] if more else {}))
+        content = prediction_object(prediction, tokens=tokens) | (more[0] if more else {})
+        if changes:
+            content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in changes}
+        print_json(content)
         return
     lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
-    print_facts(job_line(prediction.plan), headline(prediction, tokens=tokens) + lines)
+    told = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(changes))]
+    print_facts(job_line(prediction.plan), told + headline(prediction, tokens=tokens) + lines)
     print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences)])
 
 
+def _changes_lines(changes: Sequence[Change]) -> list[str]:
+    """What the flags changed in the plan's file, and what had to follow."""
+
+    def named(follows: bool) -> str:
+        return ", ".join(f"{each.knob} {_text(each.after)} (the file: {_text(each.before)})" for each in changes if each.follows is follows)
+
+    return [line for line in (named(False), f"so that also {named(True)}" if named(True) else "") if line]
+
+
+def _text(value: object) -> str:
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _show_several(
-    predictions: list[Prediction], failures: list[dict[str, Any]], *, json: bool, tokens: float, confidences: list[Confidence]
+    predictions: list[Prediction], failures: list[NotPredicted], *, json: bool, tokens: float, confidences: list[Confidence]
 ) -> None:
-    from perfmodel.report.predictions import confidence_object, prediction_object, settings_table, workload_line
+    from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
 
     if json:
         objects = [prediction_object(each, tokens=tokens) for each in predictions]
         for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
             content |= confidence_object(prediction, interval, named)
-        print_json({"predictions": objects, "not_predicted": failures})
+        print_json({"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]})
         return
-    print(workload_line(predictions[0].plan))
+    print(settings_title(predictions))
     print_tables([settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences])])
-    print(f"\nMFU is PaLM's (attention on the full square), of the dense {predictions[0].peak_dtype} peak of each chip.")
+    print()
+    for line in convention_lines(predictions):
+        print(line)
     for failure in failures:
-        print(f"not predicted: {failure['cluster']}, {failure['chips']} chips: {failure['reason']}")
+        asked = ", ".join(f"{name} {value}" for name, value in failure.asked.items())
+        print(f"not predicted: {asked}: {failure.reason}")

@@ -25,17 +25,24 @@ def _maximum(flag: str) -> Any:
 
 
 def search(
-    model: options.Model = "",
-    cluster: options.ClusterNames = [],  # noqa: B006  # typer wants a list; nobody changes it
+    model: options.Models = [],  # noqa: B006  # typer wants lists; nobody changes them
+    cluster: options.Clusters = [],  # noqa: B006
     chip: options.Chip = "",
     per_node: options.PerNode = "",
     scale_up: options.ScaleUp = "",
     scale_out: options.ScaleOut = "",
-    chips: options.Chips = "",
-    global_batch: options.GlobalBatch = None,
-    seq_len: options.SeqLen = None,
+    chips: options.ChipCounts = [],  # noqa: B006
+    nodes: options.Nodes = [],  # noqa: B006
+    global_batch: options.GlobalBatches = [],  # noqa: B006
+    batch_tokens: options.BatchTokens = [],  # noqa: B006
+    seq_len: options.SeqLens = [],  # noqa: B006
+    profile: options.Profiles = [],  # noqa: B006
+    precision: options.Precisions = [],  # noqa: B006
+    optimizer: options.Optimizers = [],  # noqa: B006
     objective: Annotated[str, typer.Option("--objective", metavar="NAME", help="time, memory or chip-time.")] = "time",
     top: Annotated[int, typer.Option("--top", metavar="N", help="How many plans to show.")] = 10,
+    dp: options.Dp = None,
+    fsdp: options.Fsdp = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
     cp: options.Cp = None,
@@ -57,9 +64,6 @@ def search(
     max_micro_batch: _maximum("micro-batch") = None,  # type: ignore[valid-type]
     max_virtual_stages: _maximum("virtual-stages") = None,  # type: ignore[valid-type]
     attention: options.Attention = None,
-    precision: options.Precision = "bf16-mixed",
-    optimizer: options.Optimizer = "adamw",
-    profile: options.Profile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     ties: Annotated[
@@ -67,23 +71,25 @@ def search(
     ] = "1%",
     tokens: options.Tokens = "",
     json: options.Json = False,
+    csv: options.Csv = None,
     plot: options.Plot = None,
     save: options.Save = None,
 ) -> int:
     """The best plans of a job on a cluster: every plan that divides is evaluated (docs/space.md).
 
-    A knob that is given is fixed; --max-tp and the like bound the others. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
+    A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
+    and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
     """
-    from perfmodel.setting import Knobs, make_job, make_setting
+    from perfmodel.requests import make_requests, setting_of_request
+    from perfmodel.setting import Knobs
 
     options.check_figure(plot)
     options.check_plan_path(save)
+    options.check_csv(csv, json=json)
     cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
-    options.needed(model, "--model", "a name from `perfmodel models` or a config.json")
-    options.needed(len(cluster) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file, or --chip with a chip")
-    options.needed(global_batch, "--global-batch", "the sequences of a step")
-    options.needed(seq_len, "--seq-len", "the tokens of a sequence")
     knobs = Knobs(
+        dp=dp,
+        fsdp=fsdp,
         pp=pp,
         dp_replicate=dp_replicate,
         dp_shard=dp_shard,
@@ -95,7 +101,7 @@ def search(
         schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
-        order=options.parse_order(order),
+        order=order,  # type: ignore[arg-type]  # read as text
         attention=attention,
     )
     bounds = {
@@ -112,19 +118,35 @@ def search(
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")
     near = options.parse_fraction(ties, "ties")
     num_tokens = options.parse_tokens(tokens)
-    counts: list[int | None] = [*options.parse_chips(chips)] or [None]
-    job = make_job(model, global_batch=global_batch or 0, seq_len=seq_len or 0, precision=precision, optimizer=optimizer)
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        profile=profile,
+        spelled=options.flag,
+    )
+    if save is not None and len(requests) > 1:
+        raise InputError("--save: can write one plan only; give one value of everything")
     found: list[tuple[Setting, SearchResult]] = []
-    for place, count in [(place, count) for place in cluster for count in counts]:
-        setting = make_setting(job, place, chips=count, calibration=calibration, profile=profile)
+    for request in requests:
+        setting = setting_of_request(request, calibration=calibration)
         result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near)
         found.append((setting, result))
         if was_interrupted:
             break
     _write(found, save, plot)
-    _show(found, json=json, tokens=num_tokens)
-    for what, path in (("figure", plot), ("best plan", save)):
-        if path is not None and not json and path.exists():
+    if csv is not None:
+        _write_csv(found, csv, tokens=num_tokens)
+    if str(csv) != "-":
+        _show(found, json=json, tokens=num_tokens)
+    for what, path in (("figure", plot), ("table", csv), ("best plan", save)):
+        if path is not None and not json and str(csv) != "-" and path.exists():
             print(f"\n{what}: {path}")
     if was_interrupted:
         return EXIT_INTERRUPTED
@@ -154,40 +176,64 @@ def _search_once(
 
 def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> None:
     with_plans = [result for _, result in found if result.plans]
-    if save is not None:
-        if len(found) > 1:
-            raise InputError("--save: can write one plan only; give one cluster and one number of chips")
-        if with_plans:
-            from perfmodel.parallel.plan_file import write_plan
+    if save is not None and with_plans:
+        from perfmodel.parallel.plan_file import write_plan
 
-            write_plan(with_plans[0].plans[0].plan, save)
+        write_plan(with_plans[0].plans[0].plan, save)
     if plot is not None and with_plans:
         from perfmodel.report.figures import plot_search
 
         plot_search(with_plans[0], plot)
 
 
+def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens: float) -> None:
+    from perfmodel.report.rows import csv_text, prediction_row
+
+    rows = []
+    for _, result in found:
+        named = [(str(place), each) for place, each in enumerate(result.plans, 1)]
+        named += [(baseline.name, each) for baseline in result.baselines for each in baseline.prediction]
+        rows += [{"place": place, **prediction_row(each, tokens=tokens)} for place, each in named]
+    options.write_csv(csv_text(rows), path)
+
+
 def _show(found: list[tuple[Setting, SearchResult]], *, json: bool, tokens: float) -> None:
-    from perfmodel.report.predictions import workload_line
     from perfmodel.report.searches import search_object
 
     if json:
         objects = [search_object(result, tokens=tokens) for _, result in found]
         for place, (setting, _) in zip(objects, found, strict=True):
-            place["cluster"], place["chips"] = setting.reference, setting.cluster.num_chips
+            place |= setting.described()
         print_json(objects[0] if len(objects) == 1 else {"searches": objects})
     elif len(found) > 1:
-        from perfmodel.report.predictions import settings_table
+        from perfmodel.report.predictions import convention_lines, settings_table, settings_title
         from perfmodel.report.searches import search_line
 
         best = [result.plans[0] for _, result in found if result.plans]
         if best:
-            print(f"{workload_line(best[0].plan)}: the best plan of each")
+            print(f"{settings_title(best)}: the best plan of each")
             print_tables([settings_table(best, tokens=tokens)])
+            print("\n".join(["", *convention_lines(best)]))
+        shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
         for setting, result in found:
-            print(f"{setting.reference}, {setting.cluster.num_chips:,} chips: {search_line(result)}")
+            print(f"{', '.join(text for name, text in setting_words(setting).items() if name not in shared)}: {search_line(result)}")
     else:
         _show_one(*found[0], tokens=tokens)
+
+
+def setting_words(setting: Setting) -> dict[str, str]:
+    """What tells one search of a table from another."""
+    job = setting.job
+    return {
+        "cluster": setting.reference,
+        "chips": f"{setting.cluster.num_chips:,} chips",
+        "model": job.model.name,
+        "global_batch": f"{job.global_batch:,} sequences",
+        "seq_len": f"{job.seq_len:,} tokens",
+        "precision": str(job.precision),
+        "optimizer": str(job.optimizer),
+        "profile": setting.estimator.profile.name,
+    }
 
 
 def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:

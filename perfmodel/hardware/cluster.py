@@ -38,6 +38,8 @@ class Cluster:
     def __post_init__(self) -> None:
         check_tiers(self.tiers, chips_per_node=self.chips_per_node)
         n, node, largest = self.num_chips, self.chips_per_node, self.max_chips
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise bad_field("num_chips", repr(n), "must be a whole number of at least 1", "write 64")
         if n < 1:
             raise bad_field("num_chips", n, "must be at least 1")
         if n > largest:

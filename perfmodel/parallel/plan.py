@@ -19,6 +19,7 @@ from perfmodel.parallel.layout import (
     check_order,
     even_stage_layers,
 )
+from perfmodel.values import whole, yes_or_no
 from perfmodel.workload.job import TrainingJob
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
@@ -223,15 +224,15 @@ def make_plan(
     What is left out is 1; chips that no degree names go to dp_replicate, or to dp_shard when a ZeRO stage is asked for.
     dp_shard without a ZeRO stage means stage 3 (FSDP). Sequence parallelism is on where tp > 1 unless it is said.
     """
+    pp, cp, tp = whole(pp, "pp"), whole(cp, "cp"), whole(tp, "tp")
+    dp_replicate = None if dp_replicate is None else whole(dp_replicate, "dp_replicate")
+    dp_shard = None if dp_shard is None else whole(dp_shard, "dp_shard")
+    micro_batch, virtual_stages = whole(micro_batch, "micro_batch"), whole(virtual_stages, "virtual_stages")
+    num_chips = whole(num_chips, "chips")
+    zero = None if zero is None else whole(zero, "zero", least=0)
+    if sequence_parallel is not None:
+        sequence_parallel = yes_or_no(sequence_parallel, "sequence_parallel")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
-    for name, value in degrees.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name}={value}: must be a whole number of at least 1; use 1 to leave the axis out")
-    for name, value in {"micro_batch": micro_batch, "virtual_stages": virtual_stages}.items():
-        if value < 1:
-            raise InputError(f"{name}={value}: must be at least 1; use 1")
-    if num_chips < 1:
-        raise InputError(f"chips={num_chips}: must be at least 1; say how many chips the job runs on")
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
     if num_chips % given:
         named = "*".join(name for name, value in degrees.items() if (value or 1) > 1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from typing import Any, overload
 
 from perfmodel.memory_room import Verdict
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
+from perfmodel.units import format_bytes, format_step
 
 SCHEMA_VERSION = 1
 
@@ -29,6 +33,14 @@ class TrafficClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotPredicted:
+    """A combination of what was asked for that cannot be, and why."""
+
+    asked: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Prediction:
     """A plan's step, predicted.
 
@@ -76,3 +88,99 @@ class Prediction:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens_per_second_per_chip * self.plan.num_chips
+
+    @property
+    def tflops_per_chip(self) -> float:
+        """Model TFLOP/s of one chip, in the convention of mfu_palm; what papers state."""
+        return self.mfu_palm * self.peak_flop_rate / 1e12
+
+    def __str__(self) -> str:
+        facts = summary(self)
+        width = max(len(name) for name, _ in facts)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table([], summary(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Predictions(Sequence[Prediction]):
+    """One prediction for each combination of what was asked for, in order; `not_predicted` are those that cannot be."""
+
+    predictions: tuple[Prediction, ...]
+    not_predicted: tuple[NotPredicted, ...] = ()
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Prediction, ...]: ...
+    def __getitem__(self, index: int | slice) -> Prediction | tuple[Prediction, ...]:
+        return self.predictions[index]
+
+    def __len__(self) -> int:
+        return len(self.predictions)
+
+    def __str__(self) -> str:
+        rows = [_HEADERS, *(_cells(each) for each in self.predictions)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"not predicted: {each.asked}: {each.reason}" for each in self.not_predicted)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(_HEADERS, [_cells(each) for each in self.predictions])
+
+
+def summary(prediction: Prediction) -> list[tuple[str, str]]:
+    """The few lines that answer most questions."""
+    plan, job = prediction.plan, prediction.plan.job
+    zero = f"; ZeRO {int(plan.zero)}" if int(plan.zero) else ""
+    knobs = f"{_degrees(plan)}{zero}; micro-batch {plan.micro_batch}; recompute {plan.recompute}"
+    return [
+        ("job", f"{job.model.name}, {job.global_batch:,} sequences of {job.seq_len:,} tokens, {job.precision}, {job.optimizer}"),
+        ("plan", f"{plan.num_chips:,} chips of {plan.cluster}: {knobs}"),
+        ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} tokens/s a chip"),
+        ("utilisation", f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
+        ("memory", _room(prediction)),
+        ("rests on", f"{prediction.rests_on['forward']}; {plan.profile} as the framework"),
+        *(("note", warning) for warning in prediction.warnings),
+    ]
+
+
+def _degrees(plan: Plan) -> str:
+    layout = plan.layout
+    return ", ".join(f"{axis} {layout.degree(axis)}" for axis in reversed(DEFAULT_ORDER) if layout.degree(axis) > 1) or "one chip"
+
+
+_HEADERS = ("model", "cluster", "chips", "batch", "seq_len", "framework", "step time", "TFLOP/s/chip", "MFU", "memory", "plan")
+
+
+def _cells(prediction: Prediction) -> tuple[str, ...]:
+    plan = prediction.plan
+    return (
+        plan.job.model.name,
+        plan.cluster,
+        f"{plan.num_chips}",
+        f"{plan.job.global_batch}",
+        f"{plan.job.seq_len}",
+        plan.profile,
+        format_step(prediction.step_time),
+        f"{prediction.tflops_per_chip:,.0f}",
+        f"{prediction.mfu_palm:.1%}",
+        _room(prediction),
+        _degrees(plan),
+    )
+
+
+def _room(prediction: Prediction) -> str:
+    return f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable: {prediction.verdict}"
+
+
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for notebooks."""
+    head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in headers)}</tr>" if headers else ""
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table>{head}{body}</table>"

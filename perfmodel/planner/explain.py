@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.errors import InputError, suggest, whole_number
+from perfmodel.errors import InputError, bad_field, suggest, whole_number
 from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
@@ -14,6 +14,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.space import KNOBS, SEARCHED_ORDERS, Space
 from perfmodel.planner.sweep import sweep
+from perfmodel.values import whole, yes_or_no
 
 _WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
 _WORDS: Mapping[str, tuple[str, ...]] = {"recompute": tuple(Recompute), "schedule": tuple(PipelineSchedule)}
@@ -73,6 +74,25 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
                 raise InputError(f"why-not={item.strip()}: not known{suggest(value, _WORDS[name])}")
             knobs[name] = value
     return knobs
+
+
+def check_knobs(knobs: object) -> dict[str, int | str | bool]:
+    """Knobs of the space as a program gives them."""
+    if not isinstance(knobs, Mapping):
+        raise bad_field("why_not", repr(knobs), "must name knobs and their values", 'write {"tp": 16}')
+    found: dict[str, int | str | bool] = {}
+    for name, value in knobs.items():
+        if name not in KNOBS:
+            raise InputError(f"why_not: {name!r} is not a knob{suggest(name, KNOBS)}")
+        if name in _WHOLE:
+            found[name] = whole(value, name, least=0 if name == "zero" else 1)
+        elif name == "sequence_parallel":
+            found[name] = yes_or_no(value, name)
+        elif value in _WORDS[name]:
+            found[name] = str(value)
+        else:
+            raise bad_field(name, value, f"not known{suggest(value, _WORDS[name])}")
+    return found
 
 
 def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:

@@ -30,7 +30,7 @@ def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str
 def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, space: Space) -> str:
     model = job.model
     heads, kv = model.num_attention_heads, model.num_key_value_heads
-    if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("cp", cp))):
+    if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("cp", cp), ("dp", data))):
         return "excluded by a given flag"
     if heads % tp:
         return f"tp does not divide num_attention_heads={heads}"

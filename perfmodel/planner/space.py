@@ -43,7 +43,7 @@ KNOBS = (
 class Space:
     """Which part of the space is searched.
 
-    fixed          knob -> the only value it may take
+    fixed          knob -> the only value it may take; `dp` is the product of both data-parallel degrees
     maximum        knob -> the largest value it may take (whole-number knobs)
     orders         orders of the axes on the network
     stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
@@ -56,7 +56,7 @@ class Space:
 
     def __post_init__(self) -> None:
         for knob in (*self.fixed, *self.maximum):
-            if knob not in KNOBS:
+            if knob not in (*KNOBS, "dp"):
                 raise InputError(f"knob={knob}: not in the space{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
 
     def admits(self, knob: str, value: int | str | bool) -> bool:
@@ -186,7 +186,7 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
             continue
         inner = num_chips // pp
         for data in divisors(inner):
-            if job.global_batch % data or not micro_batches(job, data, space):
+            if job.global_batch % data or not space.admits("dp", data) or not micro_batches(job, data, space):
                 continue
             rows: list[tuple[int, int, int, int, int]] = []
             rest = inner // data

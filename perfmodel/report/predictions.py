@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.memory_room import Verdict
@@ -12,15 +12,17 @@ from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.report.sensitivity import STEP, Sensitivity
-from perfmodel.report.table import Table, bar, percent, words
-from perfmodel.units import format_bytes, format_count, format_flop_rate, format_time
+from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.units import format_bytes, format_count, format_flop_rate, format_step
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
+#: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
+FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
 
 
 def step_text(time: float) -> str:
     """A step's time, in seconds even where it takes minutes: steps are compared."""
-    return format_time(time) if time < 60 else f"{time:,.{1 if time < 1000 else 0}f} s"
+    return format_step(time)
 
 
 def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
@@ -37,6 +39,8 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "parts": dict(prediction.parts),
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
         "tokens_per_second": prediction.tokens_per_second,
+        "tflops_per_chip": prediction.tflops_per_chip,
+        "flop_convention": FLOP_CONVENTION,
         "mfu_palm": prediction.mfu_palm,
         "mfu_causal": prediction.mfu_causal,
         "hfu": prediction.hfu,
@@ -163,10 +167,12 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
         ),
         (
             "utilisation",
-            f"MFU {percent(prediction.mfu_palm)} (PaLM: attention on the full square), {percent(prediction.mfu_causal)} (causal attention "
-            f"counted once); HFU {percent(prediction.hfu)} (with what is computed again)",
+            f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {percent(prediction.mfu_palm)} (model FLOPs as PaLM counts them: "
+            "attention on the full square)",
         ),
-        ("", f"of {format_flop_rate(prediction.peak_flop_rate)} a chip, dense {prediction.peak_dtype}"),
+        ("", f"MFU {percent(prediction.mfu_causal)} (model FLOPs, attention below the diagonal only)"),
+        ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, attention below the diagonal only, with what is computed again)"),
+        ("", f"each of {format_flop_rate(prediction.peak_flop_rate)} a chip, dense {prediction.peak_dtype}"),
         ("memory", memory_line(prediction)),
     ]
     if tokens:
@@ -189,11 +195,12 @@ def rests_on_lines(prediction: Prediction) -> list[str]:
 def parts_table(prediction: Prediction) -> Table:
     step = prediction.step_time
     shown = sorted(((name, time) for name, time in prediction.parts.items() if time), key=lambda item: -item[1])
-    rows = [(words(name), format_time(time), percent(time / step), bar(time / step)) for name, time in shown]
+    text = times_like(step)
+    rows = [(words(name), text(time), percent(time / step), bar(time / step)) for name, time in shown]
     return Table(
         title="Where the step goes (exposed time on the slowest rank)",
         headers=("part", "time", "share", ""),
-        rows=(*rows, ("step", format_time(step), "100 %", "")),
+        rows=(*rows, ("step", text(step), "100 %", "")),
         right=("time", "share"),
     )
 
@@ -202,24 +209,27 @@ def memory_table(prediction: Prediction) -> Table:
     capacity = prediction.memory_usable
     classes = sorted(((name, size) for name, size in prediction.memory.items() if size and name != "total"), key=lambda item: -item[1])
     total = prediction.memory["total"]
-    rows = [(words(name), format_bytes(size), percent(size / capacity), bar(size / capacity)) for name, size in classes]
-    over = "" if total <= capacity else f" over by {format_bytes(total - capacity)}"
+    text = bytes_like(capacity)
+    rows = [(words(name), text(size), percent(size / capacity), bar(size / capacity)) for name, size in classes]
+    over = "" if total <= capacity else f" over by {text(total - capacity)}"
     return Table(
         title=f"Memory of the fullest chip, of {format_bytes(capacity)} usable, at its peak ({prediction.memory_moment})",
         headers=("class", "size", "share", ""),
-        rows=(*rows, ("total", format_bytes(total), percent(total / capacity), bar(total / capacity) + over)),
+        rows=(*rows, ("total", text(total), percent(total / capacity), bar(total / capacity) + over)),
         right=("size", "share"),
     )
 
 
 def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, intervals: Sequence[StepInterval] = ()) -> Table:
-    """One line for each cluster and number of chips. intervals: none, or one for each prediction."""
+    """One line for each combination; of model, batch and the like only what differs. intervals: none, or one for each prediction."""
+    varying = _varying(predictions)
+    step, room = times_like(min(each.step_time for each in predictions)), bytes_like(predictions[0].memory_usable)
     days = ("days", "chip-hours") if tokens else ()
     held = (f"{COVERAGE:.0%} interval",) if intervals else ()
     rows = []
     for place, each in enumerate(predictions):
         bounds = tuple(
-            f"{step_text(each.step_time * found.low)} to {step_text(each.step_time * found.high)}" for found in intervals[place : place + 1]
+            f"{step(each.step_time * found.low)} to {step(each.step_time * found.high)}" for found in intervals[place : place + 1]
         )
         cost: tuple[str, ...] = ()
         if tokens:
@@ -229,11 +239,13 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, in
             (
                 each.plan.cluster,
                 f"{each.plan.num_chips:,}",
-                step_text(each.step_time),
+                *(_JOB_COLUMNS[name](each) for name in varying),
+                step(each.step_time),
                 *bounds,
                 f"{each.tokens_per_second_per_chip:,.0f}",
+                f"{each.tflops_per_chip:,.0f}",
                 percent(each.mfu_palm),
-                format_bytes(each.memory["total"]),
+                room(each.memory["total"]),
                 fits_cell(each.verdict),
                 *cost,
                 degrees_line(each.plan),
@@ -242,10 +254,46 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, in
         )
     return Table(
         title="",
-        headers=("cluster", "chips", "step time", *held, "tokens/s/chip", "MFU", "memory", "fits", *days, "plan", "rests on"),
+        headers=("cluster", "chips", *varying, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", "fits", *days, "plan",
+                 "rests on"),
         rows=tuple(rows),
-        right=("chips", "step time", *held, "tokens/s/chip", "MFU", "memory", *days),
-    )
+        right=("chips", "batch", "seq", "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", *days),
+    )  # fmt: skip
+
+
+_JOB_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
+    "model": lambda each: each.plan.job.model.name,
+    "batch": lambda each: f"{each.plan.job.global_batch:,}",
+    "seq": lambda each: f"{each.plan.job.seq_len:,}",
+    "precision": lambda each: str(each.plan.job.precision),
+    "optimizer": lambda each: str(each.plan.job.optimizer),
+    "framework": lambda each: each.plan.profile,
+}
+
+
+def _varying(predictions: Sequence[Prediction]) -> list[str]:
+    return [name for name, value in _JOB_COLUMNS.items() if len({value(each) for each in predictions}) > 1]
+
+
+def settings_title(predictions: Sequence[Prediction]) -> str:
+    """What all lines of a table share, and the framework that is assumed."""
+    job, varying = predictions[0].plan.job, _varying(predictions)
+    shared = {
+        "model": f"{job.model.name} ({format_count(job.model.num_parameters)} parameters)",
+        "batch": f"{job.global_batch:,} sequences a step",
+        "seq": f"{job.seq_len:,} tokens a sequence",
+        "precision": str(job.precision),
+        "optimizer": str(job.optimizer),
+        "framework": f"{predictions[0].plan.profile} as the framework",
+    }
+    return ", ".join(text for name, text in shared.items() if name not in varying)
+
+
+def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
+    """How a table counts FLOPs, and what a person should know beside it."""
+    dtypes = " or ".join(dict.fromkeys(each.peak_dtype for each in predictions))
+    counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square), MFU of the dense {dtypes} peak of each chip."
+    return [counted, *(f"note: {text}" for text in dict.fromkeys(text for each in predictions for text in each.warnings))]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
@@ -277,27 +325,31 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
 
 def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -> list[Table]:
     """Plans side by side: results, where the time goes, the memory, and the knobs in which they differ."""
-    best = min(each.step_time for each in predictions)
+    best, most = min(each.step_time for each in predictions), max(each.tokens_per_second_per_chip for each in predictions)
+    step, room = times_like(best), bytes_like(predictions[0].memory_usable)
+    same_job = is_one_job(predictions)
     columns = tuple(names)
 
     def row(name: str, values: Sequence[str]) -> tuple[str, ...]:
         return (name, *values)
 
     results = [
-        row("step time", [step_text(each.step_time) for each in predictions]),
-        row("against the fastest", ["-" if each.step_time == best else f"+{percent(each.step_time / best - 1)}" for each in predictions]),
+        row("step time", [step(each.step_time) for each in predictions]),
+        *([row("against the fastest", [_more(each.step_time / best) for each in predictions])] if same_job else []),
         row("tokens/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
+        *([] if same_job else [row("against the most", [_less(each.tokens_per_second_per_chip / most) for each in predictions])]),
+        row("TFLOP/s/chip", [f"{each.tflops_per_chip:,.0f}" for each in predictions]),
         row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),
         row("fits", [fits_cell(each.verdict) for each in predictions]),
-        row("memory to spare", [_signed_bytes(each.memory_spare) for each in predictions]),
+        row("memory to spare", [room(each.memory_spare) for each in predictions]),
     ]
     parts = [
-        row(words(part), [format_time(each.parts[part]) if each.parts[part] else "-" for each in predictions])
+        row(words(part), [step(each.parts[part]) if each.parts[part] else "-" for each in predictions])
         for part in predictions[0].parts
         if any(each.parts[part] for each in predictions)
     ]
     memory = [
-        row(words(name), [format_bytes(each.memory[name]) if each.memory[name] else "-" for each in predictions])
+        row(words(name), [room(each.memory[name]) if each.memory[name] else "-" for each in predictions])
         for name in predictions[0].memory
         if any(each.memory[name] for each in predictions)
     ]
@@ -313,8 +365,18 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
     return tables
 
 
-def _signed_bytes(size: float) -> str:
-    return format_bytes(size) if size >= 0 else f"-{format_bytes(-size)}"
+def is_one_job(predictions: Sequence[Prediction]) -> bool:
+    """Their steps do the same work on as many chips, so that their times can be compared."""
+    jobs = ((each.plan.job.model, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
+    return len(set(jobs)) == 1
+
+
+def _more(ratio: float) -> str:
+    return "-" if ratio == 1.0 else f"+{percent(ratio - 1)}"
+
+
+def _less(ratio: float) -> str:
+    return "-" if ratio == 1.0 else f"-{percent(1 - ratio)}"
 
 
 def _flat(prediction: Prediction) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -27,6 +28,29 @@ def percent(share: float) -> str:
     if 0 < share < 0.0005:
         return "<0.1 %"
     return f"{100 * share:.1f} %" if share < 0.9995 else f"{100 * share:.0f} %"
+
+
+def times_like(reference: float) -> Callable[[float], str]:
+    """Times of one column in one unit: that of the reference, which has four digits."""
+    scale, unit = next(((1.0 / size, unit) for size, unit in ((1.0, "s"), (1e-3, "ms")) if reference >= size), (1e6, "us"))
+    return _like(reference, scale, unit)
+
+
+def bytes_like(reference: float) -> Callable[[float], str]:
+    """Sizes of one column in one unit: that of the reference, which has four digits."""
+    scale, unit = next(((1.0 / size, unit) for size, unit in ((2.0**30, "GiB"), (2.0**20, "MiB")) if reference >= size), (2.0**-10, "KiB"))
+    return _like(reference, scale, unit)
+
+
+def _like(reference: float, scale: float, unit: str) -> Callable[[float], str]:
+    shown = reference * scale
+    digits = 2 if shown < 100 else 1 if shown < 1000 else 0
+
+    def text(value: float) -> str:
+        least = 0.5 * 10.0**-digits
+        return f"<{2 * least:.{digits}f} {unit}" if 0 < value * scale < least else f"{value * scale:,.{digits}f} {unit}"
+
+    return text
 
 
 def words(name: str) -> str:

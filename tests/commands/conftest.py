@@ -9,6 +9,13 @@ from perfmodel import cli
 JOB = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", "64", "--global-batch", "512", "--seq-len", "8192"]
 
 
+def with_flags(job: list[str], *flags: object) -> list[str]:
+    """The job with these flags in place of its own: a flag given twice is two values."""
+    words = [str(flag) for flag in flags]
+    kept = [(name, value) for name, value in zip(job[::2], job[1::2], strict=True) if name not in words]
+    return [*(word for pair in kept for word in pair), *words]
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     folder = tmp_path / "home"

@@ -14,7 +14,7 @@ from perfmodel import cli
 from perfmodel.hardware.writer import save_cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, verdict
 from perfmodel.parallel.plan_file import plan_from_dict
-from tests.commands.conftest import JOB
+from tests.commands.conftest import JOB, with_flags
 
 KEYS = {
     "schema_version", "step_time", "parts", "tokens_per_second_per_chip", "mfu_palm", "mfu_causal", "hfu", "peak_flop_rate", "memory",
@@ -140,7 +140,6 @@ def test_a_saved_plan_predicts_the_same(call, call_json, tmp_path):
     direct = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--micro-batch", 2, "--save", tmp_path / "plan.yaml")
     again = call_json("predict", tmp_path / "plan.yaml")
     assert again == direct
-    assert call("predict", tmp_path / "plan.yaml", "--tp", 2)[0] == 2
 
 
 @pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-a100"])
@@ -187,6 +186,128 @@ def test_a_sequence_beyond_the_positions_of_the_model_is_noted(call, call_json):
     assert "seq_len=16384 is beyond the 8192 positions of llama-3-8b" in warning
     assert warning in call("predict", *long)[1]
     assert call_json("predict", *JOB, "--tp", "8")["warnings"] == []
+
+
+def test_flags_beside_a_plan_override_it_and_are_named(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("predict", *JOB, "--fsdp", 32, "--tp", 2, "--save", path)
+    for flags in (
+        ["--tp", 4, "--dp-shard", 16],
+        ["--precision", "fp32", "--optimizer", "sgd"],
+        ["--global-batch", 1024, "--seq-len", "4k"],
+        ["--profile", "torchtitan", "--recompute", "full", "--micro-batch", 2],
+    ):
+        by_flags = call_json("predict", *with_flags(["--fsdp", "32", "--tp", "2", *JOB], *with_flags_of_fsdp(flags)))
+        now = call_json("predict", path, *flags)
+        assert now.pop("overridden")
+        assert now == by_flags
+    more = call_json("predict", path, "--chips", 128)
+    assert more["plan"]["layout"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 2}
+    assert more["overridden"] == {
+        "chips": {"plan": 64, "now": 128, "follows": False},
+        "dp_shard": {"plan": 32, "now": 64, "follows": True},
+    }
+    out = call("predict", path, "--chips", 128)[1]
+    assert "overrides    chips 128 (the file: 64)\n             so that also dp_shard 64 (the file: 32)" in out
+
+
+def with_flags_of_fsdp(flags):
+    """`--dp-shard` of a plan with ZeRO 3, as flags have it."""
+    return ["--fsdp" if flag == "--dp-shard" else flag for flag in flags]
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [
+        ("--dp 64", (64, 1, 0)),
+        ("--dp 32 --tp 2 --zero 1", (1, 32, 1)),
+        ("--dp 64 --dp-shard 8", (8, 8, 3)),
+        ("--fsdp 64", (1, 64, 3)),
+        ("--fsdp 8", (8, 8, 3)),
+    ],
+)
+def test_dp_and_fsdp_are_the_degrees_that_people_mean(flags, layout, call, call_json):
+    plan = call_json("predict", *JOB, *flags.split())["plan"]
+    assert (plan["layout"]["dp_replicate"], plan["layout"]["dp_shard"], plan["zero"]) == layout
+    assert "must equal chips=64" in call("predict", *JOB, "--dp", "8")[2]
+    assert "is dp_shard=8 with zero=3" in call("predict", *JOB, "--fsdp", "8", "--zero", "1")[2]
+
+
+def test_flags_as_people_type_them(call_json):
+    known = call_json("predict", *JOB, "--tp", 2, "--micro-batch", 2, "--tokens", "15T")
+    typed = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "8", "--batch-tokens", "4M", "--seq", "8k", "--mbs", "2"]
+    assert call_json("predict", *typed, "--tp", 2, "--tokens", "15t") == known
+    assert (
+        call_json("predict", *with_flags(JOB, "--chips", ""), "--gpus", "64", "--gbs", "512", "--tp", 2, "--mbs", 2, "--tokens", "15T")
+        == known
+    )
+
+
+def test_tokens_that_are_no_whole_sequences_are_refused(call):
+    typed = [*JOB[:6], "--batch-tokens", "4000000", "--seq-len", "8192"]
+    code, _, err = call("predict", *typed)
+    assert code == 2
+    assert "batch_tokens=4000000: must be whole sequences of seq_len=8192 tokens; use 3997696 or 4005888" in err
+
+
+def test_several_values_of_anything_are_one_table(call, call_json):
+    flags = ["--seq-len", "4k,8k", "--profile", "megatron", "--profile", "torchtitan", "--fsdp", "64"]
+    content = call_json("predict", *with_flags(JOB, *flags))
+    assert [(each["plan"]["job"]["seq_len"], each["plan"]["profile"]) for each in content["predictions"]] == [
+        (4096, "megatron"),
+        (4096, "torchtitan"),
+        (8192, "megatron"),
+        (8192, "torchtitan"),
+    ]
+    out = call("predict", *with_flags(JOB, *flags))[1]
+    header = next(line for line in out.splitlines() if line.startswith("cluster"))
+    assert header.split()[:4] == ["cluster", "chips", "seq", "framework"]
+    assert out.startswith("llama-3-8b (8.03B parameters), 512 sequences a step, bf16-mixed, adamw\n")
+    assert {each["plan"]["job"]["model"]["name"] for each in call_json("predict", *JOB, "--model", "llama-3-70b")["predictions"]} == {
+        "llama-3-8b",
+        "llama-3-70b",
+    }
+
+
+def test_a_table_as_csv(call, tmp_path):
+    import csv
+
+    code, out, err = call("predict", *with_flags(JOB, "--chips", "64,100"), "--tp", 2, "--csv", "-")
+    assert (code, err) == (0, "")
+    first, second = csv.DictReader(out.splitlines())
+    assert (first["chips"], first["tp"], first["fits"], first["reason"]) == ("64", "2", "false", "")
+    parts = [float(value) for name, value in first.items() if name.startswith("time_")]
+    assert math.isclose(sum(parts), float(first["step_time"]), rel_tol=1e-9)
+    assert (second["chips"], second["step_time"]) == ("100", "")
+    assert "multiple of chips_per_node" in second["reason"]
+    assert call("predict", *JOB, "--tp", 2, "--csv", "a.csv")[0] == 0
+    assert (tmp_path / "a.csv").read_text().startswith("model,cluster,chips,")
+
+
+def test_all_that_is_missing_is_named_at_once(call):
+    code, out, err = call("predict")
+    assert (code, out) == (2, "")
+    for flag in ("--model", "--cluster", "--chips", "--global-batch", "--seq-len"):
+        assert f"{flag}: is missing" in err
+
+
+def test_what_does_nothing_is_noted(call_json):
+    (note,) = call_json("predict", *JOB, "--schedule", "gpipe")["warnings"]
+    assert note == "schedule=gpipe does nothing without a pipeline (pp=1)"
+    (note,) = call_json("predict", *with_flags(JOB, "--chips", 8), "--tp", 8, "--zero", 1)["warnings"]
+    assert note.startswith("zero=1 does nothing")
+
+
+def test_times_of_one_output_have_one_unit(call):
+    out = call("predict", *JOB, "--tp", 2)[1]
+    lines = out[out.index("Where the step goes") : out.index("Memory of")].splitlines()[3:-1]
+    assert {line.split("%")[0].split()[-2] for line in lines if line} == {"s"}
+
+
+def test_tflops_are_model_flops_of_one_chip(call_json):
+    found = call_json("predict", *JOB, "--tp", 2)
+    assert found["tflops_per_chip"] == pytest.approx(found["mfu_palm"] * found["peak_flop_rate"] / 1e12)
+    assert "PaLM" in found["flop_convention"]
 
 
 def test_localhost_is_predicted_with_its_own_profile(call_json):
@@ -264,7 +385,7 @@ BAD = {
     "headroom": (["--memory-headroom", "10 GB"], "memory_headroom='10 GB'"),
     "whole headroom": (["--memory-headroom", "100%"], "memory_headroom=100%"),
     "tokens": (["--tokens", "many"], "tokens='many'"),
-    "chips": (["--chips", "64,x"], "chips=64,x"),
+    "chips": (["--chips", "64,x"], "chips=x: must be a whole number"),
     "figure": (["--plot", "plan.txt"], "plot=plan.txt"),
     "figure's folder": (["--plot", "no/such/plan.png"], "its folder does not exist"),
     "folder": (["--save", "no/such/plan.yaml"], "its folder does not exist"),
@@ -278,7 +399,7 @@ BAD = {
 def test_bad_input_is_one_sentence(case, call, tmp_path):
     flags, expected = BAD[case]
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = call("predict", *JOB, *flags)
+    code, out, err = call("predict", *with_flags(JOB, *flags))
     assert (code, out) == (2, "")
     assert expected in err
     assert err.startswith("perfmodel: ")

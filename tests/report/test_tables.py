@@ -43,7 +43,7 @@ def test_what_does_not_fit_says_by_how_much():
 def test_the_peak_and_the_convention_stand_beside_the_utilisation(prediction):
     text = " ".join(value for _, value in headline(prediction))
     assert "PaLM" in text
-    assert "causal attention counted once" in text
+    assert "attention below the diagonal only" in text
     assert "989 TFLOP/s a chip, dense bf16" in text
 
 

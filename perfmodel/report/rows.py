@@ -1,0 +1,71 @@
+"""Predictions as flat rows, one for each, for spreadsheets: SI units, the columns named as in `--json`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfmodel.parallel.prediction import NotPredicted, Prediction
+from perfmodel.report.predictions import training_time
+
+_JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "profile")
+
+
+def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
+    """The job, the knobs, the results, the parts of the step and the classes of memory."""
+    plan, job = prediction.plan, prediction.plan.job
+    row: dict[str, Any] = {
+        "model": job.model.name,
+        "cluster": plan.cluster,
+        "chips": plan.num_chips,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "precision": str(job.precision),
+        "optimizer": str(job.optimizer),
+        "profile": plan.profile,
+        **{axis: plan.layout.degree(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
+        "zero": int(plan.zero),
+        "sequence_parallel": plan.sequence_parallel,
+        "micro_batch": plan.micro_batch,
+        "schedule": str(plan.schedule),
+        "virtual_stages": plan.virtual_stages,
+        "recompute": str(plan.recompute),
+        "attention": str(plan.attention),
+        "order": "-".join(plan.order),
+        "calibration": prediction.calibration,
+        "step_time": prediction.step_time,
+        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
+        "tflops_per_chip": prediction.tflops_per_chip,
+        "mfu_palm": prediction.mfu_palm,
+        "mfu_causal": prediction.mfu_causal,
+        "hfu": prediction.hfu,
+        "memory_total": prediction.memory["total"],
+        "memory_usable": prediction.memory_usable,
+        "memory_spare": prediction.memory_spare,
+        "fits": prediction.fits,
+        "verdict": str(prediction.verdict),
+    }
+    if tokens:
+        row["tokens"] = tokens
+        row["days"], row["chip_hours"] = training_time(prediction, tokens)
+    row |= {f"time_{part}": time for part, time in prediction.parts.items()}
+    row |= {f"memory_{kind}": size for kind, size in prediction.memory.items() if kind != "total"}
+    return row | {"warnings": "; ".join(prediction.warnings), "reason": ""}
+
+
+def not_predicted_row(failure: NotPredicted) -> dict[str, Any]:
+    return {name: failure.asked[name] for name in _JOB if name in failure.asked} | {"reason": failure.reason}
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The rows under one header; what a row does not have is empty."""
+    known = list(rows)
+    header: Sequence[str] = list(dict.fromkeys(name for row in known for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, lineterminator="\n")
+    writer.writeheader()
+    for row in known:
+        writer.writerow({name: str(value).lower() if isinstance(value, bool) else value for name, value in row.items()})
+    return text.getvalue()
