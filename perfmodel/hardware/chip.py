@@ -13,7 +13,7 @@ PROVENANCES = ("read", "recalled", "mixed", "measured")
 
 #: Share of its capacity that a chip offers a program where its file does not say: the least of the maker's shipped chips that do. Drivers,
 #: ECC and XLA keep the rest.
-USABLE_FRACTIONS: Mapping[str, float] = MappingProxyType({"nvidia": 0.979, "amd": 0.998, "google": 0.935, "intel": 0.985})
+USABLE_FRACTIONS: Mapping[str, float] = MappingProxyType({"nvidia": 0.97, "amd": 0.998, "google": 0.935, "intel": 0.985})
 #: Of another maker's chip: the least of all.
 USABLE_FRACTION_ELSE = min(USABLE_FRACTIONS.values())
 
