@@ -10,6 +10,7 @@ A knob that is left out (None) takes its documented default in `predict` and is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -332,11 +333,14 @@ def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, i
     """The chips that would be enough, doubling them up to eight times; 0 where no such number is."""
     from perfmodel.planner.search import sweep
 
-    degrees = (knobs.dp_replicate, knobs.dp_shard)
+    degrees = (knobs.dp_replicate, knobs.dp_shard, knobs.cp, knobs.tp, knobs.pp)
+    given = math.prod(degree or 1 for degree in degrees)
     chips = setting.cluster.num_chips
     for _ in range(8):
         chips *= 2
-        if chips > setting.cluster.tiers[-1].size or all(degrees):
+        if chips % given:
+            continue  # no plan has these degrees on so many chips
+        if chips > setting.cluster.tiers[-1].size or all(degrees):  # all given: their product is the number of chips
             return 0
         larger = make_setting(
             setting.job,

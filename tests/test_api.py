@@ -6,7 +6,8 @@ import pytest
 
 import perfmodel
 from perfmodel import InputError
-from perfmodel.api import compare_measurement
+from perfmodel.api import compare_measurement, least_chips_that_fit
+from perfmodel.setting import Knobs, make_job, make_setting
 from tests.test_results import MEASUREMENT
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -188,3 +189,28 @@ def test_a_prediction_prints_as_a_summary():
     text = str(perfmodel.predict(**JOB, tp=8))
     assert 5 <= len(text.splitlines()) <= 8
     assert "TFLOP/s a chip, MFU" in text
+
+
+TOO_LARGE = {"model": "gpt3-175b", "global_batch": 64, "seq_len": 2048}
+
+
+@pytest.mark.parametrize(
+    ("given", "enough"),
+    [
+        ({}, 64),
+        ({"dp_replicate": 1, "dp_shard": 4}, 64),  # the pipeline may still grow
+        ({"tp": 8, "pp": 1, "cp": 1, "dp_replicate": 1, "dp_shard": 1}, 0),  # nothing may
+    ],
+)
+def test_the_chips_that_would_be_enough(given, enough):
+    setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
+    assert least_chips_that_fit(setting, Knobs(**given), {}) == enough
+
+
+def test_no_space_is_swept_whose_degrees_do_not_divide_the_chips(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("swept")
+
+    monkeypatch.setattr("perfmodel.planner.search.sweep", refuse)
+    setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
+    assert least_chips_that_fit(setting, Knobs(tp=3), {}) == 0

@@ -191,9 +191,13 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
             mentions = name.encode(errors="replace") in read_bytes(path, "calibration")
         except InputError as error:
             raise InputError(f"{error}; make {path.name} readable or remove it") from error
-        if mentions:
-            found.append(_at_power_of(name, _read_calibration(path)))
-    if not any(name in (*calibration.chips, *calibration.relatives) for calibration in found):
+        if (
+            mentions
+        ):  # a file without the name cannot be for the chip; one with it may mean a longer name, or speak of the chip in its source
+            calibration = _read_calibration(path)
+            if name in (*calibration.chips, *calibration.relatives):
+                found.append(_at_power_of(name, calibration))
+    if not found:
         prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
         found += [prior] if prior else []
     return tuple(found)

@@ -280,6 +280,14 @@ def test_only_calibrations_that_name_the_chip_are_read(tmp_path):
     assert load_calibration("mine", [tmp_path]) == FULL
 
 
+def test_a_calibration_that_only_speaks_of_a_chip_is_not_for_it(tmp_path):
+    """Its source may name the chip; so may the name of another chip, as its beginning."""
+    spoken = dataclasses.replace(FULL, name="spoken", chips=("tpu-v2-pod",), relatives=(), source="not measured on tpu-v2")
+    save_calibration(spoken, tmp_path / "spoken.yaml")
+    assert calibrations_for("tpu-v2", [tmp_path]) == ()
+    assert calibrations_for("tpu-v2-pod", [tmp_path]) == (spoken,)
+
+
 @pytest.mark.parametrize("chip", ["h100-sxm-80gb", "gb200-nvl72"])
 def test_other_chips_calibrations_are_read_only_where_a_prior_is_needed(chip, monkeypatch):
     def refuse():
