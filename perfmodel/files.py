@@ -189,6 +189,22 @@ def record(required: Mapping[str, "CoreSchema"], optional: Mapping[str, "CoreSch
     return core_schema.typed_dict_schema(fields, extra_behavior="forbid", strict=True)
 
 
+def quantity(kind: str) -> "CoreSchema":
+    """The shape of a text that holds a quantity with its unit; it stays the text that it is."""
+    from pydantic_core import core_schema
+
+    from perfmodel.units import parse_quantity
+
+    def check(text: str) -> str:
+        parse_quantity(text, kind, field=_FIELD)
+        return text
+
+    return core_schema.no_info_after_validator_function(check, core_schema.str_schema(min_length=1))
+
+
+_FIELD = "quantity"
+
+
 def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
     """`data` if it has the shape; else an `InputError` that names file, field, value, rule and the nearest known field."""
     from pydantic_core import SchemaValidator, ValidationError
@@ -196,7 +212,7 @@ def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
     try:
         return SchemaValidator(schema).validate_python(data, strict=True)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False)
+        problems = error.errors(include_url=False)
     problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
     raise InputError(f"{where}: {listed(list(dict.fromkeys(_fault(problem, schema) for problem in problems)))}")
 
@@ -217,6 +233,8 @@ def _fault(problem: Any, schema: Any) -> str:
         return f"{field}: required field is missing; add it"
     if problem["type"] in ("extra_forbidden", "invalid_key"):
         return f"{field}: unknown field{suggest(location[-1], _known_fields(schema, location[:-1])) or '; take it out'}"
+    if problem["type"] == "value_error":
+        return f"{field}{str(problem['ctx']['error']).removeprefix(_FIELD)}"
     rule = problem["msg"][:1].lower() + problem["msg"][1:]
     return str(bad_field(field or "file", shown(problem["input"]), rule, _remedy(problem, [str(part) for part in location[-2:]])))
 

@@ -53,6 +53,8 @@ _UNITS: dict[str, dict[str, _Unit]] = {
     QuantityKind.COUNT: {"": (1.0, 0), "k": (1.0, 3), "K": (1.0, 3), "M": (1.0, 6), "B": (1.0, 9), "G": (1.0, 9), "T": (1.0, 12)},
     QuantityKind.FRACTION: {"": (1.0, 0), "%": (1.0, -2)},
 }
+# Beyond this nothing is meant in any SI unit, and products of a few such numbers would no longer be finite.
+_MOST = 1e26
 _BARE_NUMBERS = frozenset({QuantityKind.COUNT, QuantityKind.FRACTION})
 _EXAMPLES = {
     QuantityKind.TIME: "'5 us'",
@@ -133,6 +135,8 @@ def parse_quantity(text: object, kind: str, *, field: str = "quantity") -> float
         raise bad_field(field, repr(text), f"must be a finite {kind}", f"write {_EXAMPLES[QuantityKind(kind)]}")
     if value < 0 or math.copysign(1.0, value) < 0:
         raise bad_field(field, repr(text), f"a {kind} is never negative", "drop the sign")
+    if value > _MOST:
+        raise bad_field(field, repr(text), f"no {kind} is so large", f"write {_EXAMPLES[QuantityKind(kind)]}")
     if kind == QuantityKind.FRACTION and value > 1:
         raise bad_field(field, repr(text), "a fraction lies in 0..1", "write 0.1 or '10%'")
     return value

@@ -1,5 +1,6 @@
 """Files: devices, pipes, bombs and paths that the system refuses end in a sentence; nothing is replaced that is no file."""
 
+import dataclasses
 import errno
 import os
 import stat
@@ -11,14 +12,16 @@ import pytest
 from perfmodel import files
 from perfmodel.errors import InputError, RunError, shown, whole_number
 from perfmodel.files import parse_yaml, read_text, read_yaml
+from perfmodel.hardware.network import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_chip, load_cluster
 from perfmodel.parallel.network_plan_file import read_network_plan
+from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.plan_file import read_plan
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.residuals import load_residuals
 from perfmodel.parallel.rules import load_rule_set
 from perfmodel.report.cases import read_cases
-from perfmodel.resources import check_can_be_written, write_atomically
+from perfmodel.resources import check_can_be_written, resource_dir, write_atomically
 from perfmodel.workload.models import load_model
 
 YAML_READERS = [load_cluster, load_chip, load_calibration, load_profile, load_rule_set, load_residuals, read_plan, read_network_plan]
@@ -248,3 +251,69 @@ def test_a_file_with_several_faults_says_them_all(tmp_path):
 def test_a_path_read_as_yaml_keeps_its_sentence(tmp_path):
     with pytest.raises(InputError, match="No such file"):
         read_yaml(tmp_path / "none.yaml")
+
+
+def test_every_quantity_and_every_field_of_a_calibration_is_named_at_once(tmp_path):
+    text = (resource_dir("hardware_specs") / "clusters" / "dgx-h100.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "c.yaml"
+    path.write_text(text.replace("450 GB/s", "450 Gb/s").replace("2.7 us", "2.7"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"2 faults: \(1\) tiers.0.bandwidth='450 Gb/s': .*\(2\) tiers.1.latency=2.7: .*write '2.7 us'"):
+        load_cluster(path)
+    path.write_text("name: c\nchips: h100\nsoftwrae: x\nmatmul: {bf16: {peak_fraction: 0.5 %, floor_time: 3}}\n", encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        load_calibration(path)
+    for part in (
+        "softwrae: unknown field",
+        "source: required",
+        "chips=",
+        "peak_fraction=",
+        "floor_time=3: a time needs its unit; write '3 us'",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "old, new, sentence",
+    [
+        ("450 GB/s", "1e-300 B/s", "tiers.0.bandwidth=1e-300: must be positive, 1 B/s at least"),
+        ("450 GB/s", "5e-324 B/s", "tiers.0.bandwidth=.*must be positive"),
+        ("600 ns", "1e300 s", "tiers.0.latency='1e300 s': no time is so large"),
+    ],
+)
+def test_an_absurd_rate_is_refused_where_it_is_read(tmp_path, old, new, sentence):
+    text = (resource_dir("hardware_specs") / "clusters" / "dgx-h100.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "c.yaml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(InputError, match=sentence):
+        load_cluster(path)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("tp_backward_overlap_fraction: ", "tp_backward_overlap_fraction: 3 #"),
+        ("tp_overlap_fraction: ", "tp_overlap_fraction: .nan #"),
+        ("logit_bytes: ", "logit_bytes: .inf #"),
+        ("host_layer_time: ", "host_layer_time: 1" + "0" * 39 + " #"),
+        ("matmul_rate_fraction: ", "matmul_rate_fraction: 0 #"),
+    ],
+)
+def test_numbers_of_a_profile_have_bounds(tmp_path, old, new):
+    text = (resource_dir("strategies") / "profiles" / "megatron.yaml").read_text(encoding="utf-8")
+    assert f"\n{old}" in text
+    path = tmp_path / "p.yaml"
+    path.write_text(text.replace(f"\n{old}", f"\n{new}"), encoding="utf-8")
+    with pytest.raises(InputError, match=old.strip(": ") + ".*must be a number from"):
+        load_profile(path)
+
+
+def test_sizes_near_the_largest_are_answered_at_once():
+    assert divisors(2**31 - 1) == (1, 2**31 - 1)
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
+    assert len(divisors(2**31 - 2)) == 192
+    with pytest.raises(InputError, match="num_hidden_layers=1000000000: must be 4,096 at most"):
+        dataclasses.replace(load_model("gpt2"), num_hidden_layers=10**9)
+    with pytest.raises(InputError, match="may hold 131,072 chips at most"):
+        NetworkTier(
+            name="t", topology=Topology.TORUS, size=2**31, torus_shape=(2**31,), link=Link(bandwidth=1e9, pair_bandwidth=1e9, latency=0)
+        )

@@ -155,7 +155,11 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int)
         matmul *= profile.fp8_matmul_rate_fraction
     if matmul == 1.0:
         return machine
-    plain, grouped = (replace(rates, flop_rate=rates.flop_rate * matmul) for rates in (machine.matmul, machine.grouped_matmul.matmul))
+    peak = machine.peak_flop_rate
+    plain, grouped = (
+        replace(rates, flop_rate=min(rates.flop_rate * matmul, max(rates.flop_rate, peak)))
+        for rates in (machine.matmul, machine.grouped_matmul.matmul)
+    )
     return replace(machine, matmul=plain, grouped_matmul=replace(machine.grouped_matmul, matmul=grouped))
 
 

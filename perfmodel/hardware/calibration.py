@@ -5,6 +5,7 @@ It is an overlay on a chip and a cluster: rates are fractions of what the data s
 parameters belong to are in `perfmodel.cost.compute` and `perfmodel.cost.collectives`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,6 +66,11 @@ def _require(holds: bool, name: str, value: object, rule: str) -> None:
         raise bad_field(name, value, rule, "correct the calibration")
 
 
+def _require_share(name: str, value: float, *, most: float = 1e9) -> None:
+    """A share of a rate that is reached. Caches and algorithms that save work may exceed 1, the peak of a burst hardly."""
+    _require(1e-6 <= value <= most, name, value, f"must be positive, from 1e-6 to {most:g}")
+
+
 NO_TILES = ((1.0, 1.0, 0.0),)
 """Of a library whose products cost their output elements, wherever these end."""
 
@@ -97,8 +103,8 @@ class MatmulModel:
     tiles: tuple[tuple[float, float, float], ...] = NO_TILES
 
     def __post_init__(self) -> None:
-        _require(self.peak_fraction > 0, "peak_fraction", self.peak_fraction, "must be positive")
-        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require_share("peak_fraction", self.peak_fraction, most=1.25)
+        _require_share("memory_fraction", self.memory_fraction)
         _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
         _require(self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum)")
         offsets = (self.depth_offset, self.floor_time, self.small_tile_penalty, self.least_waves, self.split_depth)
@@ -122,8 +128,8 @@ class ConvolutionModel:
     floor_time: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(self.peak_fraction > 0, "peak_fraction", self.peak_fraction, "must be positive")
-        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require_share("peak_fraction", self.peak_fraction)
+        _require_share("memory_fraction", self.memory_fraction)
         _require(min(self.depth_offset, self.floor_time) >= 0, "convolution", self.floor_time, "must not be negative")
 
 
@@ -145,7 +151,7 @@ class StreamingModel:
     backward_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
+        _require_share("bandwidth_fraction", self.bandwidth_fraction)
         _require(self.floor_time >= 0, "floor_time", self.floor_time, "must not be negative")
         _require(self.element_time >= 0, "element_time", self.element_time, "must not be negative")
         _require(self.backward_factor > 0, "backward_factor", self.backward_factor, "must be positive")
@@ -181,8 +187,8 @@ class AttentionModel:
     backward_rate: float = 0.8
 
     def __post_init__(self) -> None:
-        _require(self.peak_fraction > 0, "peak_fraction", self.peak_fraction, "must be positive")
-        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require_share("peak_fraction", self.peak_fraction, most=1.25)
+        _require_share("memory_fraction", self.memory_fraction)
         _require(self.query_tile > 0, "query_tile", self.query_tile, "must be positive")
         _require(0 <= self.wave_softness <= 1, "wave_softness", self.wave_softness, "must lie in 0..1")
         _require(self.backward_flops > 0 and self.backward_rate > 0, "backward_rate", self.backward_rate, "must be positive")
@@ -208,9 +214,9 @@ class GroupedMatmulModel:
     floor_time: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(self.rate_fraction > 0, "rate_fraction", self.rate_fraction, "must be positive")
-        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
-        _require(self.row_fraction > 0, "row_fraction", self.row_fraction, "must be positive")
+        _require_share("rate_fraction", self.rate_fraction)
+        _require_share("memory_fraction", self.memory_fraction)
+        _require_share("row_fraction", self.row_fraction)
         times = (self.expert_time, self.floor_time)
         _require(min(times) >= 0, "grouped_matmul", times, "must not be negative")
 
@@ -233,7 +239,7 @@ class DecodeAttentionModel:
     wave_time: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(self.memory_fraction > 0, "memory_fraction", self.memory_fraction, "must be positive")
+        _require_share("memory_fraction", self.memory_fraction)
         _require(self.ramp_bytes > 0, "ramp_bytes", self.ramp_bytes, "must be positive")
         times = (self.floor_time, self.ramp_time, self.wave_time)
         _require(min(times) >= 0, "decode_attention", times, "must not be negative")
@@ -277,7 +283,7 @@ class CollectiveModel:
     nested: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.bandwidth_fraction > 0, "bandwidth_fraction", self.bandwidth_fraction, "must be positive")
+        _require_share("bandwidth_fraction", self.bandwidth_fraction)
         _require(0 < self.ramp_exponent <= 1, "ramp_exponent", self.ramp_exponent, "must lie in 0..1")
         times = (
             self.base_time,
@@ -379,7 +385,7 @@ class Calibration:
         _require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
         _require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
         _require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
-        _require(self.allocator_factor >= 1, "allocator_factor", self.allocator_factor, "must be at least 1")
+        _require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
         _require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
         for tier in self.collectives:
             if tier not in (SCALE_UP, SCALE_OUT):
@@ -390,7 +396,7 @@ class Calibration:
         for peak, value in self.peaks.items():
             if peak.partition(".")[0] not in PEAK_NAMES:
                 raise bad_field("peaks", peak, f"unknown figure{suggest(peak, PEAK_NAMES)}")
-            _require(value > 0, f"peaks.{peak}", value, "must be positive")
+            _require(1 <= value < math.inf, f"peaks.{peak}", value, "must be positive, 1 at least")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""

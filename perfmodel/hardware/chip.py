@@ -35,10 +35,12 @@ class MemoryTier:
     def __post_init__(self) -> None:
         for name in ("capacity", "bandwidth"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise bad_field(f"memory.{name}", value, "must be positive", "give what the data sheet says")
+            if not 1 <= value < math.inf:
+                raise bad_field(f"memory.{name}", value, "must be positive, 1 byte (a second) at least", "give what the data sheet says")
         if not 0 <= self.usable <= self.capacity:
-            raise bad_field("memory.usable_capacity", self.usable, f"must not exceed the capacity of {self.capacity:.12g} bytes")
+            raise bad_field(
+                "memory.usable_capacity", self.usable, f"must not exceed the capacity of {self.capacity:.12g} bytes", "correct it"
+            )
 
     @property
     def usable_capacity(self) -> float:
@@ -87,16 +89,21 @@ class Chip:
         if not self.peak_flop_rate:
             raise InputError("peak_flop_rate: empty; give the dense rate of at least one dtype")
         for dtype, rate in self.peak_flop_rate.items():
-            if not (math.isfinite(rate) and rate > 0):
-                raise bad_field(f"peak_flop_rate.{dtype}", rate, "must be positive", "leave out a dtype that the chip does not multiply")
+            if not 1 <= rate < math.inf:
+                raise bad_field(
+                    f"peak_flop_rate.{dtype}",
+                    rate,
+                    "must be positive, 1 FLOP/s at least",
+                    "leave out a dtype that the chip does not multiply",
+                )
         for name in ("compute_units", "devices_per_chip", "chips_per_node"):
             if getattr(self, name) < 1:
-                raise bad_field(name, getattr(self, name), "must be at least 1")
+                raise bad_field(name, getattr(self, name), "must be at least 1", "correct it")
         for name in ("on_chip_bytes", "tdp_watts", "price_per_hour"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise bad_field(name, getattr(self, name), "must not be negative", "leave it out where it is unknown")
         if not 1990 <= self.launch_year <= 2100:
-            raise bad_field("launch_year", self.launch_year, "must be a year between 1990 and 2100")
+            raise bad_field("launch_year", self.launch_year, "must be a year between 1990 and 2100", "correct it")
         for group, provenance in self.provenance.items():
             if provenance not in PROVENANCES:
                 raise bad_field(f"provenance.{group}", provenance, "unknown provenance", f"use one of {', '.join(PROVENANCES)}")

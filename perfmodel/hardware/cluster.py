@@ -41,7 +41,7 @@ class Cluster:
         if not isinstance(n, int) or isinstance(n, bool):
             raise bad_field("num_chips", repr(n), "must be a whole number of at least 1", "write 64")
         if n < 1:
-            raise bad_field("num_chips", n, "must be at least 1")
+            raise bad_field("num_chips", n, "must be at least 1", "say how many chips the job runs on")
         if n > largest:
             raise bad_field("num_chips", n, f"cluster {self.name} has at most {largest} chips", "use fewer chips or another cluster")
         if n > node and n % node:
@@ -52,7 +52,12 @@ class Cluster:
         for tier in self.tiers:
             if tier.torus_shape:
                 if n > tier.size and n % tier.size:
-                    raise bad_field("num_chips", n, f"more than one {tier.name} domain takes whole domains of {tier.size} chips")
+                    raise bad_field(
+                        "num_chips",
+                        n,
+                        f"more than one {tier.name} domain takes whole domains of {tier.size} chips",
+                        f"use {n - n % tier.size}",
+                    )
                 tier.slice_shape(max(min(n, tier.size) // inner_size, 1))
             inner_size = tier.size
 
@@ -102,7 +107,7 @@ def make_cluster(
     """
     node = chip.chips_per_node if chips_per_node is None else chips_per_node
     if node < 1:
-        raise bad_field("chips_per_node", node, "must be at least 1")
+        raise bad_field("chips_per_node", node, "must be at least 1", "count the chips of one host")
     wanted = node if num_chips is None else num_chips
     *usual, fabric = chip.default_tiers if _ends_in_fabric(chip) else (*chip.default_tiers, None)
     tiers: list[NetworkTier] = []

@@ -19,6 +19,9 @@ class Topology(StrEnum):
     FAT_TREE = "fat_tree"
 
 
+# A torus is tabulated by the number of members of a group.
+MAX_TORUS = 2**17
+
 # Without peer-to-peer every byte crosses the bus twice, up into host memory and down again.
 STAGED_FRACTION = 0.5
 
@@ -39,10 +42,10 @@ class Link:
     def __post_init__(self) -> None:
         for name in ("bandwidth", "pair_bandwidth"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise bad_field(name, value, "must be positive", "give one direction of one chip")
+            if not 1 <= value < math.inf:
+                raise bad_field(name, value, "must be positive, 1 B/s at least", "give one direction of one chip")
         if not (math.isfinite(self.latency) and self.latency >= 0):
-            raise bad_field("latency", self.latency, "must not be negative")
+            raise bad_field("latency", self.latency, "must not be negative", "write '0 s' for none")
         if self.pair_bandwidth > self.bandwidth * (1 + 1e-12):
             raise bad_field("pair_bandwidth", self.pair_bandwidth, f"must not exceed bandwidth={self.bandwidth}", "swap the two")
 
@@ -73,19 +76,23 @@ class NetworkTier:
     def __post_init__(self) -> None:
         where = f"tier {self.name}: "
         if self.size < 1:
-            raise bad_field(where + "size", self.size, "must be at least 1")
+            raise bad_field(where + "size", self.size, "must be at least 1", "count the chips of one domain")
         if (self.topology == Topology.TORUS) != bool(self.torus_shape):
             raise bad_field(where + "torus_shape", self.torus_shape, f"goes with topology torus, not {self.topology}", "give both or none")
         if any(dim < 1 for dim in self.torus_shape) or (self.torus_shape and self.size % math.prod(self.torus_shape)):
-            raise bad_field(where + "torus_shape", self.torus_shape, f"its product must divide size={self.size}")
+            raise bad_field(where + "torus_shape", self.torus_shape, f"its product must divide size={self.size}", "correct one of the two")
+        if math.prod(self.torus_shape) > MAX_TORUS:
+            raise bad_field(where + "torus_shape", self.torus_shape, f"may hold {MAX_TORUS:,} chips at most", "use a fat tree around it")
         if self.wrap_multiple < 0 or (self.wrap_multiple and self.topology != Topology.TORUS):
             raise bad_field(where + "wrap_multiple", self.wrap_multiple, "is a positive count on a torus", "leave it out elsewhere")
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
             raise bad_field(where + "oversubscription", self.oversubscription, "must be at least 1", "write 1 for full bisection")
         if self.oversubscription > 1 and self.topology != Topology.FAT_TREE:
-            raise bad_field(where + "oversubscription", self.oversubscription, f"belongs to a fat tree, not a {self.topology}")
+            raise bad_field(
+                where + "oversubscription", self.oversubscription, f"belongs to a fat tree, not a {self.topology}", "leave it out"
+            )
         if not self.peer_to_peer and self.topology != Topology.PCIE_TREE:
-            raise bad_field(where + "peer_to_peer", self.peer_to_peer, f"belongs to a PCIe tree, not a {self.topology}")
+            raise bad_field(where + "peer_to_peer", self.peer_to_peer, f"belongs to a PCIe tree, not a {self.topology}", "leave it out")
 
     def slice_shape(self, num_chips: int) -> tuple[int, ...]:
         """The torus that `num_chips` chips of one domain get; () where this tier is no torus. `num_chips` counts inner domains.
@@ -190,12 +197,27 @@ def check_tiers(tiers: Sequence[NetworkTier], *, chips_per_node: int) -> None:
     inner_size, inner_name = 1, "one chip"
     for tier in tiers:
         if tier.size % inner_size or (tier.size == inner_size and tier is not tiers[0]):
-            raise bad_field(f"tier {tier.name}: size", tier.size, f"must be a larger multiple of {inner_size}, the size of {inner_name}")
+            raise bad_field(
+                f"tier {tier.name}: size",
+                tier.size,
+                f"must be a larger multiple of {inner_size}, the size of {inner_name}",
+                "count inner tiers in",
+            )
         if tier.torus_shape and math.prod(tier.torus_shape) * inner_size != tier.size:
-            raise bad_field(f"tier {tier.name}: torus_shape", tier.torus_shape, f"its product times {inner_size} must be size={tier.size}")
+            raise bad_field(
+                f"tier {tier.name}: torus_shape",
+                tier.torus_shape,
+                f"its product times {inner_size} must be size={tier.size}",
+                "correct one of the two",
+            )
         inner_size, inner_name = tier.size, tier.name
     if chips_per_node < 1:
-        raise bad_field("chips_per_node", chips_per_node, "must be at least 1")
+        raise bad_field("chips_per_node", chips_per_node, "must be at least 1", "count the chips of one host")
     for tier in tiers:
         if tier.size % chips_per_node and chips_per_node % tier.size:
-            raise bad_field("chips_per_node", chips_per_node, f"must divide size={tier.size} of tier {tier.name} or be a multiple of it")
+            raise bad_field(
+                "chips_per_node",
+                chips_per_node,
+                f"must divide size={tier.size} of tier {tier.name} or be a multiple of it",
+                "correct one of the two",
+            )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError, bad_field, one_line, suggest
-from perfmodel.files import check_shape, parse_yaml, read_bytes, read_yaml, record
+from perfmodel.files import check_shape, parse_yaml, quantity, read_bytes, read_yaml, record
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
 from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
@@ -416,15 +416,17 @@ def _cluster(data: Mapping[str, Any], chip: Chip) -> Cluster:
 
 def _tier(data: Mapping[str, Any], where: str) -> NetworkTier:
     bandwidth = parse_quantity(data["bandwidth"], "bandwidth", field=f"{where}.bandwidth")
+    pair_bandwidth = parse_quantity(data.get("pair_bandwidth", data["bandwidth"]), "bandwidth", field=f"{where}.pair_bandwidth")
+    latency = parse_quantity(data["latency"], "time", field=f"{where}.latency")
+    try:
+        link = Link(bandwidth=bandwidth, pair_bandwidth=pair_bandwidth, latency=latency)
+    except InputError as error:
+        raise InputError(f"{where}.{error}") from error
     return NetworkTier(
         name=data["name"],
         topology=Topology(data["topology"]),
         size=data["size"],
-        link=Link(
-            bandwidth=bandwidth,
-            pair_bandwidth=parse_quantity(data.get("pair_bandwidth", data["bandwidth"]), "bandwidth", field=f"{where}.pair_bandwidth"),
-            latency=parse_quantity(data["latency"], "time", field=f"{where}.latency"),
-        ),
+        link=link,
         torus_shape=tuple(data.get("torus_shape", ())),
         wrap_multiple=data.get("wrap_multiple", 0),
         oversubscription=float(data.get("oversubscription", 1.0)),
@@ -471,22 +473,23 @@ def _chip_schema() -> "CoreSchema":
 
     text = shape.str_schema(min_length=1)
     count = shape.int_schema(ge=1, le=2**31)
+    memory = quantity("bytes")
     fact = record({"provenance": _provenance(), "source": text})
     return record(
         {
             "name": text,
             "vendor": text,
             "launch_year": count,
-            "peak_flop_rate": shape.dict_schema(text, text, min_length=1),
-            "memory": record({"name": text, "capacity": text, "bandwidth": text}, {"usable_capacity": text}),
-            "on_chip": record({"compute_units": count, "unit_kind": text}, {"capacity": text}),
+            "peak_flop_rate": shape.dict_schema(text, quantity("flop_rate"), min_length=1),
+            "memory": record({"name": text, "capacity": memory, "bandwidth": quantity("bandwidth")}, {"usable_capacity": memory}),
+            "on_chip": record({"compute_units": count, "unit_kind": text}, {"capacity": memory}),
             "facts": shape.dict_schema(text, fact),
         },
         {
             "title": text,
             "aliases": shape.list_schema(text, max_length=16),
             "devices_per_chip": count,
-            "tdp": text,
+            "tdp": quantity("power"),
             "chips_per_node": count,
             "scale_up": shape.list_schema(_tier_schema(), max_length=8),
             "scale_out": _tier_schema(),
@@ -525,13 +528,13 @@ def _tier_schema() -> "CoreSchema":
             "name": text,
             "topology": shape.literal_schema([str(member) for member in Topology]),
             "size": count,
-            "bandwidth": text,
-            "latency": text,
+            "bandwidth": quantity("bandwidth"),
+            "latency": quantity("time"),
             "provenance": _provenance(),
             "source": text,
         },
         {
-            "pair_bandwidth": text,
+            "pair_bandwidth": quantity("bandwidth"),
             "torus_shape": shape.list_schema(count, min_length=1, max_length=6),
             "wrap_multiple": count,
             "oversubscription": shape.float_schema(ge=1, le=1000, allow_inf_nan=False),

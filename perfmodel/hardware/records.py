@@ -8,34 +8,62 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from perfmodel.errors import InputError, bad_field, one_line, suggest
+from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.files import listed
 from perfmodel.units import exact_quantity, parse_quantity, quantity_of
 
+_MOST = 1e15
 _PLAIN = {str: "text", bool: "true or false", int: "a whole number"}
 Record = TypeVar("Record")
 
 
+class _Faults(InputError):
+    """Everything that is wrong with a record; `sentences` one by one."""
+
+    def __init__(self, sentences: list[str]) -> None:
+        super().__init__(listed(sentences))
+        self.sentences = sentences
+
+
 def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
-    """A frozen dataclass from what a file holds; unknown, missing and ill-typed fields are `InputError`s."""
+    """A frozen dataclass from what a file holds; unknown, missing and ill-typed fields are one `InputError` that names them all."""
     if not isinstance(data, Mapping):
-        raise bad_field(where, _kind(data), "must be a mapping of fields")
+        raise bad_field(where, _kind(data), "must be a mapping of fields", "write a line 'name: value' for each")
     hints, fields = _hints(cls), {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for name in data:
-        if name not in fields:
-            raise InputError(f"{where}.{one_line(name, 60)}: unknown field{suggest(name, fields)}")
+    faults = [f"{where}.{one_line(name, 60)}: unknown field{suggest(name, fields)}" for name in data if name not in fields]
     for name, field in fields.items():
         if name not in data and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise InputError(f"{where}.{name}: required field is missing; add it")
-    values = {str(name): _value(hints[name], item, where=f"{where}.{name}", name=str(name)) for name, item in data.items()}
+            faults.append(f"{where}.{name}: required field is missing; add it")
+    known = [(str(name), item) for name, item in data.items() if name in fields]
+    values = dict(_each(known, lambda name, item: _value(hints[name], item, where=f"{where}.{name}", name=name), faults))
+    if faults:
+        raise _Faults(faults)
     try:
         return cls(**values)
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
+
+
+def _each(
+    items: Iterable[tuple[Any, object]], read: Callable[[Any, object], Any], faults: list[str] | None = None
+) -> list[tuple[Any, Any]]:
+    """Each key with its value as `read` gives it. What is wrong goes to `faults`; without such a list it is raised, all of it at once."""
+    found, wrong = [], [] if faults is None else faults
+    for key, item in items:
+        try:
+            found.append((key, read(key, item)))
+        except _Faults as several:
+            wrong.extend(several.sentences)
+        except InputError as error:
+            wrong.append(str(error))
+    if wrong and faults is None:
+        raise _Faults(wrong)
+    return found
 
 
 def record_to_data(value: Any, *, name: str = "") -> Any:
@@ -94,7 +122,7 @@ def _value(hint: Any, value: object, *, where: str, name: str) -> Any:
         return _number(value, where=where, name=name)
     if hint is bool or hint is int or hint is str:
         if type(value) is not hint:
-            raise bad_field(where, _kind(value), f"must be {_PLAIN[hint]}")
+            raise bad_field(where, _kind(value), f"must be {_PLAIN[hint]}", "correct it")
         return value
     raise TypeError(f"{where}: no rule to read {hint}")
 
@@ -102,26 +130,27 @@ def _value(hint: Any, value: object, *, where: str, name: str) -> Any:
 def _mapping(arguments: tuple[Any, ...], value: object, *, where: str, name: str) -> dict[Any, Any]:
     key_hint, item_hint = arguments
     if not isinstance(value, Mapping):
-        raise bad_field(where, _kind(value), "must be a mapping")
-    return {
-        _value(key_hint, key, where=where, name=""): _value(
-            item_hint, item, where=f"{where}.{one_line(key, 60)}", name=_item_name(name, str(key))
-        )
-        for key, item in value.items()
-    }
+        raise bad_field(where, _kind(value), "must be a mapping", "write a line 'name: value' for each")
+
+    def read(key: Any, item: object) -> tuple[Any, Any]:
+        own = _value(key_hint, key, where=where, name="")
+        return own, _value(item_hint, item, where=f"{where}.{one_line(key, 60)}", name=_item_name(name, str(key)))
+
+    return dict(pair for _, pair in _each(value.items(), read))
 
 
 def _tuple(arguments: tuple[Any, ...], value: object, *, where: str, name: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
-        raise bad_field(where, _kind(value), "must be a list")
+        raise bad_field(where, _kind(value), "must be a list", "write [a, b]")
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         hints = (arguments[0],) * len(value)
     else:
         hints = arguments
     if len(hints) != len(value):
-        raise bad_field(where, _kind(value), f"must hold {len(hints)} values")
-    pairs = enumerate(zip(hints, value, strict=True))
-    return tuple(_value(hint, item, where=f"{where}.{index}", name=name) for index, (hint, item) in pairs)
+        raise bad_field(where, _kind(value), f"must hold {len(hints)} values", "write as many")
+    return tuple(
+        item for _, item in _each(enumerate(value), lambda index, item: _value(hints[index], item, where=f"{where}.{index}", name=name))
+    )
 
 
 def _member(hint: type[StrEnum], value: object, *, where: str) -> StrEnum:
@@ -136,16 +165,18 @@ def _number(value: object, *, where: str, name: str) -> float:
     if kind:
         return parse_quantity(value, kind, field=where)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise bad_field(where, _kind(value), "must be a number without a unit")
+        raise bad_field(where, _kind(value), "must be a number without a unit", "correct it")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise bad_field(where, value if isinstance(value, float) else "a huge integer", "must be a finite number")
+    if not abs(number) <= _MOST:
+        raise bad_field(
+            where, value if isinstance(value, float) else "a huge integer", f"must be a finite number, of {_MOST:g} at most", "correct it"
+        )
     return number
 
 
 def _kind(value: object) -> str:
     """A value for a message: short text as it is, anything deep by its type."""
-    return repr(value)[:60] if isinstance(value, str | int | float | bool) else type(value).__name__
+    return shown(value) if isinstance(value, str | int | float | bool) else type(value).__name__

@@ -14,6 +14,7 @@ Region = Literal["embedding", "layer", "head"]
 
 #: A size beyond this is a mistake in the file; below it, every count of parameters fits a float64 and every tensor an int64.
 MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 4096  # pipelines are searched stage by stage; no published model is a quarter as deep
 
 _COUNTS = (
     "num_hidden_layers",
@@ -113,6 +114,8 @@ class TransformerConfig:
                 raise bad_field(field, printable(getattr(self, field)), "must be a text", "write it in quotes")
         for field in _COUNTS:
             _check_count(field, getattr(self, field), 1)
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise bad_field("num_hidden_layers", self.num_hidden_layers, f"must be {MAX_LAYERS:,} at most", "correct it in the config")
         for field in _COUNTS_OR_ZERO:
             _check_count(field, getattr(self, field), 0)
         for field in _FLAGS:
