@@ -156,7 +156,7 @@ def make_setting(
 
     chips         None: as many as the cluster object, one's own cluster file or this machine has; a shipped cluster needs the number
     calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
-    profile       None: `megatron` on accelerators, `torch-gloo` on this machine
+    profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
     """
     from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
     from perfmodel.hardware.calibration import Calibration

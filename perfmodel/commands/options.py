@@ -87,7 +87,11 @@ Order = Annotated[
 
 Profile = Annotated[
     str | None,
-    typer.Option("--profile", metavar="NAME|PATH", help="Framework habits (`perfmodel profiles`); megatron, on localhost torch-gloo."),
+    typer.Option(
+        "--profile",
+        metavar="NAME|PATH",
+        help="Framework habits (`perfmodel profiles`); by the chip's maker if left out: megatron on NVIDIA's.",
+    ),
 ]
 Calibration = Annotated[
     str | None,

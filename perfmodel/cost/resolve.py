@@ -2,7 +2,8 @@
 
 calibration  the user's own (`perfmodel calibrate` keeps one for each chip), else a shipped one of the chip, else of a relative of it,
              else the prior of its maker's neighbouring generations, else typical fractions of the data sheet
-profile      `torch-gloo` for the processes of a CPU, `megatron` for accelerators
+profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's accelerators, `xla` for those whose software compiles a step
+             as one program (TPUs, Trainium, Gaudi), `megatron` for NVIDIA's and whatever else
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from perfmodel.resources import user_calibrations_dir
 from perfmodel.workload.job import TrainingJob
 
 ACCELERATOR_PROFILE, CPU_PROFILE = "megatron", "torch-gloo"
+_PROFILE_OF_VENDOR = {"amd": "megatron-rocm", "google": "xla", "aws": "xla", "intel": "xla"}
 
 
 def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
@@ -46,7 +48,7 @@ def calibration_reference(chosen: Calibration) -> str:
 
 def default_profile(chip: Chip) -> str:
     """The execution profile that is assumed where none is named."""
-    return CPU_PROFILE if chip.unit_kind == "core" else ACCELERATOR_PROFILE
+    return CPU_PROFILE if chip.unit_kind == "core" else _PROFILE_OF_VENDOR.get(chip.vendor.lower(), ACCELERATOR_PROFILE)
 
 
 def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:

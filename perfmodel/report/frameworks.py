@@ -70,7 +70,7 @@ FRAMEWORKS = (
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
     Framework(pattern=r"torchtitan", profile="torchtitan", zero=3, sequence_parallel=True, selective=_TITAN_SELECTIVE, fills_memory=True),
     Framework(pattern=r"fsdp|pytorch|meta internal", profile="torch-fsdp2", zero=3, selective=_TITAN_SELECTIVE, fills_memory=True),
-    Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="torch-fsdp2", zero=3, recompute="full", fills_memory=True, borrows=True),
+    Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="xla", zero=3, recompute="full", fills_memory=True, borrows=True),
     Framework(pattern=r"llm\.c", profile="llm-c"),
     Framework(pattern=r"colossal", profile="megatron", borrows=True),
     Framework(pattern=r".*", profile="megatron", borrows=True),

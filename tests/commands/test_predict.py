@@ -315,6 +315,16 @@ def test_localhost_is_predicted_with_its_own_profile(call_json):
     assert call_json("predict", *flags)["plan"]["profile"] == "torch-gloo"
 
 
+@pytest.mark.parametrize("cluster, profile", [("mi300x", "megatron-rocm"), ("tpu-v5p", "xla"), ("gaudi3", "xla"), ("h20", "megatron")])
+def test_no_chip_gets_host_constants_of_another_makers_software(call_json, cluster, profile):
+    flags = ["--model", "llama-3-8b", "--cluster", cluster, "--chips", 8, "--global-batch", 8, "--seq-len", 256, "--tp", 8]
+    told = call_json("predict", *flags)
+    assert told["plan"]["profile"] == profile
+    assert (told["parts"]["host"] > 0) == (profile != "xla")
+    as_megatron = call_json("predict", *flags, "--profile", "megatron")
+    assert told["parts"]["host"] <= as_megatron["parts"]["host"]
+
+
 def test_a_calibration_of_the_user_comes_first(call_json, home):
     from dataclasses import replace
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time, wire_bytes
-from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, NEVER
+from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, NEVER, resolve_machine
+from perfmodel.dtypes import Dtype
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.network import Topology
+from perfmodel.hardware.reader import load_calibration, load_cluster
 from tests.cost.machines import CALIBRATED, make_machine, make_tier, shipped_machine
 
 AR, RS, AG, A2A, SEND = CollectiveKind
@@ -267,3 +269,12 @@ def test_one_row_per_redistribution_is_quick():
     codes = np.arange(30)[:, None] % 4
     operands = {"group_size": ones * 8, "inside": [ones, ones * 8], "machine": machine}
     assert min(timeit.repeat(lambda: collective_time(codes, ones * 1e6, **operands), number=50, repeat=7)) / 50 < 300e-6
+
+
+@pytest.mark.parametrize("chips, measured", [(8, 312.9e9), (2, 47.7e9)])
+def test_the_mesh_of_mi300x_reaches_what_was_measured_on_it(chips, measured):
+    """Bus bandwidth of a large all-reduce, all to all and one to one (Bekman, Machine Learning Engineering, network tables)."""
+    chip = load_cluster("mi300x", num_chips=8)
+    machine = resolve_machine(chip, load_calibration("mi300x"), dtype=Dtype.BF16)
+    time = float(collective_time(AR, 8e9, group_size=chips, inside=[chips, chips], machine=machine))
+    assert 2 * (chips - 1) / chips * 8e9 / time == pytest.approx(measured, rel=0.07)
