@@ -403,10 +403,11 @@ def run_plan(
     shrink   run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
     """
     require_torch("run a plan")
-    from perfmodel.execute.runner import num_devices, num_gpus
+    from perfmodel.execute.runner import num_devices, num_gpus, pick_device
     from perfmodel.execute.runner import run_plan as run
 
     wanted = load_plan(plan)
+    pick_device(device, 1)
     if shrink:
         from perfmodel.execute.shrink import shrink as smaller
         from perfmodel.execute.shrink import smallest_ranks
@@ -479,24 +480,47 @@ def calibrate_machine(
 ) -> Calibration:
     """Microbenchmarks of this machine, fitted to a calibration that predictions of `localhost` then use.
 
-    save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations
+    save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations (or below XDG_DATA_HOME)
     ranks      processes that compute and communicate together; None: two, where there are two cores
     brief      fewer shapes, in half the time
     progress   called with the share that is done and what is being measured
     """
+    check_calibration_place(save)
+    calibration = measure_calibration(ranks=ranks, brief=brief, device=device, progress=progress)
+    keep_calibration(calibration, save)
+    return calibration
+
+
+def check_calibration_place(save: Name | None) -> None:
+    """Nothing is measured before it is known that it can be saved."""
+    from perfmodel.resources import check_can_be_made, check_can_be_written, user_calibrations_dir
+
+    if save is None:
+        check_can_be_made(user_calibrations_dir())
+    else:
+        check_can_be_written(save, "save")
+
+
+def measure_calibration(
+    *, ranks: int | None, brief: bool, device: str, progress: Callable[[float, str], None] | None = None
+) -> Calibration:
+    """What `calibrate_machine` saves."""
     require_torch("calibrate this machine")
     from perfmodel.calibrate.fit_host import fit_measurement
     from perfmodel.execute.measure_machine import measure_machine
     from perfmodel.hardware.local import local_cluster
-    from perfmodel.hardware.writer import save_calibration
 
     ranks = min(2, local_cluster().num_chips) if ranks is None else ranks
-    calibration = fit_measurement(measure_machine(ranks, brief=brief, device=device, progress=progress))
+    return fit_measurement(measure_machine(ranks, brief=brief, device=device, progress=progress))
+
+
+def keep_calibration(calibration: Calibration, save: Name | None) -> None:
+    from perfmodel.hardware.writer import save_calibration
+
     path = user_calibration_path(calibration) if save is None else Path(save)
     if save is None:
         make_folder(path.parent)
     save_calibration(calibration, path)
-    return calibration
 
 
 def import_graph(module: str | Callable[[], Any], inputs: str | Sequence[str] = ()) -> ImportedGraph:

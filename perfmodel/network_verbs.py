@@ -422,6 +422,7 @@ def run_network_plan(
 
     require_torch("run a plan")
     from perfmodel.execute.network_run import measure_network_plans
+    from perfmodel.execute.runner import pick_device
 
     found = load_network_plan(plan)
     if found.stages:
@@ -430,7 +431,9 @@ def run_network_plan(
         rule = "a plan of an imported module is predicted, not run: what its operators compute is not imported"
         raise bad_field("network", found.network, rule, "use `perfmodel predict`, or a plan of a built-in network")
     own = network if network is not None else network_of_plan(found)
-    place = find_place("localhost", chips=found.num_chips, precision=Precision.FP32, calibration=calibration, profile=None)
+    device = pick_device(device, found.num_chips)
+    where = "localhost" if device == "cpu" else found.cluster  # the prediction is of what is measured
+    place = find_place(where, chips=found.num_chips, precision=Precision.FP32, calibration=calibration, profile=None)
     setting = step_setting(place, optimizer=Optimizer.SGD, zero=0)
     plans = {"this plan": found}
     if with_strategies:

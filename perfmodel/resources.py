@@ -23,15 +23,20 @@ def resource_dir(name: str) -> Path:
 
 
 def user_calibrations_dir() -> Path:
-    """Where `perfmodel calibrate` leaves calibrations and predictions look first: ~/.local/share/perfmodel/calibrations.
+    """Where `perfmodel calibrate` leaves calibrations and predictions look first; it need not exist.
 
-    It is the XDG default below the home folder; it need not exist.
+    $XDG_DATA_HOME/perfmodel/calibrations, which is ~/.local/share/perfmodel/calibrations where nobody set that variable (or to a
+    relative path, which its specification says to ignore).
     """
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise InputError("home: this user has no home folder; save the calibration with --save and name it with --calibration") from error
-    return home / ".local" / "share" / "perfmodel" / "calibrations"
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):
+        try:
+            data = os.path.join(Path.home(), ".local", "share")
+        except RuntimeError as error:
+            raise InputError(
+                "home: this user has no home folder; save the calibration with --save and name it with --calibration"
+            ) from error
+    return Path(data, "perfmodel", "calibrations")
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -84,6 +89,15 @@ def check_can_be_written(path: str | Path, field: str) -> None:
         raise bad_field(field, text, "is a folder", "give the path of a file in it")
     if not os.access(folder if stat.S_ISREG(mode) or not mode else text, os.W_OK):
         raise bad_field(field, text, "may not be written by this user", "choose another path")
+
+
+def check_can_be_made(folder: Path) -> None:
+    """Refuse a folder that could neither be made nor written into, before the work is done."""
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be made or written by this user (because of {place}); choose a file with --save")
 
 
 def _has_working_folder() -> bool:

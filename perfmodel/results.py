@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +54,7 @@ class Measurement:
     collectives       what was issued in one step, on the rank that issued most of each kind on each axis
     loss              mean loss of the first step, before any update
     gradient_error    largest relative error of a gradient against one process; nan where the check was switched off
+    busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
     """
 
     plan: Plan
@@ -71,6 +74,7 @@ class Measurement:
     collectives: tuple[CollectiveCount, ...]
     loss: float
     gradient_error: float
+    busy_fraction: float = 0.0
     schema_version: int = MEASUREMENT_VERSION
 
     def __post_init__(self) -> None:
@@ -133,6 +137,7 @@ class MachineMeasurement:
     programs   tiny training programs and the processor time of a step in the busiest rank's main thread [s], for the overhead of the
                host; none where it is hidden
     profile    name of the execution profile that the programs run under
+    busy_fraction   share of the machine's processors that other processes took meanwhile
     """
 
     cluster: Cluster
@@ -141,6 +146,7 @@ class MachineMeasurement:
     profile: str
     samples: tuple[Sample, ...]
     programs: tuple[tuple[Plan, float], ...]
+    busy_fraction: float = 0.0
 
 
 _KINDS: dict[str, type] = {
@@ -158,6 +164,10 @@ _KINDS: dict[str, type] = {
 }
 
 
+#: Fields that files written before them do not have.
+_LATER = {"busy_fraction"}
+
+
 def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measurement:
     """The measurement of a file's contents. Raises InputError naming the field."""
     from perfmodel.parallel.plan_file import plan_from_dict
@@ -171,13 +181,13 @@ def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measureme
     for key in data:
         if key not in known:
             raise InputError(f"{where}: unknown field {key!r}{suggest(key, known)}")
-    for key in known:
+    for key in known - _LATER:
         if key not in data:
             raise InputError(f"{where}: {key} is missing; run the plan again")
     for key, kind in _KINDS.items():
         if not isinstance(data[key], kind) or isinstance(data[key], bool):
             raise InputError(f"{where}: {key} has the wrong form; run the plan again")
-    values = dict(data)
+    values = {"busy_fraction": 0.0, **data}
     values["plan"] = plan_from_dict(data["plan"], where=f"{where}: plan")
     try:
         values["collectives"] = tuple(CollectiveCount(**record) for record in data["collectives"])
@@ -185,23 +195,42 @@ def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measureme
             values[key] = tuple(float(value) for value in data[key])
         for key in ("software", "parts"):
             values[key] = dict(data[key])
-        for key in ("step_time", "step_time_spread", "peak_memory", "loss", "gradient_error"):
-            values[key] = float("nan") if data[key] is None else float(data[key])
+        for key in ("step_time", "step_time_spread", "peak_memory", "loss", "gradient_error", "busy_fraction"):
+            values[key] = float("nan") if values[key] is None else float(values[key])
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{where}: a field has the wrong form ({error}); run the plan again") from None
     return Measurement(**values)
 
 
 def append_measurement(measurement: Measurement, path: str | Path) -> None:
-    """Add one line to the file, whole or not at all."""
+    """Add one line to the file, whole or not at all; of writers that come at the same time, one after the other."""
     path = Path(path)
+    with _one_writer(path):
+        try:
+            before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); choose another path") from None
+        if before and not before.endswith("\n"):
+            before += "\n"
+        write_atomically(path, before + json.dumps(measurement.to_dict(), allow_nan=False) + "\n")
+
+
+@contextmanager
+def _one_writer(path: Path) -> Iterator[None]:
+    """Waits for the others. The folder is locked, as the file is replaced; a file system without locks is used without."""
+    import fcntl
+
     try:
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); choose another path") from None
-    if before and not before.endswith("\n"):
-        before += "\n"
-    write_atomically(path, before + json.dumps(measurement.to_dict(), allow_nan=False) + "\n")
+        folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+    except OSError:  # the writing says what is wrong
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def read_measurements(path: str | Path) -> tuple[Measurement, ...]:

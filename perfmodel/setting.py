@@ -159,7 +159,7 @@ def make_setting(
     profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
     """
     from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
-    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.hardware.calibration import MOST_BUSY, Calibration
     from perfmodel.hardware.reader import LOCALHOST
     from perfmodel.parallel.profile import ExecutionProfile
 
@@ -170,6 +170,12 @@ def make_setting(
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
         notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
+    if chosen.busy_fraction > MOST_BUSY:
+        notes = (
+            *notes,
+            f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
+            "calibrate again when the machine is quiet",
+        )
     habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(

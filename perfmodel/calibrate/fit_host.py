@@ -104,7 +104,7 @@ def fit_measurement(measured: MachineMeasurement) -> Calibration:
     """The calibration of a machine from its microbenchmarks: kernels and collectives first, then the host times that are left over."""
     cluster = measured.cluster
     calibration = fit_machine(measured.samples, name=f"local-{cluster.chip.name}", chip=cluster.chip.name, software=measured.software)
-    calibration = replace(calibration, notes=measured.notes)
+    calibration = replace(calibration, notes=measured.notes, busy_fraction=round(measured.busy_fraction, 3))
     if not measured.programs:
         return calibration
     return fit_host_times(measured.programs, cluster, calibration, load_profile(measured.profile))

@@ -20,8 +20,8 @@ from perfmodel.errors import InputError
 from perfmodel.execute.launch import WorkerGroup
 from perfmodel.execute.measure_machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.refuse import executable_reason
-from perfmodel.execute.rounds import MOST_OTHERS, ROUNDS, Measured, Progress, anchor_on_rank, measure_rounds
-from perfmodel.hardware.calibration import Calibration
+from perfmodel.execute.rounds import ROUNDS, Measured, Progress, anchor_on_rank, measure_rounds
+from perfmodel.hardware.calibration import MOST_BUSY, Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import Plan
@@ -107,7 +107,7 @@ class DemoResult:
     @property
     def is_disturbed(self) -> bool:
         """Some plan had no turn to itself: its measured time is too long."""
-        return self.others > MOST_OTHERS
+        return self.others > MOST_BUSY
 
     @property
     def worst_error(self) -> float:

@@ -53,17 +53,19 @@ def run(
         comparison = run_plan(
             plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=calibration, progress=progress.note
         )
-    if save is not None:
-        from perfmodel.results import append_measurement
+    try:
+        if json:
+            from perfmodel.report.runs import comparison_object
 
-        append_measurement(comparison.measurement, save)
-    if json:
-        from perfmodel.report.runs import comparison_object
+            print_json(comparison_object(comparison))
+        else:
+            _show(comparison)
+    finally:  # what was measured is shown though it cannot be saved, and saved though it cannot be shown
+        if save is not None:
+            from perfmodel.results import append_measurement
 
-        print_json(comparison_object(comparison))
-        return
-    _show(comparison)
-    if save is not None:
+            append_measurement(comparison.measurement, save)
+    if save is not None and not json:
         print(f"\nmeasurement: {save}")
 
 
@@ -100,6 +102,7 @@ def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device
     ]
     print_facts(f"{found.network.name}, batch {found.network.batch}", facts)
     print_tables([measured_table(found.names, found.predictions, found.measurements)])
+    _print_busy(measured.busy_fraction, "run it")
 
 
 def _show(comparison: Comparison) -> None:
@@ -109,6 +112,15 @@ def _show(comparison: Comparison) -> None:
     plan = comparison.measurement.plan
     print_facts(job_line(plan), [("plan", plan_line(plan)), *measurement_facts(comparison)])
     print_tables([predicted_and_measured(comparison), collectives_table(comparison.measurement)])
+    _print_busy(comparison.measurement.busy_fraction, "run it")
+
+
+def _print_busy(busy_fraction: float, what: str) -> None:
+    from perfmodel.report.runs import busy_sentence
+
+    sentence = busy_sentence(busy_fraction, what)
+    if sentence:
+        print(f"\n{sentence}")
 
 
 def calibrate(
@@ -121,20 +133,25 @@ def calibrate(
     json: options.Json = False,
 ) -> None:
     """Measure this machine in under two minutes; predictions of localhost then rest on it."""
-    from perfmodel.api import calibrate_machine, user_calibration_path
+    from perfmodel.api import check_calibration_place, keep_calibration, measure_calibration, user_calibration_path
     from perfmodel.commands.known import calibration_facts
 
     if save is not None and save.suffix.lower() not in (".yaml", ".yml"):
         raise bad_field("save", save, "must end in .yaml", "write --save this-machine.yaml")
-    if save is not None:
-        check_can_be_written(save, "save")
+    check_calibration_place(save)
     with Progress("calibrate") as progress:
-        calibration = calibrate_machine(save=save, ranks=ranks, brief=brief, device=device, progress=progress.step)
+        calibration = measure_calibration(ranks=ranks, brief=brief, device=device, progress=progress.step)
     path = user_calibration_path(calibration) if save is None else save
+    try:
+        if json:
+            print_json({"calibration": calibration, "path": path})
+        else:
+            print_facts(f"calibration {calibration.name}", calibration_facts(calibration))
+            _print_busy(calibration.busy_fraction, "calibrate")
+    finally:  # as in `run`
+        keep_calibration(calibration, save)
     if json:
-        print_json({"calibration": calibration, "path": path})
         return
-    print_facts(f"calibration {calibration.name}", calibration_facts(calibration))
     print(f"\ncalibration: {path}")
     if save is not None:
         print(f"use it with: perfmodel predict --cluster localhost --calibration {path} ...")
@@ -193,6 +210,5 @@ def _show_demo(result: DemoResult) -> None:
         f"\n{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
         f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}."
     )
-    if result.is_disturbed:
-        print("The machine was busy with other work: run the demo again when it is quiet, for times that are of these plans alone.")
+    _print_busy(result.others, "run the demo")
     print("Next: perfmodel calibrate, then perfmodel search --cluster localhost ...")

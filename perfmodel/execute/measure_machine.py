@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from perfmodel.errors import InputError
 from perfmodel.execute.launch import Worker, WorkerGroup
 from perfmodel.execute.overhead_programs import overhead_plans, processor_time_on_rank
+from perfmodel.execute.processor_use import processor_use
 from perfmodel.execute.rounds import Progress
 from perfmodel.execute.runner import num_gpus, pick_device
 from perfmodel.hardware.cluster import Cluster
@@ -103,12 +104,14 @@ def measure_machine(
     with scope as workers:
         before = workers.on_progress
         workers.on_progress = on_progress
+        use = processor_use(workers.pids)
         try:
             measured = _measure(workers, brief, limits, phases, report)
         finally:
             workers.on_progress = before
+        busy_fraction = processor_use(workers.pids).others_since(use)
     report(1.0, "done")
-    return measured
+    return replace(measured, busy_fraction=busy_fraction)
 
 
 def check_ranks(ranks: int, device: str) -> None:

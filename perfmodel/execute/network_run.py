@@ -10,14 +10,16 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError, RunError
 from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.network_options import NetworkOptions
 from perfmodel.execute.network_padding import padded_network
 from perfmodel.execute.network_refuse import check_runnable
+from perfmodel.execute.processor_use import processor_use
 from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
 from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.parallel.network_measurement import NetworkCheck, NetworkMeasurement
@@ -32,19 +34,6 @@ if TYPE_CHECKING:
 
 #: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower.
 TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkOptions:
-    """dtype: a torch dtype's name; uses_dtensor: as `NetworkMesh` has it; functions: torch functions of kinds besides the known ones."""
-
-    seed: int = 0
-    steps: int = 1
-    dtype: str = "float64"
-    learning_rate: float = 0.0
-    compares_outputs: bool = False
-    uses_dtensor: bool = True
-    functions: Mapping[str, NetworkFunction] = field(default_factory=dict)
 
 
 def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
@@ -238,11 +227,13 @@ def measure_network_plans(
         _check(network, plan, group, table)
     scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
     with scope as workers:
+        use = processor_use(workers.pids)
         for index, plan in enumerate(plans):
             if check_gradients:
                 results = workers.call(check_on_rank, network, plan, checking)
                 errors[index] = assemble_check(network, plan, results, "float32").gradient_error
         ranks = workers.call(measure_on_rank, network, tuple(plans), timing, warmup, rounds)
+        busy_fraction = processor_use(workers.pids).others_since(use)
     found = []
     for index, plan in enumerate(plans):
         times_of_ranks = [rank[0][index] for rank in ranks]
@@ -263,6 +254,7 @@ def measure_network_plans(
                 parts={f"communication.{name}": statistics.fmean(r.tally.times.get(name, 0.0) for r in times_of_ranks) for name in names},
                 memory_by_rank=tuple(rank.peak_memory for rank in times_of_ranks),
                 software=ranks[0][2],
+                busy_fraction=busy_fraction,
             )
         )
     return tuple(found)

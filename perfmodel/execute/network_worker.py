@@ -19,8 +19,8 @@ from perfmodel.execute.launch import Worker
 from perfmodel.execute.measure import describe_on_rank, synchronize
 from perfmodel.execute.network_mesh import NetworkMesh, Purpose, Record
 from perfmodel.execute.network_model import NetworkProgram, one_process
+from perfmodel.execute.network_options import NetworkOptions
 from perfmodel.execute.network_redistribute import Redistribution, local_part
-from perfmodel.execute.network_run import NetworkOptions
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.network_plan import NetworkPlan, left_layout
 from perfmodel.workload.network import Network, Pass

@@ -5,15 +5,14 @@ An anchor, a fixed piece of work between the rounds, tells how the machine's own
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from perfmodel.execute.launch import Worker, WorkerGroup
 from perfmodel.execute.runner import merge, run_plan
+from perfmodel.hardware.calibration import MOST_BUSY
 from perfmodel.parallel.plan import Plan
 from perfmodel.results import Measurement
 from perfmodel.workload.job import TrainingJob
@@ -24,8 +23,7 @@ Progress = Callable[[float, str], None]
 #: Steps of a plan in one round, before and while it is timed, and how many rounds: A B C A B C, so that what else the machine does
 #: disturbs all plans alike.
 WARMUP, STEPS, ROUNDS = 2, 6, 3
-#: Turns of a plan in which other processes took more than this share of the processors are measured again.
-MOST_OTHERS = 0.1
+#: Turns of a plan in which other processes took more than `MOST_BUSY` of the processors are measured again.
 MOST_ROUNDS = 8
 
 
@@ -49,36 +47,6 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
         times.append(time.perf_counter() - start)
         model.zero_grad(set_to_none=True)
     return statistics.median(times[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorUse:
-    """Processor seconds so far: of everything on this machine (idle time too), of what was busy, and of our own processes."""
-
-    total: float
-    busy: float
-    own: float
-
-    def others_since(self, earlier: ProcessorUse) -> float:
-        """Share of the machine's processors that other processes took since then; 0 where the system does not say."""
-        total = self.total - earlier.total
-        return max((self.busy - earlier.busy) - (self.own - earlier.own), 0.0) / total if total > 0 else 0.0
-
-
-def processor_use(pids: Sequence[int], *, proc: Path = Path("/proc")) -> ProcessorUse:
-    """As Linux tells it; all 0 elsewhere. `pids`: our processes beside this one."""
-    try:
-        tick = 1.0 / os.sysconf("SC_CLK_TCK")
-        user, nice, system, idle, waiting, _, _, stolen = (int(word) for word in (proc / "stat").read_text().split()[1:9])
-        times = os.times()
-        own = times.user + times.system
-        for pid in pids:
-            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            own += (int(fields[11]) + int(fields[12])) * tick  # utime and stime, the 14th and 15th field of proc(5)
-    except (OSError, ValueError, IndexError):
-        return ProcessorUse(total=0.0, busy=0.0, own=0.0)
-    busy = user + nice + system + stolen
-    return ProcessorUse(total=(busy + idle + waiting) * tick, busy=busy * tick, own=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +91,9 @@ def measure_rounds(
         for place, number in enumerate(due):
             name, plan = plans[number]
             progress(min(index + place / len(due), rounds - 0.1) / rounds, f"round {index + 1}: {name}")
-            start, use, inspects = time.monotonic(), processor_use(group.pids), index == 0
+            start, inspects = time.monotonic(), index == 0
             measurement = run_plan(plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group)
-            found[number].append(Turn(measurement=measurement, others=processor_use(group.pids).others_since(use)))
+            found[number].append(Turn(measurement=measurement, others=measurement.busy_fraction))
             slowest_turn = max(slowest_turn, 0.0 if inspects else time.monotonic() - start)
         anchors.append(max(group.call(anchor_on_rank, job)))
     counting = [quiet(turns) or [min(turns, key=lambda turn: turn.others)] for turns in found]
@@ -139,7 +107,7 @@ def measure_rounds(
 
 
 def quiet(turns: Sequence[Turn]) -> list[Turn]:
-    return [turn for turn in turns if turn.others <= MOST_OTHERS]
+    return [turn for turn in turns if turn.others <= MOST_BUSY]
 
 
 def joined(inspected: Measurement, turns: Sequence[Turn]) -> Measurement:

@@ -9,10 +9,12 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.errors import InputError
 from perfmodel.execute.launch import Worker, WorkerGroup, torchrun_worker
+from perfmodel.execute.processor_use import processor_use
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
@@ -33,12 +35,26 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def num_gpus() -> int:
     """NVIDIA GPUs that torch would see, found without torch."""
+    present = _gpus_present()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
+    if visible is None or not present:
+        return present
+    named = 0
+    for entry in (entry.strip() for entry in visible.split(",")):
+        if not (entry.startswith(("GPU-", "MIG-")) or (entry.isascii() and entry.isdigit() and int(entry[:9]) < present)):
+            break  # CUDA sees those before the first that is none
+        named += 1
+    return min(named, present)
+
+
+def _gpus_present() -> int:
+    """As the driver's tool lists them; without it, their device files."""
     if shutil.which("nvidia-smi") is None:
+        return sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
         return 0
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
 
 
@@ -53,6 +69,8 @@ def pick_device(device: str, num_ranks: int) -> str:
         raise InputError(f"device={device}: not known; use {', '.join(DEVICES)}")
     if device == "auto":
         return "cuda" if num_gpus() >= num_ranks else "cpu"
+    if device == "cuda" and not num_gpus():
+        raise InputError("device=cuda: torch would see no GPU on this machine; use --device cpu")
     return device
 
 
@@ -155,6 +173,7 @@ def run_plan(
         checks=check_gradients and plan.job.model.num_parameters <= CHECKED_PARAMETERS,
         inspects=inspects,
     )
+    busy_fraction = 0.0
     if launched is not None:
         import torch.distributed as dist
 
@@ -167,8 +186,10 @@ def run_plan(
             else WorkerGroup(plan.num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
         )
         with scope as workers:
+            use = processor_use(workers.pids)
             results = workers.call(run_on_rank, plan, options)
-    return assemble(plan, results, device=device, warmup=warmup)
+            busy_fraction = processor_use(workers.pids).others_since(use)
+    return assemble(plan, results, device=device, warmup=warmup, busy_fraction=busy_fraction)
 
 
 def run_plans(
@@ -218,6 +239,7 @@ def merge(measurements: Sequence[Measurement]) -> Measurement:
         parts=parts,
         memory_by_rank=memory,
         peak_memory=max(memory),
+        busy_fraction=max(measurement.busy_fraction for measurement in measurements),
     )
 
 
@@ -247,6 +269,7 @@ def assemble(
     *,
     device: str,
     warmup: int,
+    busy_fraction: float = 0.0,
 ) -> Measurement:
     """One measurement from what the ranks saw."""
     error = gradient_error([result[0] for result in results])
@@ -286,4 +309,5 @@ def assemble(
         collectives=collectives,
         loss=sum(rank.first_loss_share for rank in ranks),
         gradient_error=error,
+        busy_fraction=busy_fraction,
     )

@@ -71,6 +71,9 @@ def _require_share(name: str, value: float, *, most: float = 1e9) -> None:
     _require(1e-6 <= value <= most, name, value, f"must be positive, from 1e-6 to {most:g}")
 
 
+MOST_BUSY = 0.1
+"""Where other processes take more than this share of the processors, what is measured meanwhile is not of this machine alone."""
+
 NO_TILES = ((1.0, 1.0, 0.0),)
 """Of a library whose products cost their output elements, wherever these end."""
 
@@ -348,6 +351,7 @@ class Calibration:
     contention          slow-down factors by name. `matmul`, `streaming`, `attention`: all the cores compute, over one alone;
                         `cores`: how many processes that is; `compute_under_communication`
     points, errors      number of measurements and held-out median errors, by part
+    busy_fraction       share of the machine's processors that other processes took while it was measured
     """
 
     name: str
@@ -375,6 +379,7 @@ class Calibration:
     contention: Mapping[str, float] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    busy_fraction: float = 0.0
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -387,6 +392,7 @@ class Calibration:
         _require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
         _require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")
         _require(self.context_bytes >= 0, "context_bytes", self.context_bytes, "must not be negative")
+        _require(0 <= self.busy_fraction <= 1, "busy_fraction", self.busy_fraction, "must lie in 0..1")
         for tier in self.collectives:
             if tier not in (SCALE_UP, SCALE_OUT):
                 raise bad_field("collectives", tier, f"unknown kind of tier{suggest(tier, (SCALE_UP, SCALE_OUT))}")

@@ -47,6 +47,7 @@ class NetworkMeasurement:
     parts             from a step of its own: the time that collectives over each group of axes block a rank, `communication.<axes>`
     memory_by_rank    peak of live tensors on every rank
     chip, software    what it ran on, and versions by name
+    busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
     """
 
     plan: NetworkPlan
@@ -62,6 +63,7 @@ class NetworkMeasurement:
     parts: Mapping[str, float] = field(default_factory=dict)
     memory_by_rank: tuple[float, ...] = ()
     software: Mapping[str, str] = field(default_factory=dict)
+    busy_fraction: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.step_times:

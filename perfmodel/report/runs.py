@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.hardware.calibration import MOST_BUSY
 from perfmodel.report.predictions import prediction_object
 from perfmodel.report.table import Table, words
 from perfmodel.results import Comparison, Measurement
@@ -36,6 +37,16 @@ def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("steps", f"{measured.steps} timed after {measured.warmup}; interquartile range {format_time(measured.step_time_spread)}"),
         ("prediction", f"rests on {next(iter(comparison.prediction.rests_on.values()))}"),
     ]
+
+
+def busy_sentence(busy_fraction: float, what: str) -> str:
+    """A warning where other processes took too much of the machine meanwhile; `what` to do again."""
+    if busy_fraction <= MOST_BUSY:
+        return ""
+    return (
+        f"The machine was busy: other processes took {busy_fraction:.0%} of its processors meanwhile; {what} again when it is quiet, "
+        "for times that are of this work alone."
+    )
 
 
 def predicted_and_measured(comparison: Comparison) -> Table:

@@ -33,8 +33,8 @@ from perfmodel.dtypes import Dtype
 from perfmodel.execute.launch import WorkerGroup
 from perfmodel.execute.measure_machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.network_run import measure_network_plans
-from perfmodel.execute.rounds import MOST_OTHERS, processor_use
-from perfmodel.hardware.calibration import Calibration
+from perfmodel.execute.processor_use import processor_use
+from perfmodel.hardware.calibration import MOST_BUSY, Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.network_measurement import NetworkMeasurement
@@ -179,7 +179,7 @@ def measure(group: WorkerGroup, network: Network, expected: Mapping[str, Network
     checked = measure_network_plans(network, wanted, steps=1, rounds=1, warmup=1, group=group)
     turns: list[tuple[float, list[float]]] = []
     for _ in range(PATIENCE * rounds):
-        if sum(others <= MOST_OTHERS for others, _ in turns) >= rounds:
+        if sum(others <= MOST_BUSY for others, _ in turns) >= rounds:
             break
         use = processor_use(group.pids)
         found = measure_network_plans(network, wanted, steps=STEPS, rounds=1, warmup=WARMUP, check_gradients=False, group=group)

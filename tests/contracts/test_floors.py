@@ -155,6 +155,20 @@ def test_every_folder_is_a_package():
 HEAVY = ("torch", "pandas", "scipy", "matplotlib")
 
 
+def test_no_two_files_import_each_other():
+    """Not even inside functions; the names of types may go both ways."""
+    known = {("perfmodel.workload.densenet", "perfmodel.workload.pase_graph")}
+    reads: dict[str, set[str]] = {}
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        checks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        types = {child for node in checks for child in ast.walk(node)}
+        found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and node not in types}
+        reads[".".join(["perfmodel", *path.relative_to(PACKAGE).with_suffix("").parts])] = found
+    circles = {(one, other) for one, others in reads.items() for other in others if one < other and one in reads.get(other, ())}
+    assert circles - known == set()
+
+
 def loaded_modules(statement: str) -> set[str]:
     script = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=True)

@@ -9,8 +9,8 @@ import pytest
 
 from perfmodel.commands.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
 from perfmodel.cost.resolve import resolve_estimator
+from perfmodel.execute.processor_use import ProcessorUse, processor_use
 from perfmodel.execute.refuse import executable_reason
-from perfmodel.execute.rounds import ProcessorUse, processor_use
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.profile import load_profile

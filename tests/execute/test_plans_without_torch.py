@@ -8,14 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel import api, network_verbs
 from perfmodel.errors import InputError
+from perfmodel.execute import network_run, runner
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
+from perfmodel.network_verbs import shard_network
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
+from perfmodel.workload.networks import load_network
 from tests.execute.jobs import tiny, tiny_plan
 
 
@@ -23,6 +27,38 @@ def test_neither_needs_torch():
     modules = "perfmodel.execute.refuse, perfmodel.execute.shrink, perfmodel.execute.runner, perfmodel.results"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("present", "visible", "seen"),
+    [(0, "0,1", 0), (4, "0,1", 2), (4, "", 0), (4, "-1", 0), (4, "0,9,1", 1), (4, "GPU-1a2b,3", 2), (1, "0,0,0", 1), (4, None, 4)],
+)
+def test_gpus_are_those_that_are_there_and_visible(present, visible, seen, monkeypatch):
+    monkeypatch.setattr(runner, "_gpus_present", lambda: present)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert runner.num_gpus() == seen
+    assert runner.pick_device("auto", 2) == ("cuda" if seen >= 2 else "cpu")
+
+
+@pytest.mark.parametrize("shrink", [True, False])
+def test_gpus_that_are_not_there_are_refused(shrink, monkeypatch):
+    monkeypatch.setattr(runner, "_gpus_present", lambda: 0)
+    with pytest.raises(InputError, match="device=cuda: torch would see no GPU on this machine; use --device cpu"):
+        api.run_plan(tiny_plan(2), shrink=shrink, device="cuda")
+
+
+@pytest.mark.parametrize(("device", "cluster"), [("cpu", "localhost"), ("cuda", "dgx-h100")])
+def test_a_network_is_predicted_where_it_is_measured(device, cluster, monkeypatch):
+    plan = shard_network(load_network("alexnet", batch=8), cluster="dgx-h100", chips=2).best.plan
+    places, measured = [], []
+    find = network_verbs.find_place
+    monkeypatch.setattr(network_verbs, "find_place", lambda name, **given: (places.append(name), find(name, **given))[1])
+    monkeypatch.setattr(runner, "pick_device", lambda *_: device)
+    monkeypatch.setattr(network_run, "measure_network_plans", lambda *_, device, **__: measured.append(device))
+    network_verbs.run_network_plan(plan)
+    assert (places, measured) == ([cluster], [device])
 
 
 @pytest.mark.parametrize(

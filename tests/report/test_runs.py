@@ -1,10 +1,13 @@
 """Predicted against measured, as people read it and as JSON."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 import perfmodel
+from perfmodel import cli
+from perfmodel.parallel.plan_file import write_plan
 from perfmodel.report.runs import collectives_table, comparison_object, demo_table, measurement_facts, predicted_and_measured
 from perfmodel.results import CollectiveCount, Comparison, Measurement
 
@@ -43,6 +46,21 @@ def test_errors_are_shares_of_what_was_measured(comparison):
     assert rows["step time"][3] == "-50.0%"
     assert rows["memory of the fullest rank"][3] == "+100.0%"
     assert rows["communication dp replicate"][1] == ""
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_run_that_cannot_be_saved_is_shown_and_a_busy_machine_is_said(form, comparison, tmp_path, capfd, monkeypatch):
+    busy = replace(comparison, measurement=replace(comparison.measurement, busy_fraction=0.4))
+    monkeypatch.setattr("perfmodel.api.run_plan", lambda *_, **__: busy)
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes(b"\xff")
+    write_plan(comparison.prediction.plan, tmp_path / "plan.yaml")
+    assert cli.run(["run", str(tmp_path / "plan.yaml"), "--save", str(path), *form]) == 2
+    out, err = capfd.readouterr()
+    assert "gpt2" in out
+    assert "40%" in out or json.loads(out)["measurement"]["busy_fraction"] == 0.4
+    assert str(path) in err
+    assert path.read_bytes() == b"\xff"
 
 
 def test_json_has_both_and_no_nan(comparison):
