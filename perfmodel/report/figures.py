@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,9 +174,28 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 def new_figure(*, width: float, height: float) -> Figure:
     """An empty figure, not bound to any display. [inch]"""
-    from matplotlib.figure import Figure
+    with _undisturbed_import():
+        from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+@contextmanager
+def _undisturbed_import() -> Iterator[None]:
+    """matplotlib, first loaded here, fails on an unknown MPLBACKEND and complains of a home folder without room for its cache.
+
+    A figure that goes to a file needs neither.
+    """
+    backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
 
 
 def _title(predictions: Sequence[Prediction]) -> str:

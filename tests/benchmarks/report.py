@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -37,12 +38,10 @@ def korthikanti(cases: Path) -> tuple[float, float, int]:
 
     rows = [line for line in cases.read_text(encoding="utf-8").splitlines() if json.loads(line)["id"].startswith("korthikanti")]
     wanted = [line for line in rows if json.loads(line).get("model", {}).get("kind") == "decoder" and json.loads(line)["dp"] == 1]
-    chosen = Path("korthikanti.tmp")
-    chosen.write_text("\n".join(wanted) + "\n", encoding="utf-8")
-    try:
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = Path(folder, "korthikanti.jsonl")
+        chosen.write_text("\n".join(wanted) + "\n", encoding="utf-8")
         result = validate_cases(chosen)
-    finally:
-        chosen.unlink()
     errors = [abs(row.predicted_step_time / row.measured_step_time - 1) for row in result.rows if row.predicted_step_time]
     return statistics.mean(errors), max(errors), len(errors)
 

@@ -1,5 +1,9 @@
 """Figures: every part and class is drawn, to its size, in each format."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import perfmodel
@@ -53,3 +57,18 @@ def test_each_format_is_written(ending, predictions, result, tmp_path):
     plot_search(result, tmp_path / f"search{ending}")
     for name in ("predict", "search"):
         assert (tmp_path / f"{name}{ending}").read_bytes().startswith(MAGIC[ending])
+
+
+def test_neither_an_unknown_backend_nor_a_home_without_room_disturbs_a_figure(tmp_path):
+    (tmp_path / "home").write_text("a file")
+    code = (
+        "from pathlib import Path\n"
+        "from perfmodel.report.figures import new_figure, write_figure\n"
+        "write_figure(new_figure(width=2, height=2), Path('figure.png'))\n"
+        "import os; assert os.environ['MPLBACKEND'] == 'nothing'\n"
+    )
+    environment = os.environ | {"HOME": str(tmp_path / "home"), "MPLBACKEND": "nothing"}
+    environment.pop("MPLCONFIGDIR", None)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "figure.png").exists()
