@@ -140,14 +140,14 @@ def search(
         found.append((setting, result))
         if was_interrupted:
             break
-    _write(found, save, plot)
+    written = _write(found, save, plot)
     if csv is not None:
         _write_csv(found, csv, tokens=num_tokens)
+        written.append(f"table: {csv}")
     if str(csv) != "-":
         _show(found, json=json, tokens=num_tokens)
-    for what, path in (("figure", plot), ("table", csv), ("best plan", save)):
-        if path is not None and not json and str(csv) != "-" and path.exists():
-            print(f"\n{what}: {path}")
+    for line in written if not json and str(csv) != "-" else ():
+        print(f"\n{line}")
     if was_interrupted:
         return EXIT_INTERRUPTED
     if any(result.num_feasible for _, result in found):
@@ -174,16 +174,24 @@ def _search_once(
         return result, was_interrupted()
 
 
-def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> None:
+def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> list[str]:
+    """What was written and where; nothing where no plan fits."""
     with_plans = [result for _, result in found if result.plans]
+    written = []
     if save is not None and with_plans:
         from perfmodel.parallel.plan_file import write_plan
 
         write_plan(with_plans[0].plans[0].plan, save)
+        written.append(f"best plan: {save}")
     if plot is not None and with_plans:
-        from perfmodel.report.figures import plot_search
+        from perfmodel.report.figures import plot_scaling, plot_search
 
-        plot_search(with_plans[0], plot)
+        if len(found) > 1:
+            plot_scaling([result.plans[0] for result in with_plans], plot)
+        else:
+            plot_search(with_plans[0], plot)
+        written.insert(0, f"figure: {plot}")
+    return written
 
 
 def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens: float) -> None:
@@ -191,7 +199,7 @@ def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens:
 
     rows = []
     for _, result in found:
-        named = [(str(place), each) for place, each in enumerate(result.plans, 1)]
+        named = [(str(place), each) for place, each in zip(result.places, result.plans, strict=True)]
         named += [(baseline.name, each) for baseline in result.baselines for each in baseline.prediction]
         rows += [{"place": place, **prediction_row(each, tokens=tokens)} for place, each in named]
     options.write_csv(csv_text(rows), path)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, bad_field, suggest, whole_number
-from perfmodel.memory_room import DEFAULT_HEADROOM
+from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.space import KNOBS, SEARCHED_ORDERS, Space
+from perfmodel.planner.space import KNOBS, Space
 from perfmodel.planner.sweep import sweep
+from perfmodel.units import format_bytes, format_step, format_time
 from perfmodel.values import whole, yes_or_no
 
 _WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
+#: What is said of the plan itself where it does not fit with the headroom.
+_UNFIT: Mapping[Verdict, str] = {Verdict.TIGHT: "is tight", Verdict.DOES_NOT_FIT: "does not fit"}
 _WORDS: Mapping[str, tuple[str, ...]] = {"recompute": tuple(Recompute), "schedule": tuple(PipelineSchedule)}
 
 
@@ -54,6 +57,8 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
         name = name.replace("-", "_")
+        if name in knobs:
+            raise InputError(f"why-not={item.strip()}: {name} is given twice; ask for each value with a --why-not of its own")
         if not equals or not value:
             raise InputError(f"why-not={item.strip()}: must be knob=value; write for example tp=16,pp=2")
         if name not in KNOBS:
@@ -118,7 +123,7 @@ def explain(
     """What decides this plan's time and memory, what turning one knob would do, and why a plan with other knobs was not chosen."""
     own = estimator.predict(plan, memory_headroom=memory_headroom)
     neighbours = tuple(_compare(estimator, own, turned, memory_headroom, space=_around(plan, turned)) for turned in _turns(plan))
-    asked = (_compare(estimator, own, dict(why_not), memory_headroom, space=Space(fixed=why_not)),) if why_not else ()
+    asked = (_answer(estimator, own, dict(why_not), memory_headroom),) if why_not else ()
     return Explanation(prediction=own, bottleneck=max(own.parts, key=lambda part: own.parts[part]), neighbours=neighbours, why_not=asked)
 
 
@@ -149,8 +154,34 @@ def _around(plan: Plan, turned: Mapping[str, int | str | bool]) -> Space:
                 fixed.pop(knob)
     if "schedule" in turned:
         fixed.pop("virtual_stages")
-    orders = (plan.order, *(order for order in SEARCHED_ORDERS if order != plan.order))
-    return Space(fixed=fixed, orders=orders[:1])
+    return Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers)
+
+
+def _answer(estimator: Estimator, own: Prediction, knobs: dict[str, int | str | bool], headroom: float) -> Alternative:
+    """The best plan with these knobs, the others free; where the plan has them already, or is beaten, the answer says so."""
+    plan = own.plan
+    found = _compare(estimator, own, knobs, headroom, space=Space(fixed=knobs))
+    has_it = all(plan_knobs(plan)[knob] == value for knob, value in knobs.items())
+    if not found.prediction or not found.prediction[0].fits:
+        return replace(found, reason=f"{found.reason}; the plan itself has that") if has_it else found
+    other = found.prediction[0]
+    others = [
+        f"{knob}={_text(value)}" for knob, value in plan_knobs(other.plan).items() if value != plan_knobs(plan)[knob] and knob not in knobs
+    ]
+    if other.plan.order != plan.order:
+        others.append(f"order={'-'.join(other.plan.order)}")
+    _, _, numbers = found.reason.partition(": ")
+    beside = f", with {', '.join(others)}" if others else ""
+    if has_it:
+        best = f"the best such plan is {numbers}{beside}" if others else "no such plan is better"
+        return replace(found, reason=f"{_named(knobs)}: the plan has that; {best}")
+    if not own.fits:
+        return replace(found, reason=f"{_named(knobs)}: it would fit, and the plan {_UNFIT[own.verdict]}: {numbers}{beside}")
+    return replace(found, reason=f"{_named(knobs)}: it would be better: {numbers}{beside}") if other.step_time < own.step_time else found
+
+
+def _named(knobs: Mapping[str, int | str | bool]) -> str:
+    return ", ".join(f"{knob}={_text(value)}" for knob, value in knobs.items())
 
 
 def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | str | bool], headroom: float, *, space: Space) -> Alternative:
@@ -162,7 +193,7 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
         attention=own.plan.attention,
         recompute_operators=own.plan.recompute_operators,
     )
-    named = ", ".join(f"{knob}={_text(value)}" for knob, value in knobs.items())
+    named = _named(knobs)
     if state.num_evaluated == 0:
         return Alternative(
             knobs=dict(knobs), prediction=(), reason=f"{named}: {_rule(estimator, own.plan, knobs)}", slower_by=0.0, parts={}
@@ -170,22 +201,28 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
     ids = state.best_time.ids if state.num_feasible else state.least.ids
     other = estimator.predict(state.plan(int(ids[0])), memory_headroom=headroom)
     difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
-    gib = 2.0**30
     if not other.fits:
         lacking = other.memory["total"] - own.memory_usable * (1.0 - headroom)
         largest = max((c for c in other.memory if c != "total"), key=lambda c: other.memory[c])
         reason = (
-            f"{named}: none of {state.num_evaluated:,} such plans fits; the smallest needs {other.memory['total'] / gib:.1f} GiB, "
-            f"{lacking / gib:.1f} GiB too much (mostly {largest.replace('_', ' ')}: {other.memory[largest] / gib:.1f} GiB)"
+            f"{named}: none of {state.num_evaluated:,} such plans fits; the smallest needs {format_bytes(other.memory['total'])}, "
+            f"{format_bytes(lacking)} too much (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])})"
         )
     else:
-        change = other.step_time / own.step_time - 1.0
-        cause = max(difference, key=lambda part: difference[part]) if change > 0 else min(difference, key=lambda part: difference[part])
-        word = "slower" if change > 0 else "faster"
-        reason = f"{named}: {abs(change):.1%} {word} ({other.step_time:.4g} s against {own.step_time:.4g} s)" + (
-            f", mostly {cause.replace('_', ' ')} ({difference[cause]:+.3g} s)" if abs(change) > 1e-9 else ""
-        )
+        reason = f"{named}: {_change(other, own, difference)}"
     return Alternative(knobs=dict(knobs), prediction=(other,), reason=reason, slower_by=other.step_time - own.step_time, parts=difference)
+
+
+def _change(other: Prediction, own: Prediction, difference: Mapping[str, float]) -> str:
+    change = other.step_time / own.step_time - 1.0
+    times = f"({format_step(other.step_time)} against {format_step(own.step_time)})"
+    if abs(change) < 1e-9:
+        return f"as fast {times}"
+    sign = 1.0 if change > 0 else -1.0
+    cause = max(difference, key=lambda part: sign * difference[part])
+    more = "+" if difference[cause] > 0 else "-"
+    word = "slower" if change > 0 else "faster"
+    return f"{100 * abs(change):.1f} % {word} {times}, mostly {cause.replace('_', ' ')} ({more}{format_time(abs(difference[cause]))})"
 
 
 def _text(value: int | str | bool) -> str:

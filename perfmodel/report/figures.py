@@ -64,6 +64,11 @@ def plot_search(result: SearchResult, path: Path) -> None:
     write_figure(search_figure(result), path)
 
 
+def plot_scaling(predictions: Sequence[Prediction], path: Path) -> None:
+    """The best plans of several clusters or numbers of chips: throughput and MFU against chips."""
+    write_figure(scaling_figure(predictions), path)
+
+
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
     labels = list(names) or _labels(predictions)
     figure = new_figure(width=max(8.4, 4.6 + 2.0 * len(predictions)), height=5.0)
@@ -162,6 +167,48 @@ def search_figure(result: SearchResult) -> Figure:
     axes.set_title(f"{_title([best])}\n{result.num_evaluated:,} plans, {result.num_feasible:,} fit", fontsize=10)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, framealpha=0.9, loc="best")
+    return figure
+
+
+def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
+    """Throughput and MFU of each cluster against the number of chips."""
+    lines: dict[tuple[str, str], list[Prediction]] = {}
+    for each in sorted(predictions, key=lambda each: each.plan.num_chips):
+        lines.setdefault((each.plan.cluster, each.plan.profile), []).append(each)
+    figure = new_figure(width=10.4, height=4.8)
+    left, right = figure.subplots(1, 2)
+    largest = max(each.tokens_per_second for each in predictions)
+    scale, unit = next((s, u) for s, u in ((1e6, "million "), (1e3, "thousand "), (1.0, "")) if largest >= s or s == 1.0)
+    for (cluster, profile), some in lines.items():
+        chips = [each.plan.num_chips for each in some]
+        label = cluster if len({name for _, name in lines}) == 1 else f"{cluster}, {profile}"
+        rate = [each.tokens_per_second / scale for each in some]
+        (line,) = left.plot(chips, rate, "o-", label=label)
+        left.plot(chips, [rate[0] * n / chips[0] for n in chips], ":", color=line.get_color(), linewidth=1.0)
+        right.plot(chips, [100.0 * each.mfu_palm for each in some], "o-", color=line.get_color(), label=label)
+        for each in some:
+            text = "\n".join(degrees_line(each.plan).split(", "))
+            at = (each.plan.num_chips, 100.0 * each.mfu_palm)
+            right.annotate(text, at, fontsize=6, ha="center", va="top", xytext=(0, -5), textcoords="offset points")
+    shown = sorted({each.plan.num_chips for each in predictions})
+    for axes in (left, right):
+        axes.set_xlabel("chips")
+        if len(shown) > 1:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(shown, [f"{n:,}" for n in shown])
+        axes.minorticks_off()
+        axes.grid(alpha=0.25)
+        axes.margins(x=0.12)
+    if len(shown) > 1:
+        left.set_yscale("log", base=2)
+        plain_numbers(left.yaxis, subs=(1.0,), base=2.0)
+    left.set_ylabel(f"throughput [{unit}tokens/s]")
+    left.set_title("Throughput of the best plan; dotted: in proportion to the chips", fontsize=9)
+    right.set_ylabel("MFU (PaLM) [%]")
+    right.set_ylim(bottom=0.0, top=1.1 * right.get_ylim()[1])
+    right.set_title("Utilisation, and the plan", fontsize=9)
+    left.legend(fontsize=8, frameon=False)
+    figure.suptitle(_title(predictions), fontsize=10)
     return figure
 
 

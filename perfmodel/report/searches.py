@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from perfmodel.units import format_bytes, format_time
 
 #: Header of the column of plans that are nearly the same, and of how many values of a knob it names.
 _ALIKE, _ALIKE_VALUES = "as good with", 3
+#: Where a reason breaks, so that its table is no wider than 120 columns.
+_REASON_WIDTH = 60
 #: Beside the name of a plan that `perfmodel run` refuses.
 _NOT_EXECUTABLE = "*"
 
@@ -247,7 +250,9 @@ def neighbours_table(explanation: Explanation) -> Table:
     for each in sorted(explanation.neighbours, key=rank):
         named = ", ".join(f"{knob}={str(value).lower()}" for knob, value in each.knobs.items())
         if not each.prediction:
-            rows.append((named, "-", "-", "-", "-", each.reason.partition(": ")[2]))
+            first, *rest = textwrap.wrap(each.reason.partition(": ")[2], _REASON_WIDTH)
+            rows.append((named, "-", "-", "-", "-", first))
+            rows += [("", "", "", "", "", line) for line in rest]
             continue
         found = each.prediction[0]
         rows.append(

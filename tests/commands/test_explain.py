@@ -30,9 +30,35 @@ def test_neighbours_and_bottleneck(call, call_json):
     assert "one knob turned" in call("explain", "fsdp")[1]
 
 
+def test_neighbours_of_a_plan_with_uneven_stages(call, call_json):
+    """126 layers on 16 ranks; a reason of the one that cannot be breaks into lines."""
+    neighbours = call_json("explain", "llama-3.1-405b")["neighbours"]
+    without = [each for each in neighbours if not each["prediction"]]
+    assert [each["knobs"] for each in without] == [{"micro_batch": 2}]
+    assert "the number of microbatches 8 must be a multiple of pp=16" in without[0]["reason"]
+    zero = next(each for each in neighbours if each["knobs"] == {"zero": 1})
+    assert zero["prediction"]["plan"]["stage_layers"] == [0, *[1] * 126, 0]
+    table = call("explain", "llama-3.1-405b")[1].partition("The same plan with one knob turned")[2]
+    assert max(map(len, table.splitlines())) <= 120
+
+
+def test_why_not_what_the_plan_has_or_would_be_better(call):
+    """Nothing is called worse that is better, and nothing is asked of the plan that it is."""
+    _, out, _ = call("explain", "megatron-175b", "--why-not", "tp=8", "--why-not", "tp=4", "--why-not", "tp=1")
+    own, better, worse = out.splitlines()[:3]
+    assert own.startswith("Why not tp=8: the plan has that; the best such plan is ")
+    assert better.startswith("Why not tp=4: it would be better: ")
+    assert " % faster (" in better
+    assert " s against 13.6 s), mostly " in better
+    assert ", with virtual_stages=" in better
+    assert " % slower (" in worse
+    assert "better" not in worse
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["ddp", "--why-not", "tp=2,tp=4"], "tp is given twice"),
         (["no-such-plan"], "plan=no-such-plan"),
         (["ddp", "--why-not", "speed=11"], "'speed' is not a knob"),
         (["ddp", "--why-not", "tp"], "must be knob=value"),

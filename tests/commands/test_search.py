@@ -84,6 +84,25 @@ def test_nothing_is_saved_when_nothing_fits(call, tmp_path):
     assert not (tmp_path / "best.yaml").exists()
 
 
+def test_what_was_there_before_is_not_called_the_best_plan(call, tmp_path):
+    for name in ("best.yaml", "best.png"):
+        (tmp_path / name).write_text("before")
+    _, out, _ = call("search", *TOO_LARGE, "--save", "best.yaml", "--plot", "best.png")
+    assert "best plan:" not in out
+    assert "figure:" not in out
+    assert (tmp_path / "best.yaml").read_text() == (tmp_path / "best.png").read_text() == "before"
+    _, out, _ = call("search", *SMALL, "--save", "best.yaml", "--plot", "best.png")
+    assert out.endswith("\nfigure: best.png\n\nbest plan: best.yaml\n")
+
+
+def test_a_figure_of_several_numbers_of_chips_has_all_of_them(call, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("perfmodel.report.figures.write_figure", lambda figure, path: drawn.append(figure))
+    _, out, _ = call("search", *SMALL, "--chips", "4,8,16", "--plot", "all.png")
+    assert [list(axes.lines[0].get_xdata()) for axes in drawn[0].axes] == [[4, 8, 16]] * 2
+    assert "figure: all.png" in out
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

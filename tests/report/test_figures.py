@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import perfmodel
-from perfmodel.report.figures import GIB, plot_predictions, plot_search, predictions_figure, search_figure
+from perfmodel.report.figures import GIB, plot_predictions, plot_search, predictions_figure, scaling_figure, search_figure
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
@@ -49,6 +49,22 @@ def test_baselines_and_front_are_in_the_legend(result):
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
     assert "Pareto front" in legend
     assert "data parallel (does not fit)" in legend
+
+
+def test_several_numbers_of_chips_are_all_drawn():
+    """Throughput and MFU against chips, a line for each cluster."""
+    found = [
+        perfmodel.predict(**dict(JOB, cluster=cluster, chips=chips, tp=2))
+        for cluster in ("dgx-h100", "dgx-a100")
+        for chips in (64, 128, 256)
+    ]
+    left, right = scaling_figure(found).axes
+    drawn = [line for line in left.lines if line.get_linestyle() == "-"]
+    assert [line.get_label() for line in drawn] == ["dgx-h100", "dgx-a100"]
+    assert [list(line.get_xdata()) for line in (*drawn, *right.lines)] == [[64, 128, 256]] * 4
+    assert list(right.lines[1].get_ydata()) == [pytest.approx(100 * each.mfu_palm) for each in found[3:]]
+    assert "tokens/s]" in left.get_ylabel()
+    assert "MFU" in right.get_ylabel()
 
 
 @pytest.mark.parametrize("ending", MAGIC)
