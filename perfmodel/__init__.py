@@ -51,10 +51,22 @@ _HOME: dict[str, tuple[str, ...]] = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["__version__", *_MODULE_OF]
+#: The verbs by the names of the command line. `search` and `calibrate` are packages: `find_plans` and `calibrate_machine` are those verbs.
+_SAME = {
+    "audit": "audit_plan",
+    "compare": "compare_plans",
+    "explain": "explain_plan",
+    "run": "run_plan",
+    "shard": "shard_network",
+    "validate": "validate_cases",
+}
+
+__all__ = ["__version__", *_MODULE_OF, *_SAME]
 
 
 def __getattr__(name: str) -> object:
+    if name in _SAME:
+        return __getattr__(_SAME[name])
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")

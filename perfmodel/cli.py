@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import typer
 
@@ -59,6 +59,8 @@ def make_app(verb: str = "") -> typer.Typer:
     """The command line. With a known `verb`, only that one is loaded; the others are their names and what they do."""
     import typer
 
+    from perfmodel.commands.examples import epilog
+
     app = typer.Typer(
         name="perfmodel",
         help="Step time and memory of distributed training, for every parallel plan.",
@@ -70,7 +72,8 @@ def make_app(verb: str = "") -> typer.Typer:
     app.callback()(_root())
     for name, (module, summary) in VERBS.items():
         if name == verb:
-            app.command(name, short_help=summary)(getattr(import_module(f"perfmodel.commands.{module}"), _function_of(name)))
+            function = getattr(import_module(f"perfmodel.commands.{module}"), _function_of(name))
+            app.command(name, short_help=summary, epilog=epilog(name))(function)
         else:
             app.command(name, short_help=summary)(_not_loaded(name))
     return app
@@ -119,7 +122,10 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     try:
-        code = make_app(verb)(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
+        command = typer.main.get_command(make_app(verb))
+        if verb in VERBS:
+            _refuse_repeats(arguments, command.commands[verb].params)  # type: ignore[attr-defined]
+        code = command(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
             _complain("interrupted")
         sys.stdout.flush()
@@ -141,6 +147,18 @@ def run(arguments: list[str]) -> int:
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
         return _interrupted()
+
+
+def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
+    """A flag that takes one value is given once: the last of two would win in silence."""
+    from perfmodel.errors import InputError
+
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for parameter in parameters:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        found = [name for name in given if name in names]
+        if len(found) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(found)) == 1):
+            raise InputError(f"{' and '.join(dict.fromkeys(found))}: takes one value and is given {len(found)} times; give it once")
 
 
 def _interrupted() -> int:

@@ -168,7 +168,7 @@ def predict_requests(
     """
     answers, failures = [], []
     if len(requests) > 1:
-        _check_names(requests)
+        check_names(requests)
     for request in requests:
         try:
             answers.append(_answer(request, knobs, plan, calibration, memory_headroom))
@@ -181,7 +181,8 @@ def predict_requests(
     return answers, failures
 
 
-def _check_names(requests: Iterable[Request]) -> None:
+def check_names(requests: Iterable[Request]) -> None:
+    """An unknown model, cluster or profile is refused before anything is computed."""
     from perfmodel.hardware.reader import load_cluster
     from perfmodel.parallel.profile import load_profile
     from perfmodel.workload.models import load_model

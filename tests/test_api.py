@@ -214,3 +214,10 @@ def test_no_space_is_swept_whose_degrees_do_not_divide_the_chips(monkeypatch):
     monkeypatch.setattr("perfmodel.planner.search.sweep", refuse)
     setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
     assert least_chips_that_fit(setting, Knobs(tp=3), {}) == 0
+
+
+def test_a_search_prints_as_a_table():
+    found = perfmodel.find_plans(**JOB, top=3)
+    assert found.best is found.plans[0]
+    assert len(str(found).splitlines()) == 5
+    assert found._repr_html_().count("<tr>") == 4

@@ -49,6 +49,8 @@ def run(
             raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
         _run_network(plan, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=calibration, json=json)
         return
+    if strategies:
+        raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
     with Progress("run") as progress:
         comparison = run_plan(
             plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=calibration, progress=progress.note

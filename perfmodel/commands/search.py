@@ -13,6 +13,7 @@ from perfmodel.commands.output import Progress, first_interrupt, print_facts, pr
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.prediction import NotPredicted
     from perfmodel.planner.result import SearchResult
     from perfmodel.setting import Knobs, Setting
 
@@ -80,7 +81,8 @@ def search(
     A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
     and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
     """
-    from perfmodel.requests import make_requests, setting_of_request
+    from perfmodel.parallel.prediction import NotPredicted
+    from perfmodel.requests import check_names, make_requests, setting_of_request
     from perfmodel.setting import Knobs
 
     options.check_figure(plot)
@@ -134,18 +136,28 @@ def search(
     if save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
     found: list[tuple[Setting, SearchResult]] = []
+    if len(requests) > 1:
+        check_names(requests)
+    failures: list[NotPredicted] = []
+    was_interrupted = False
     for request in requests:
-        setting = setting_of_request(request, calibration=calibration)
-        result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near)
+        try:
+            setting = setting_of_request(request, calibration=calibration)
+            result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near)
+        except InputError as error:
+            failures.append(NotPredicted(asked=request.described(), reason=str(error)))
+            continue
         found.append((setting, result))
         if was_interrupted:
             break
+    if not found:
+        raise InputError("; ".join(list(dict.fromkeys(each.reason for each in failures))[:3]))
     written = _write(found, save, plot)
     if csv is not None:
         _write_csv(found, csv, tokens=num_tokens)
         written.append(f"table: {csv}")
     if str(csv) != "-":
-        _show(found, json=json, tokens=num_tokens)
+        _show(found, failures, json=json, tokens=num_tokens)
     for line in written if not json and str(csv) != "-" else ():
         print(f"\n{line}")
     if was_interrupted:
@@ -205,15 +217,16 @@ def _write_csv(found: list[tuple[Setting, SearchResult]], path: Path, *, tokens:
     options.write_csv(csv_text(rows), path)
 
 
-def _show(found: list[tuple[Setting, SearchResult]], *, json: bool, tokens: float) -> None:
+def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, json: bool, tokens: float) -> None:
     from perfmodel.report.searches import search_object
 
     if json:
         objects = [search_object(result, tokens=tokens) for _, result in found]
         for place, (setting, _) in zip(objects, found, strict=True):
             place |= setting.described()
-        print_json(objects[0] if len(objects) == 1 else {"searches": objects})
-    elif len(found) > 1:
+        not_searched = [{**each.asked, "reason": each.reason} for each in failures]
+        print_json({"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0])
+    elif len(found) + len(failures) > 1:
         from perfmodel.report.predictions import convention_lines, settings_table, settings_title
         from perfmodel.report.searches import search_line
 
@@ -224,7 +237,11 @@ def _show(found: list[tuple[Setting, SearchResult]], *, json: bool, tokens: floa
             print("\n".join(["", *convention_lines(best)]))
         shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
         for setting, result in found:
-            print(f"{', '.join(text for name, text in setting_words(setting).items() if name not in shared)}: {search_line(result)}")
+            told = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
+            print(f"{', '.join(told)}: {search_line(result)}")
+        for failure in failures:
+            asked = ", ".join(f"{name} {value}" for name, value in failure.asked.items())
+            print(f"not searched: {asked}: {failure.reason}")
     else:
         _show_one(*found[0], tokens=tokens)
 
@@ -245,7 +262,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
 
 
 def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
-    from perfmodel.report.predictions import headline, job_line, parts_table
+    from perfmodel.report.predictions import headline, job_line, parts_table, rests_on_lines
     from perfmodel.report.searches import (
         baselines_lines,
         not_executable_lines,
@@ -259,6 +276,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     some = [*result.plans, *result.least_memory]
     if some:
         print(job_line(some[0].plan))
+        print(f"assumes {some[0].plan.profile} as the framework (--profile); rests on {rests_on_lines(some[0])[0]}")
     print(("interrupted; the best so far: " if result.interrupted else "") + search_line(result))
     plans, shared = plans_table(result)
     print_tables([plans])

@@ -123,15 +123,23 @@ class Predictions(Sequence[Prediction]):
         return len(self.predictions)
 
     def __str__(self) -> str:
-        rows = [_HEADERS, *(_cells(each) for each in self.predictions)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"not predicted: {each.asked}: {each.reason}" for each in self.not_predicted)])
+        return "\n".join([predictions_text(self), *(f"not predicted: {each.asked}: {each.reason}" for each in self.not_predicted)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(_HEADERS, [_cells(each) for each in self.predictions])
+        return predictions_html(self)
+
+
+def predictions_text(predictions: Sequence[Prediction]) -> str:
+    """One line for each."""
+    rows = [_HEADERS, *(_cells(each) for each in predictions)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def predictions_html(predictions: Sequence[Prediction]) -> str:
+    return html_table(_HEADERS, [_cells(each) for each in predictions])
 
 
 def summary(prediction: Prediction) -> list[tuple[str, str]]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perfmodel.errors import InputError
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.prediction import Prediction, predictions_html, predictions_text
 
 
 class Objective(StrEnum):
@@ -38,7 +39,7 @@ class AlikePlans:
     alike: tuple[Plan, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchResult:
     """num_evaluated   plans of the written space, each with its time and memory
     num_feasible    those that fit with the headroom; num_tight: those that fit without it only
@@ -73,3 +74,19 @@ class SearchResult:
     memory_usable: float
     memory_headroom: float
     interrupted: bool
+
+    @property
+    def best(self) -> Prediction:
+        """The plan to prefer."""
+        if not self.plans:
+            raise InputError("best: no plan fits; see least_memory and rejected")
+        return self.plans[0]
+
+    def __str__(self) -> str:
+        head = f"{self.num_evaluated:,} plans evaluated, {self.num_feasible:,} fit"
+        return f"{head}; the best by {self.objective}:\n{predictions_text(self.plans)}" if self.plans else head
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return predictions_html(self.plans)

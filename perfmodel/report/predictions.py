@@ -298,6 +298,7 @@ def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
 PLAN_LEGEND = {
+    "TFLOP/s": "of a chip, and MFU, model FLOPs as PaLM counts them",
     "sp": "sequence parallel",
     "schedule": "x chunks a rank",
     "dp": "dp_replicate x dp_shard",

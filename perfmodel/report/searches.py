@@ -15,7 +15,7 @@ from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
 from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object, step_text
-from perfmodel.report.table import Table, percent
+from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.units import format_bytes, format_time
 
 #: Header of the column of plans that are nearly the same, and of how many values of a knob it names.
@@ -82,6 +82,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
     """The best plans, what is nearly the same once, and the baselines even where they lose or do not fit; and the knobs that all share."""
     best = result.plans[0].step_time if result.plans else 0.0
     shown = _named_plans(result)
+    step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
     places = _place_ranges([each.place for each in result.kinds])
     alike = [_alike_text(each) for each in result.kinds]
     with_order = any(each.plan.order != DEFAULT_ORDER for _, each in shown)
@@ -90,10 +91,11 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
         (
             f"{name}{_NOT_EXECUTABLE}" if not_executable_reason(each.plan) else name,
             *((_of_row(places, row),) if with_places else ()),
-            step_text(each.step_time),
+            step(each.step_time),
             _against(each.step_time, best),
+            f"{each.tflops_per_chip:,.0f}",
             percent(each.mfu_palm),
-            format_bytes(each.memory["total"]),
+            room(each.memory["total"]),
             fits_cell(each.verdict),
             *plan_cells(each.plan),
             *(("" if each.plan.order == DEFAULT_ORDER else "-".join(each.plan.order),) if with_order else ()),
@@ -101,7 +103,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
         )
         for row, (name, each) in enumerate(shown)
     ]
-    results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "MFU", "memory", "fits")
+    results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "TFLOP/s", "MFU", "memory", "fits")
     extra = (*(("axis order",) if with_order else ()), *((_ALIKE,) if with_alike else ()))
     headers = (*results, *PLAN_HEADERS, *extra)
     knobs = range(len(results), len(headers))
@@ -111,7 +113,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
         title="Best plans, and what one would use without a search",
         headers=tuple(headers[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in rows),
-        right=("step time", "vs 1", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
+        right=("step time", "vs 1", "TFLOP/s", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
         fold=("axis order", _ALIKE),
     )
     return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
@@ -240,6 +242,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
 def neighbours_table(explanation: Explanation) -> Table:
     """The same plan with one knob turned, the fastest first; what does not fit or cannot be, last."""
     own = explanation.prediction.step_time
+    step, room = times_like(own), bytes_like(explanation.prediction.memory_usable)
 
     def rank(alternative: Alternative) -> tuple[int, float]:
         if not alternative.prediction:
@@ -258,9 +261,9 @@ def neighbours_table(explanation: Explanation) -> Table:
         rows.append(
             (
                 named,
-                step_text(found.step_time),
+                step(found.step_time),
                 _against(found.step_time, own),
-                format_bytes(found.memory["total"]),
+                room(found.memory["total"]),
                 fits_cell(found.verdict),
                 _cause(each) if found.fits else "",
             )

@@ -86,3 +86,13 @@ def test_one_plan_is_no_comparison(call):
     code, out, err = call("compare", "ddp")
     assert (code, out) == (2, "")
     assert "at least two" in err
+
+
+def test_different_jobs_are_compared_by_throughput(call, call_json):
+    out = call("compare", "megatron-22b", "fsdp")[1]
+    assert "These are different jobs" in out
+    assert "against the most" in out
+    assert "against the fastest" not in out
+    assert call_json("compare", "megatron-22b", "fsdp")["same_job"] is False
+    assert call_json("compare", "fsdp", "fsdp")["same_job"] is True
+    assert "against the fastest" in call("compare", "fsdp", "fsdp")[1]

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from perfmodel.planner import sweep as planner_sweep
-from tests.commands.conftest import JOB
+from tests.commands.conftest import JOB, with_flags
 
 SMALL = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "16", "--seq-len", "512"]
 TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--chips", "8", "--global-batch", "64", "--seq-len", "2048"]
@@ -237,3 +237,42 @@ def test_baselines_obey_the_flags(call_json):
     rule = result["baselines"]["Megatron rule of thumb"]
     assert rule["plan"]["recompute"] == "none"
     assert rule["step_time"] >= result["plans"][0]["step_time"]
+
+
+def test_several_values_of_anything_are_one_table(call, call_json):
+    flags = with_flags(SMALL, "--seq-len", "256,512", "--profile", "megatron,torchtitan", "--chips", "8,12", "--top", "1")
+    content = call_json("search", *flags)
+    assert [(each["seq_len"], each["profile"], each["chips"]) for each in content["searches"]] == [
+        (256, "megatron", 8),
+        (256, "torchtitan", 8),
+        (512, "megatron", 8),
+        (512, "torchtitan", 8),
+    ]
+    assert {each["chips"] for each in content["not_searched"]} == {12}
+    code, out, err = call("search", *flags)
+    assert (code, err) == (0, "")
+    header = next(line for line in out.splitlines() if line.startswith("cluster"))
+    assert header.split()[:4] == ["cluster", "chips", "seq", "framework"]
+    assert "not searched: " in out
+
+
+def test_dp_fixes_the_product_of_both_data_parallel_degrees(call_json):
+    plans = call_json("search", *SMALL, "--dp", "4")["plans"]
+    assert {each["plan"]["layout"]["dp_replicate"] * each["plan"]["layout"]["dp_shard"] for each in plans} == {4}
+    assert len({each["plan"]["layout"]["dp_shard"] for each in plans}) > 1
+    assert {each["plan"]["layout"]["dp_shard"] for each in call_json("search", *SMALL, "--fsdp", "8")["plans"]} == {8}
+
+
+def test_the_framework_and_what_numbers_rest_on_are_said_first(call):
+    second = call("search", *SMALL)[1].splitlines()[1]
+    assert second == "assumes megatron as the framework (--profile); rests on calibrated: h100"
+
+
+def test_plans_and_baselines_as_csv(call):
+    import csv
+
+    code, out, _ = call("search", *SMALL, "--top", "2", "--csv", "-")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 0
+    assert [row["place"] for row in rows][:3] == ["1", "2", "data parallel"]
+    assert all(float(row["tflops_per_chip"]) > 0 for row in rows)

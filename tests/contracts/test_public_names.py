@@ -42,3 +42,10 @@ def test_no_public_name_is_a_subpackage():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = perfmodel.no_such_name
+
+
+def test_verbs_have_the_names_of_the_command_line_too():
+    pairs = {"audit": "audit_plan", "compare": "compare_plans", "explain": "explain_plan", "run": "run_plan", "validate": "validate_cases"}
+    for name, other in (pairs | {"shard": "shard_network"}).items():
+        assert getattr(perfmodel, name) is getattr(perfmodel, other)
+    assert callable(perfmodel.search.eliminate)  # a package: `find_plans` is the verb

@@ -4,6 +4,7 @@ import pytest
 
 import perfmodel
 from perfmodel import cli
+from perfmodel.commands.examples import EXAMPLES
 
 VERBS = (
     "predict",
@@ -42,9 +43,10 @@ JOB_FLAGS = (
     "--plot",
     "--save",
 )
+SYNONYMS = ("--dp", "--fsdp", "--gpus", "--nodes", "--mbs", "--gbs", "--seq", "--batch-tokens", "--csv")
 FLAGS = {
-    "predict": (*PLAN_FLAGS, *JOB_FLAGS, "--calibration", "--order", "--interval"),
-    "search": (*PLAN_FLAGS, *JOB_FLAGS, "--objective", "--top", "--max-tp", "--max-pp", "--max-dp-shard"),
+    "predict": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--calibration", "--order", "--interval"),
+    "search": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--objective", "--top", "--max-tp", "--max-pp", "--max-dp-shard"),
     "explain": ("--why-not", "--json"),
     "compare": ("--json",),
     "run": ("--steps", "--shrink", "--json"),
@@ -63,6 +65,31 @@ def test_a_verb_has_help_and_its_flags(verb, capfd):
     assert f"Usage: perfmodel {verb}" in out
     words = out.replace("/", " ").replace(",", " ").split()
     assert [flag for flag in FLAGS.get(verb, ()) if flag not in words] == []
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_help_of_a_verb_has_two_examples_with_flags_that_it_knows(verb, capfd):
+    assert cli.run([verb, "--help"]) == 0
+    out = capfd.readouterr().out
+    examples = EXAMPLES[verb]
+    known = set(out.partition("Examples:")[0].replace(",", " ").split())
+    for line in examples:
+        assert f"perfmodel {line}" in out
+        assert line.split()[0] == verb
+        assert {word for word in line.split() if word.startswith("--")} <= known
+
+
+def test_the_help_says_defaults_and_words(capfd):
+    assert cli.run(["predict", "--help"]) == 0
+    out = " ".join(capfd.readouterr().out.split())
+    for piece in ("micro-batch 1, recompute none, schedule 1f1b", "profile: the framework that is assumed", "prior: ", "rests on: "):
+        assert piece in out
+
+
+def test_a_flag_of_one_value_is_not_given_twice(capfd):
+    for flags in (["--tp", "2", "--tp", "4"], ["--mbs", "1", "--micro-batch=2"], ["--sequence-parallel", "--no-sequence-parallel"]):
+        assert cli.run(["predict", *flags]) == 2
+        assert "takes one value and is given 2 times" in capfd.readouterr().err
 
 
 def test_the_help_lists_every_verb(capfd):

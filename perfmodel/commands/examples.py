@@ -1,0 +1,61 @@
+"""What the help of each verb ends with: two command lines, and the words that need a sentence."""
+
+from __future__ import annotations
+
+_JOB = "--model llama-3-8b --cluster dgx-h100 --chips 64 --global-batch 512 --seq-len 8k"
+
+#: verb -> two command lines of it
+EXAMPLES: dict[str, tuple[str, str]] = {
+    "predict": (f"predict {_JOB} --tp 2 --profile megatron", "predict plan.yaml --chips 128 --seq-len 8k,16k --csv table.csv"),
+    "search": (
+        f"search {_JOB} --save plan.yaml",
+        "search --model config.json --cluster dgx-h100 --nodes 4,8 --batch-tokens 4M --seq 8k",
+    ),
+    "explain": ("explain plan.yaml", "explain llama-3.1-405b --why-not tp=16,pp=8"),
+    "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
+    "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
+    "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),
+    "calibrate": ("calibrate", "calibrate --brief --save this-machine.yaml"),
+    "validate": ("validate cases.jsonl --by source,chip", "validate cases.jsonl --out predictions.csv --plots figures"),
+    "demo": ("demo", "demo --json"),
+    "pase-report": ("pase-report", "pase-report --figure --plot figure6.png"),
+    "shard": (
+        "shard resnet50 --cluster dgx-a100 --chips 16",
+        'shard mynets:make_net --inputs "x=float32[64,3,224,224]" --cluster dgx-a100 --chips 16',
+    ),
+    "import": (
+        'import "torch.nn:Linear(8, 8)" --inputs "float32[4,8]"',
+        'import mynets:make_net --inputs "x=float32[64,3,224,224]" --search 32 --save graph.json',
+    ),
+    "chips": ("chips", "chips --json"),
+    "clusters": ("clusters", "clusters dgx-h100"),
+    "models": ("models", "models llama-3-8b"),
+    "networks": ("networks", "networks --json"),
+    "profiles": ("profiles", "profiles megatron"),
+    "calibrations": ("calibrations", "calibrations h100"),
+    "limits": (
+        "limits --model llama-3-8b --cluster dgx-h100 --chips 64 --seq-len 8192 --global-batch 512",
+        "limits --model llama-3-70b --cluster dgx-h100 --chips 64 --seq-len 8192 --global-batch 512 --json",
+    ),
+}
+
+_WORDS = (
+    "profile: the framework that is assumed, and what it does with a plan: what it overlaps, keeps and rounds (`perfmodel profiles`)",
+    "calibration: what was measured of a chip; prior: the mean of its maker's other measured chips; spec sheet: neither is there",
+    "rests on: which of these a number comes from",
+    "sizes: 8k is 8192 and 4M is 4194304; tokens to train on count in powers of ten, 15T is 15e12",
+)
+_DEFAULTS = (
+    "left out: micro-batch 1, recompute none, schedule 1f1b (interleaved with --virtual-stages), sequence parallelism where tp > 1, ZeRO 0 "
+    "(3 with --dp-shard or --fsdp), bf16-mixed, adamw, flash attention or the profile's"
+)
+_SEARCHED = "left out: every value of a knob is tried; bf16-mixed, adamw, flash attention or the profile's"
+
+
+def epilog(verb: str) -> str:
+    """Paragraphs of the help that keep their lines."""
+    lines = ["\b", "Examples:", *(f"  perfmodel {line}" for line in EXAMPLES.get(verb, ()))]
+    if verb in ("predict", "search"):
+        lines += ["", _DEFAULTS if verb == "predict" else _SEARCHED]
+        lines += [part for word in _WORDS for part in ("", word)]
+    return "\n".join(lines)
