@@ -61,12 +61,17 @@ _SAME = {
     "validate": "validate_cases",
 }
 
+#: Packages that are there without an import of their own: `perfmodel.search.eliminate`.
+_PACKAGES = ("search",)
+
 __all__ = ["__version__", *_MODULE_OF, *_SAME]
 
 
 def __getattr__(name: str) -> object:
     if name in _SAME:
         return __getattr__(_SAME[name])
+    if name in _PACKAGES:
+        return import_module(f"perfmodel.{name}")
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
