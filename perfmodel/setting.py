@@ -272,6 +272,11 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
             f"seq_len={job.seq_len} is beyond the {job.model.max_position_embeddings} positions of {job.model.name} "
             "(max_position_embeddings): time and memory are predicted as if it took them"
         )
+    if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
+        warnings.append(
+            f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
+            "time and memory are predicted as if it took more"
+        )
     return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
 
 

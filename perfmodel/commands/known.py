@@ -5,7 +5,7 @@ One name, or a file, shows everything about it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,16 +21,23 @@ if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.workload.config import TransformerConfig
 
-_HEADLINE_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
+_TRAINING_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
+Sources = Annotated[bool, typer.Option("--sources", help="Also where each line comes from; one name shows its own.")]
+Template = Annotated[bool, typer.Option("--template", help="Print an annotated file to start from; it is valid as it is.")]
 
 
 def chips(
     name: Annotated[str, typer.Argument(help="A chip, or the path of a chip file; all chips if left out.", show_default=False)] = "",
     json: Json = False,
+    sources: Sources = False,
+    template: Template = False,
 ) -> None:
     """Known chips: dense FLOP rates, memory, and where each number came from."""
+    if template:
+        print(read_template("chip.yaml"), end="")
+        return
     from perfmodel.hardware.reader import list_chips, load_chip
 
     known = [load_chip(each) for each in ([name] if name else list_chips())]
@@ -39,20 +46,39 @@ def chips(
     elif name:
         print_facts(known[0].name, _chip_facts(known[0]))
     else:
-        marks = cite(each.source for each in known)
-        print_table(
+        _print_list(
             ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
-            [(*_chip_row(chip), marks[chip.source]) for chip in known],
+            [(*_chip_row(chip), chip.source) for chip in known],
             title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
             right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
+            sources=sources,
         )
+
+
+def read_template(name: str) -> str:
+    """An annotated example of a file format, valid as it is."""
+    from perfmodel.resources import resource_dir
+
+    return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _print_list(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, sources: bool, title: str, right: Sequence[str] = (), fold: Sequence[str] = ()
+) -> None:
+    """A table whose last column is the source of each row: as a number in a list below, where somebody asks for it."""
+    marks = cite(row[-1] for row in rows)
+    if sources:
+        print_table(headers, [(*row[:-1], marks[row[-1]]) for row in rows], title=title, right=right, fold=fold)
         print_sources(marks)
+        return
+    print_table(headers[:-1], [row[:-1] for row in rows], title=title, right=right, fold=fold)
+    print("\n--sources tells where it comes from, a name shows everything about one")
 
 
 def _chip_row(chip: Chip) -> tuple[str, ...]:
     from perfmodel.units import format_bandwidth, format_bytes, format_flop_rate
 
-    dtype = next((dtype for dtype in _HEADLINE_DTYPES if dtype in chip.peak_flop_rate), next(iter(chip.peak_flop_rate)))
+    dtype = _training_dtype(chip)
     return (
         chip.name,
         str(chip.launch_year),
@@ -60,6 +86,12 @@ def _chip_row(chip: Chip) -> tuple[str, ...]:
         _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
         _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
     )
+
+
+def _training_dtype(chip: Chip) -> Dtype:
+    """The dtype in which one would train: the quickest of bf16, fp16 and fp32 (a GTX 1080 Ti does fp16 at 1/64 of its fp32 rate)."""
+    held = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
+    return max(held, key=chip.flop_rate)
 
 
 def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
@@ -79,11 +111,21 @@ def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
         ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
         ("devices per chip", str(chip.devices_per_chip)),
         ("power", format_power(chip.tdp_watts) if chip.tdp_watts else "unknown"),
-        ("price", f"{chip.price_per_hour:g} per hour" if chip.price_per_hour else "unknown"),
+        ("price", _price(chip)),
     ]
     facts += [(f"provenance of {group}", word) for group, word in chip.provenance.items()]
     facts += [("source", chip.source), ("notes", chip.notes)]
     return [(name, value) for name, value in facts if value]
+
+
+def _price(chip: Chip) -> str:
+    from perfmodel.hardware.reader import load_prices
+
+    if not chip.price_per_hour:
+        return "unknown"
+    found = load_prices().get(chip.name)
+    dated = f", indicative, {found.date}: {found.source}" if found else ""
+    return f"{chip.price_per_hour:g} USD per hour{dated}"
 
 
 def clusters(
@@ -91,8 +133,13 @@ def clusters(
         str, typer.Argument(help="A cluster, or the path of a cluster file; all clusters if left out.", show_default=False)
     ] = "",
     json: Json = False,
+    sources: Sources = False,
+    template: Template = False,
 ) -> None:
     """Known clusters: chip, node and network tiers, with their sources."""
+    if template:
+        print(read_template("cluster.yaml"), end="")
+        return
     from perfmodel.hardware.reader import list_clusters, load_cluster
 
     known = [load_cluster(each) for each in ([name] if name else list_clusters())]
@@ -101,15 +148,14 @@ def clusters(
     elif name:
         print_facts(known[0].name, _cluster_facts(known[0]))
     else:
-        marks = cite(each.source for each in known)
-        print_table(
+        _print_list(
             ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
-            [(*_cluster_row(cluster), marks[cluster.source]) for cluster in known],
+            [(*_cluster_row(cluster), cluster.source) for cluster in known],
             title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
             right=("chips", "per node"),
             fold=("network tiers, innermost first",),
+            sources=sources,
         )
-        print_sources(marks)
 
 
 def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
@@ -126,14 +172,16 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
         ("chip", cluster.chip.name),
         ("chips", str(cluster.num_chips)),
         ("chips per node", str(cluster.chips_per_node)),
+        ("largest job", f"{cluster.largest_job:,} chips" if cluster.largest_job else ""),
     ]
-    for tier in cluster.tiers:
+    used = _hops(cluster)
+    for tier, hop in zip(cluster.tiers, used, strict=True):
         link = tier.link
         parts = [
             f"{tier.topology} of {tier.size}",
             f"{format_bandwidth(link.bandwidth)} to all peers",
             f"{format_bandwidth(link.pair_bandwidth)} to one",
-            f"latency {format_time(link.latency)}",
+            f"latency {format_time(link.latency)}{hop}",
         ]
         if tier.torus_shape:
             parts.append("torus " + " x ".join(str(size) for size in tier.torus_shape))
@@ -146,9 +194,28 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
+def _hops(cluster: Cluster) -> list[str]:
+    """For each tier what a hop of a ring takes in a prediction, where that is more than the latency that the file states."""
+    from perfmodel.collectives import CollectiveKind
+    from perfmodel.cost.machine import LINK_ROWS, resolve_machine, tier_kind
+    from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.hardware.calibration import COLLECTIVE_CODE
+    from perfmodel.units import format_time
+
+    machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=_training_dtype(cluster.chip))
+    hops = machine.links.table[LINK_ROWS.index("hop")][:, COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]]
+    return [
+        ""
+        if abs(hop / tier.link.latency - 1) < 1e-6
+        else f" ({format_time(hop)} a hop of a ring; {machine.rests_on[tier_kind(cluster, tier)]})"
+        for tier, hop in zip(cluster.tiers, hops, strict=True)
+    ]
+
+
 def models(
     name: Annotated[str, typer.Argument(help="A model, or the path of a config.json; all models if left out.", show_default=False)] = "",
     json: Json = False,
+    sources: Sources = False,
 ) -> None:
     """Known models: shape and exact parameter count, with their sources."""
     from perfmodel.workload.models import list_models, load_model
@@ -159,14 +226,13 @@ def models(
     elif name:
         print_facts(known[0].name, [(key, str(value)) for key, value in _model_object(known[0]).items() if key != "name"])
     else:
-        marks = cite(each.source for each in known)
-        print_table(
+        _print_list(
             ("model", "parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
-            [(*_model_row(model), marks[model.source]) for model in known],
+            [(*_model_row(model), model.source) for model in known],
             title=f"Known models: {len(known)}.",
             right=("parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
+            sources=sources,
         )
-        print_sources(marks)
 
 
 def _model_row(model: TransformerConfig) -> tuple[str, ...]:
@@ -194,6 +260,7 @@ def profiles(
         str, typer.Argument(help="A profile, or the path of a profile file; all profiles if left out.", show_default=False)
     ] = "",
     json: Json = False,
+    sources: Sources = False,
 ) -> None:
     """Known execution profiles: what a framework does with a plan, with their sources."""
     from perfmodel.parallel.profile import list_profiles, load_profile
@@ -205,14 +272,13 @@ def profiles(
         facts = [(field.name.replace("_", " "), _profile_value(field.name, getattr(known[0], field.name))) for field in fields(known[0])]
         print_facts(known[0].name, facts[1:])
     else:
-        marks = cite(each.source for each in known)
-        print_table(
+        _print_list(
             ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a layer", "a step", "source"),
-            [(*_profile_row(profile), marks[profile.source]) for profile in known],
+            [(*_profile_row(profile), profile.source) for profile in known],
             title=f"Known execution profiles: {len(known)}. One name shows everything about it.",
             right=("host a layer", "a step"),
+            sources=sources,
         )
-        print_sources(marks)
 
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
@@ -246,6 +312,7 @@ def calibrations(
         str, typer.Argument(help="A calibration, or the path of its file; all calibrations if left out.", show_default=False)
     ] = "",
     json: Json = False,
+    sources: Sources = False,
 ) -> None:
     """Known calibrations, the user's own first: what was measured, how well it fits, and its source."""
     from perfmodel.cost.resolve import user_folders
@@ -258,14 +325,13 @@ def calibrations(
     elif name:
         print_facts(known[0].name, calibration_facts(known[0]))
     else:
-        marks = cite(each.source for each in known)
-        print_table(
+        _print_list(
             ("calibration", "date", "measured on", "lent to", "source"),
-            [(*_calibration_row(calibration), marks[calibration.source]) for calibration in known],
+            [(*_calibration_row(calibration), calibration.source) for calibration in known],
             title=f"Known calibrations: {len(known)}. The user's own are in {', '.join(str(folder) for folder in folders) or 'no folder'}.",
             fold=("lent to",),
+            sources=sources,
         )
-        print_sources(marks)
 
 
 def _calibration_row(calibration: Calibration) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.commands.output import print_facts, print_json, print_tables
+from perfmodel.hardware.chip_cluster import short_name
 
 if TYPE_CHECKING:
     from perfmodel.cost.network_predict import NetworkPrediction
@@ -51,7 +52,7 @@ def _show(network: Network, prediction: NetworkPrediction | PipelinePrediction, 
         where = tiers_line(plan)
         more = [("memory", memory_line(prediction.memory, usable, prediction.verdict)), ("rests on", rests_on_line(prediction.rests_on))]
     facts = [
-        ("cluster", f"{plan.cluster}, {where}"),
+        ("cluster", f"{short_name(plan.cluster)}, {where}"),
         ("assumes", f"{plan.profile} as the framework, {plan.precision}, {plan.optimizer}, ZeRO {plan.zero}"),
         ("step time", f"{format_time(prediction.step_time)} for a batch of {batch:,}{times}"),
         *more,

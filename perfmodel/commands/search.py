@@ -11,6 +11,7 @@ import typer
 from perfmodel.commands import options
 from perfmodel.commands.output import Progress, first_interrupt, print_facts, print_json, print_tables
 from perfmodel.errors import InputError
+from perfmodel.hardware.chip_cluster import short_name
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
@@ -176,7 +177,8 @@ def _search_once(
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.api import search_in
 
-    with Progress(f"search on {setting.cluster.num_chips} chips of {setting.reference}") as progress, first_interrupt() as was_interrupted:
+    place = f"{setting.cluster.num_chips} chips of {short_name(setting.reference)}"
+    with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
 
         def report(done: float) -> bool:
             progress.share(done)

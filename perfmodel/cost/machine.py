@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.collectives import CollectiveKind
+from perfmodel.cost.link_latency import stated_latency_difference, with_latency
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import (
@@ -536,7 +537,7 @@ def _tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) 
     kind = tier_kind(cluster, tier)
     if kind == SCALE_UP and cluster.chip.name not in calibration.chips and tier.topology is not Topology.SWITCH:
         return {}
-    return calibration.collectives.get(kind, {})
+    return with_latency(calibration.collectives.get(kind, {}), stated_latency_difference(cluster, tier), RING_PASSES)
 
 
 def _collective_model(

@@ -7,7 +7,7 @@ h20-96gb per-node=8 scale-up=450 GB/s scale-out=400 Gbit/s        as stated; rat
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.errors import InputError, bad_field
@@ -95,3 +95,11 @@ def _count(value: int | str) -> int:
     if isinstance(value, bool) or not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 6 or int(text) < 1:
         raise bad_field("per_node", value, "must be a whole number from 1 to 999999", "write how many chips one host has, such as 8")
     return int(text)
+
+
+def short_name(reference: str) -> str:
+    """What to call a cluster in a table: a file by its name alone, anything else as it is."""
+    stated = chip_cluster(reference)
+    if stated is not None:
+        return replace(stated, chip=short_name(stated.chip)).text
+    return Path(reference).name if "/" in reference else reference

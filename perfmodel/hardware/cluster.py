@@ -23,6 +23,7 @@ class Cluster:
     num_chips       of the job at hand; `with_chips` gives another number
     chips_per_node  chips of one host; not the scale-up domain (GB200: 4 and 72)
     tiers           innermost first; the last one covers everything
+    largest_job     chips that one job can have, where that is fewer than the last tier holds; 0 = as many as that
     """
 
     name: str
@@ -34,6 +35,7 @@ class Cluster:
     notes: str = ""
     title: str = ""
     provenance: str = "recalled"
+    largest_job: int = 0
 
     def __post_init__(self) -> None:
         check_tiers(self.tiers, chips_per_node=self.chips_per_node)

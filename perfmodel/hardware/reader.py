@@ -411,6 +411,7 @@ def _cluster(data: Mapping[str, Any], chip: Chip) -> Cluster:
         source=data["source"],
         provenance=data["provenance"],
         notes=data.get("notes", ""),
+        largest_job=data.get("largest_job", 0),
     )
 
 
@@ -514,7 +515,7 @@ def _cluster_schema() -> "CoreSchema":
             "source": text,
             "provenance": _provenance(),
         },
-        {"title": text, "notes": shape.str_schema()},
+        {"title": text, "notes": shape.str_schema(), "largest_job": count},
     )
 
 

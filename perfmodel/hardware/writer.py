@@ -36,6 +36,7 @@ def cluster_text(cluster: Cluster) -> str:
             "chip": cluster.chip.name,
             "num_chips": cluster.num_chips,
             "chips_per_node": cluster.chips_per_node,
+            **({"largest_job": cluster.largest_job} if cluster.largest_job else {}),
             "tiers": [_tier(tier) for tier in cluster.tiers],
             "source": cluster.source or "not stated",
             "provenance": cluster.provenance,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.result import SearchResult
 from perfmodel.report.predictions import degrees_line, workload_line
@@ -251,13 +252,13 @@ def _title(predictions: Sequence[Prediction]) -> str:
     if any(workload_line(plan) != first for plan in plans):
         return "Plans of different jobs"
     places = {(plan.num_chips, plan.cluster) for plan in plans}
-    return f"{first}\non {plans[0].num_chips:,} chips of {plans[0].cluster}" if len(places) == 1 else first
+    return f"{first}\non {plans[0].num_chips:,} chips of {short_name(plans[0].cluster)}" if len(places) == 1 else first
 
 
 def _labels(predictions: Sequence[Prediction]) -> list[str]:
     if len(predictions) == 1:
         return ["\n".join(degrees_line(predictions[0].plan).split(", "))]
-    return [f"{each.plan.num_chips:,} chips\n{each.plan.cluster}" for each in predictions]
+    return [f"{each.plan.num_chips:,} chips\n{short_name(each.plan.cluster)}" for each in predictions]
 
 
 def _stack(

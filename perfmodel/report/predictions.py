@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.memory_room import Verdict
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
@@ -108,7 +109,7 @@ def workload_line(plan: Plan) -> str:
 
 def job_line(plan: Plan) -> str:
     chips = "1 chip" if plan.num_chips == 1 else f"{plan.num_chips:,} chips"
-    return f"{workload_line(plan)}, on {chips} of {plan.cluster}"
+    return f"{workload_line(plan)}, on {chips} of {short_name(plan.cluster)}"
 
 
 def degrees_line(plan: Plan) -> str:
@@ -237,7 +238,7 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, in
             cost = (f"{taken:,.1f}", format_count(hours))
         rows.append(
             (
-                each.plan.cluster,
+                short_name(each.plan.cluster),
                 f"{each.plan.num_chips:,}",
                 *(_JOB_COLUMNS[name](each) for name in varying),
                 step(each.step_time),
@@ -385,7 +386,7 @@ def _flat(prediction: Prediction) -> dict[str, str]:
     layout, job = plan.layout, plan.job
     return {
         "model": job.model.name,
-        "cluster": plan.cluster,
+        "cluster": short_name(plan.cluster),
         "chips": str(plan.num_chips),
         "global_batch": str(job.global_batch),
         "seq_len": str(job.seq_len),

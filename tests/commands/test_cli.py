@@ -77,7 +77,7 @@ def test_json_is_one_object_with_every_name_and_a_source(kind, capfd):
 def test_a_table_has_one_line_for_each_name_that_points_to_its_source(kind, capfd):
     assert cli.run([kind, "--json"]) == 0
     entries = json.loads(capfd.readouterr().out)[kind]
-    assert cli.run([kind]) == 0
+    assert cli.run([kind, "--sources"]) == 0
     lines = capfd.readouterr().out.splitlines()
     for entry in entries:
         (line,) = [line for line in lines if line.startswith(f"{entry['name']} ")]

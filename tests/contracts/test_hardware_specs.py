@@ -29,6 +29,7 @@ COUNT_FIELDS = {
     "devices_per_chip",
     "chips_per_node",
     "num_chips",
+    "largest_job",
     "size",
     "torus_shape",
     "wrap_multiple",

@@ -278,3 +278,21 @@ def test_the_mesh_of_mi300x_reaches_what_was_measured_on_it(chips, measured):
     machine = resolve_machine(chip, load_calibration("mi300x"), dtype=Dtype.BF16)
     time = float(collective_time(AR, 8e9, group_size=chips, inside=[chips, chips], machine=machine))
     assert 2 * (chips - 1) / chips * 8e9 / time == pytest.approx(measured, rel=0.07)
+
+
+@pytest.mark.parametrize("kind", [AR, AG, A2A, SEND])
+def test_a_stated_latency_counts_beside_measured_collectives(kind):
+    """What a file states beyond the chip's usual links is added to each hop that was measured on those; less is taken off."""
+    cluster, calibration = load_cluster("dgx-h100", num_chips=64), load_calibration("h100")
+
+    def time(*latencies):
+        tiers = tuple(
+            replace(tier, link=replace(tier.link, latency=latency)) for tier, latency in zip(cluster.tiers, latencies, strict=True)
+        )
+        machine = resolve_machine(replace(cluster, tiers=tiers), calibration, dtype=Dtype.BF16)
+        return float(collective_time(kind, 1e3, group_size=16, inside=[2, 16], machine=machine))
+
+    usual = [tier.link.latency for tier in cluster.tiers]
+    assert time(*usual) < time(*(10 * each for each in usual)) < time(1.0, 1.0)
+    assert time(*(each / 100 for each in usual)) < time(*usual)
+    assert time(1.0, 1.0) > 1.0

@@ -1,0 +1,41 @@
+"""`perfmodel chips | clusters | models | profiles | calibrations`: what people read."""
+
+import pytest
+
+import perfmodel
+
+
+def test_a_chip_is_listed_with_the_rate_that_one_trains_at_and_its_price_with_a_currency(call):
+    rows = {line.split()[0]: line for line in call("chips")[1].splitlines() if line.strip()}
+    assert "11.3 TFLOP/s fp32" in rows["gtx1080ti-11gb"]
+    assert "989 TFLOP/s bf16" in rows["h100-sxm-80gb"]
+    assert "125 TFLOP/s fp16" in rows["v100-sxm2-16gb"]
+    assert "2.99 USD per hour, indicative, 2026-11-21" in call("chips", "h100-sxm-80gb")[1]
+
+
+@pytest.mark.parametrize("verb", ["chips", "clusters", "models", "profiles", "calibrations"])
+def test_sources_are_listed_where_somebody_asks(call, verb):
+    assert "\nsources\n" not in call(verb)[1]
+    assert "\nsources\n[1] " in call(verb, "--sources")[1]
+
+
+def test_templates_are_valid_and_can_be_used(call, call_json, tmp_path):
+    (tmp_path / "mychip.yaml").write_text(call("chips", "--template")[1])
+    text = call("clusters", "--template")[1].replace("chip: h100-sxm-80gb", "chip: mychip.yaml")
+    (tmp_path / "mine.yaml").write_text(text)
+    job = ["--model", "llama-3-8b", "--global-batch", "64", "--seq-len", "4096", "--dp-shard", "64"]
+    assert call_json("predict", *job, "--cluster", "./mine.yaml")["plan"]["num_chips"] == 64
+    assert call_json("predict", *job, "--chip", "./mychip.yaml", "--chips", "64")["fits"]
+    assert "on 64 chips of mine.yaml\n" in call("predict", *job, "--cluster", "./mine.yaml")[1]
+    assert perfmodel.load_cluster(tmp_path / "mine.yaml").chip.memory.usable > 79e9
+
+
+def test_a_cluster_says_what_of_its_latency_is_used(call):
+    assert "latency 15 us (24.1 us a hop of a ring; calibrated: h100)" in call("clusters", "aws-p5")[1]
+
+
+def test_more_chips_than_the_largest_job_are_predicted_with_a_warning(call_json):
+    job = ["--model", "llama-3-8b", "--seq-len", "4096", "--cluster", "tpu-v5p", "--zero", "3"]
+    few, many = (call_json("predict", *job, "--chips", n, "--global-batch", n)["warnings"] for n in (6144, 8960))
+    assert few == []
+    assert many[0].startswith("chips=8960: the largest job of tpu-v5p is 6144 chips")
