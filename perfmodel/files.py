@@ -177,7 +177,11 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
     """YAML text that `parse_yaml` reads back as equal data; fields keep their order."""
     import yaml
 
-    return str(yaml.dump(dict(data), Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, allow_unicode=True, width=120))
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    try:
+        return str(yaml.dump(dict(data), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+    except UnicodeEncodeError as error:
+        raise InputError(f"YAML: {shown(error.object)} is no text that a file can hold ({error.reason}); rename it") from None
 
 
 def record(required: Mapping[str, "CoreSchema"], optional: Mapping[str, "CoreSchema"] | None = None) -> "CoreSchema":

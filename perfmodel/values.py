@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import bad_field
+from perfmodel.errors import bad_field, shown
 from perfmodel.units import QuantityKind, parse_quantity
 
 MAX_WHOLE = 2**31 - 1
@@ -85,6 +85,12 @@ def check_name(value: object, field: str, kind: type, remedy: str) -> None:
     """A name, a path or an object of that kind."""
     if not isinstance(value, (str, Path, kind)):
         raise bad_field(field, _shown(value), f"must be a name, a path or a {kind.__name__}", remedy)
+
+
+def check_path(value: object, field: str) -> None:
+    """A name or a path."""
+    if not isinstance(value, (str, Path)):
+        raise bad_field(field, shown(value), "must be a name or a path", f"write {field}='name' or the path of its file")
 
 
 def several(value: object) -> list[Any]:

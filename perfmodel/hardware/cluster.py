@@ -4,9 +4,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from perfmodel.errors import bad_field
+from perfmodel.errors import bad_field, shown
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.network import Link, NetworkTier, Topology, check_tiers
+from perfmodel.values import whole
 
 # A scale-out fabric may grow to this many chips before its file must say more.
 MAX_SCALE_OUT_CHIPS = 16384
@@ -85,7 +86,7 @@ class Cluster:
 
     def with_chips(self, num_chips: int) -> "Cluster":
         """The same cluster with another number of chips: a part of a node, or whole nodes, up to `max_chips`."""
-        return dataclasses.replace(self, num_chips=num_chips)
+        return dataclasses.replace(self, num_chips=whole(num_chips, "num_chips"))
 
 
 def make_cluster(
@@ -108,9 +109,11 @@ def make_cluster(
     nodes (GB200, TPU) stays.
     """
     node = chip.chips_per_node if chips_per_node is None else chips_per_node
-    if node < 1:
-        raise bad_field("chips_per_node", node, "must be at least 1", "count the chips of one host")
-    wanted = node if num_chips is None else num_chips
+    node = whole(node, "chips_per_node")
+    wanted = node if num_chips is None else whole(num_chips, "num_chips")
+    for field, rate in (("scale_up", scale_up_bandwidth), ("inter_node_bandwidth_per_chip", inter_node_bandwidth_per_chip)):
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+            raise bad_field(field, shown(rate), "must be a number of bytes a second", "write 5e10")
     *usual, fabric = chip.default_tiers if _ends_in_fabric(chip) else (*chip.default_tiers, None)
     tiers: list[NetworkTier] = []
     for tier in usual:

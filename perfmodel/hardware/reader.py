@@ -20,6 +20,7 @@ from perfmodel.hardware.network import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.resources import resource_dir
 from perfmodel.units import parse_quantity
+from perfmodel.values import check_name, check_path
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -50,6 +51,7 @@ def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
 
 def load_chip(name_or_path: str | Path) -> Chip:
     """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
+    check_path(name_or_path, "chip")
     path = _find(chip_called(str(name_or_path)) or name_or_path, "chips", "chip", list_chips)
     data = check_shape(read_yaml(path), _chip_schema(), where=str(path))
     return _located(path, lambda: _chip(data))
@@ -98,6 +100,7 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by its name where no cluster has it, or by its
     file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`.
     """
+    check_path(name_or_path, "cluster")
     if str(name_or_path) == LOCALHOST:
         from perfmodel.hardware.local import local_cluster
 
@@ -173,6 +176,7 @@ def cluster_of(
 
 def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> "Calibration":
     """A shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
+    check_path(name_or_path, "calibration")
     for path in _calibration_paths(folders):
         if path.stem == str(name_or_path):
             return _read_calibration(path)
@@ -184,7 +188,8 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
 
     Where none names it, the shipped ones of its maker's neighbouring generations make a prior, if there are such; then they are parsed.
     """
-    name = chip if isinstance(chip, str) else chip.name
+    check_name(chip, "chip", Chip, "give a chip's name")
+    name = chip.name if isinstance(chip, Chip) else str(chip)
     found = []
     for path in _calibration_paths(folders):
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.resources import resource_dir
+from perfmodel.values import check_path
 
 CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
 
@@ -174,6 +175,7 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     """The profile of that name, or in that file."""
     from perfmodel.files import read_yaml
 
+    check_path(name, "profile")
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "profiles" / f"{name}.yaml"

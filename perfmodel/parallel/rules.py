@@ -11,6 +11,7 @@ from typing import Any
 from perfmodel.errors import InputError, one_line, shown, suggest
 from perfmodel.parallel.sharding import AXIS_PARTS, Sharding, check_sharding
 from perfmodel.resources import resource_dir
+from perfmodel.values import check_path
 from perfmodel.workload.operator import Graph, Operator
 
 #: Logical names of dims that rule sets may speak of (R16). Experts and convolutions bring theirs with their operators.
@@ -64,6 +65,7 @@ def list_rule_sets() -> list[str]:
 def load_rule_set(name: str | Path) -> RuleSet:
     from perfmodel.files import read_yaml
 
+    check_path(name, "rule_set")
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "rules" / f"{name}.yaml"
