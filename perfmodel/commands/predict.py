@@ -13,6 +13,7 @@ from perfmodel.commands.output import print_facts, print_json, print_tables
 from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
+    from perfmodel.footing import Footing
     from perfmodel.overrides import Change
     from perfmodel.parallel.prediction import NotPredicted, Prediction
     from perfmodel.setting import Confidence
@@ -73,6 +74,7 @@ def predict(
     several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
     """
     from perfmodel.commands.network_plan import predict_file
+    from perfmodel.footing import common_footing
     from perfmodel.parallel.network_plan_file import is_network_plan
     from perfmodel.requests import make_requests, predict_requests
     from perfmodel.setting import Knobs, confidence_in, load_plan
@@ -141,7 +143,8 @@ def predict(
     if str(csv) == "-":
         return
     if len(requests) > 1:
-        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences)
+        footing = common_footing([(each.setting, each.prediction) for each in answers])
+        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, footing=footing)
     else:
         _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences)
     for what, path in (("figure", plot), ("table", csv), ("plan", save)):
@@ -215,19 +218,31 @@ def _text(value: object) -> str:
 
 
 def _show_several(
-    predictions: list[Prediction], failures: list[NotPredicted], *, json: bool, tokens: float, confidences: list[Confidence]
+    predictions: list[Prediction],
+    failures: list[NotPredicted],
+    *,
+    json: bool,
+    tokens: float,
+    confidences: list[Confidence],
+    footing: Footing | None,
 ) -> None:
+    from perfmodel.footing import column_of, footing_line, footing_object
     from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
 
     if json:
         objects = [prediction_object(each, tokens=tokens) for each in predictions]
         for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
             content |= confidence_object(prediction, interval, named)
+        for row, content in enumerate(objects if footing else []):
+            content["footing"] = footing_object(footing, row)  # type: ignore[arg-type]  # no rows without one
         print_json({"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]})
         return
     print(settings_title(predictions))
-    print_tables([settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences])])
+    common = (column_of(footing), footing.step_times) if footing else None
+    print_tables([settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences], footing=common)])
     print()
+    if footing:
+        print(footing_line(footing, predictions))
     for line in convention_lines(predictions):
         print(line)
     for failure in failures:

@@ -229,14 +229,17 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
         not_searched = [{**each.asked, "reason": each.reason} for each in failures]
         print_json({"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0])
     elif len(found) + len(failures) > 1:
+        from perfmodel.footing import column_of, common_footing, footing_line
         from perfmodel.report.predictions import convention_lines, settings_table, settings_title
         from perfmodel.report.searches import search_line
 
         best = [result.plans[0] for _, result in found if result.plans]
         if best:
+            footing = common_footing([(setting, result.plans[0]) for setting, result in found if result.plans])
+            common = (column_of(footing), footing.step_times) if footing else None
             print(f"{settings_title(best)}: the best plan of each")
-            print_tables([settings_table(best, tokens=tokens)])
-            print("\n".join(["", *convention_lines(best)]))
+            print_tables([settings_table(best, tokens=tokens, footing=common)])
+            print("\n".join(["", *([footing_line(footing, best)] if footing else []), *convention_lines(best)]))
         shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
         for setting, result in found:
             told = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]

@@ -221,12 +221,22 @@ def memory_table(prediction: Prediction) -> Table:
     )
 
 
-def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, intervals: Sequence[StepInterval] = ()) -> Table:
-    """One line for each combination; of model, batch and the like only what differs. intervals: none, or one for each prediction."""
+def settings_table(
+    predictions: Sequence[Prediction],
+    *,
+    tokens: float = 0.0,
+    intervals: Sequence[StepInterval] = (),
+    footing: tuple[str, Sequence[float]] | None = None,
+) -> Table:
+    """One line for each combination; of model, batch and the like only what differs. intervals: none, or one for each prediction.
+
+    footing: a heading and the step times on ground that all rows have in common
+    """
     varying = _varying(predictions)
     step, room = times_like(min(each.step_time for each in predictions)), bytes_like(predictions[0].memory_usable)
     days = ("days", "chip-hours") if tokens else ()
     held = (f"{COVERAGE:.0%} interval",) if intervals else ()
+    common, common_times = ((footing[0],), footing[1]) if footing else ((), ())
     rows = []
     for place, each in enumerate(predictions):
         bounds = tuple(
@@ -242,6 +252,7 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, in
                 f"{each.plan.num_chips:,}",
                 *(_JOB_COLUMNS[name](each) for name in varying),
                 step(each.step_time),
+                *(step(time) for time in common_times[place : place + 1]),
                 *bounds,
                 f"{each.tokens_per_second_per_chip:,.0f}",
                 f"{each.tflops_per_chip:,.0f}",
@@ -255,10 +266,10 @@ def settings_table(predictions: Sequence[Prediction], *, tokens: float = 0.0, in
         )
     return Table(
         title="",
-        headers=("cluster", "chips", *varying, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", "fits", *days, "plan",
-                 "rests on"),
+        headers=("cluster", "chips", *varying, "step time", *common, *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", "fits", *days,
+                 "plan", "rests on"),
         rows=tuple(rows),
-        right=("chips", "batch", "seq", "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", *days),
+        right=("chips", "batch", "seq", "step time", *common, *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", *days),
     )  # fmt: skip
 
 

@@ -535,3 +535,23 @@ def test_a_cluster_file_of_ones_own_gives_the_number_of_chips_where_nobody_does(
     told = call_json("predict", *JOB[:2], "--cluster", "./mine.yaml", *JOB[6:], "--tp", 8)
     assert told["plan"]["num_chips"] == 16
     assert told["warnings"] == ["chips=16: nobody said how many, so it is the number that the file of dgx-h100 states"]
+
+
+def test_chips_that_rest_on_different_ground_are_compared_on_one(call, call_json):
+    job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
+    told = call_json("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x")["predictions"]
+    assert [each["footing"]["own"] for each in told] == ["calibrated", "spec sheet"]
+    assert {each["footing"]["common"] for each in told} == {"spec sheet"}
+    alone = call_json("predict", *job, "--cluster", "dgx-h100", "--calibration", "spec-sheet")
+    assert told[0]["footing"]["step_time"] == alone["step_time"] < told[0]["step_time"]
+    out = call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x")[1]
+    assert "step time  on spec sheets" in out
+    assert "compare chips by 'on spec sheets'" in out
+    assert "on spec sheets" in call("search", *job, "--max-pp", 1, "--cluster", "dgx-h100", "--cluster", "mi300x")[1]
+
+
+def test_chips_on_the_same_ground_need_no_other(call):
+    job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
+    assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "dgx-a100")[1]
+    assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x", "--calibration", "spec-sheet")[1]
+    assert "'on priors'" in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "h20")[1]
