@@ -277,6 +277,9 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
             f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
             "time and memory are predicted as if it took more"
         )
+    if job.model.left_out:
+        counted = f"only the {job.model.num_parameters:,} parameters of its language model are counted"
+        warnings.append(f"{job.model.name}: {job.model.left_out} is left out; {counted}")
     return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
 
 

@@ -76,6 +76,12 @@ def window_of(config: TransformerConfig, index: int) -> int:
     return 0 if every and (index + 1) % every == 0 else config.sliding_window
 
 
+def has_rotary(config: TransformerConfig, index: int) -> bool:
+    """Whether layer `index` turns its queries and keys."""
+    every = config.no_rotary_every
+    return config.position == "rotary" and not (every and (index + 1) % every == 0)
+
+
 class CoreAttention(nn.Module):
     """Scores, softmax and context of the local heads; queries may be a later chunk of the keys' sequence."""
 
@@ -159,9 +165,11 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
         self.v_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
         self.o_proj = nn.Linear(query, size, bias=config.attention_output_bias, device=device)
+        self.is_rotary = has_rotary(config, index)
         if config.qk_norm:
-            self.q_norm = _norm(config, depth, device)
-            self.k_norm = _norm(config, depth, device)
+            over_all = config.qk_norm_scope == "all"
+            self.q_norm = _norm(config, query if over_all else depth, device)
+            self.k_norm = _norm(config, key if over_all else depth, device)
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
@@ -181,10 +189,14 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         depth = self.config.head_dim
-        q, k, v = (projection(x).unflatten(-1, (-1, depth)) for projection in (self.q_proj, self.k_proj, self.v_proj))
-        if self.config.qk_norm:
+        q, k, v = (projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        over_all = self.config.qk_norm_scope == "all"
+        if self.config.qk_norm and over_all:
             q, k = self.q_norm(q), self.k_norm(k)
-        if self.config.position == "rotary":
+        q, k, v = (each.unflatten(-1, (-1, depth)) for each in (q, k, v))
+        if self.config.qk_norm and not over_all:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.is_rotary:
             q, k = self._rotate(q), self._rotate(k)
         if self.sharding.cp_group is not None:
             k, v = gather_sequence(k, 1, self.sharding.cp_group), gather_sequence(v, 1, self.sharding.cp_group)
@@ -242,14 +254,16 @@ class Layer(nn.Module):
         self.config, self.sharding = config, sharding
         attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
         mlp = FeedForward(config, device=device)
-        self.attention_norm = _norm(config, config.hidden_size, device)
+        if config.pre_norm:
+            self.attention_norm = _norm(config, config.hidden_size, device)
         if config.parallel_block:
             self.branches = SharedInputBranches(attention, mlp) if config.shared_norm else Branches(attention, mlp)
             if not config.shared_norm:
                 self.mlp_norm = _norm(config, config.hidden_size, device)
             return
         self.attention, self.mlp = attention, mlp
-        self.mlp_norm = _norm(config, config.hidden_size, device)
+        if config.pre_norm:
+            self.mlp_norm = _norm(config, config.hidden_size, device)
         if config.sandwich_norm:
             self.attention_post_norm = _norm(config, config.hidden_size, device)
             self.mlp_post_norm = _norm(config, config.hidden_size, device)
@@ -259,11 +273,11 @@ class Layer(nn.Module):
             normed = self.attention_norm(x)
             branches = self.branches(normed) if self.config.shared_norm else self.branches(normed, self.mlp_norm(x))
             return x + dropout(_local(branches), self.sharding.dropout)
-        attended = self.attention(self.attention_norm(x))
+        attended = self.attention(self.attention_norm(x) if self.config.pre_norm else x)
         if self.config.sandwich_norm:
             attended = self.attention_post_norm(attended)
         x = x + dropout(_local(attended), self.sharding.dropout)
-        transformed = self.mlp(self.mlp_norm(x))
+        transformed = self.mlp(self.mlp_norm(x) if self.config.pre_norm else x)
         if self.config.sandwich_norm:
             transformed = self.mlp_post_norm(transformed)
         return x + dropout(_local(transformed), self.sharding.dropout)

@@ -41,8 +41,9 @@ def _layer_styles(config: TransformerConfig, *, sequence_parallel: bool) -> list
 
     prefix = "branches." if config.parallel_block else ""
     if sequence_parallel:
-        styles.append(("attention_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
-        if not (config.parallel_block and config.shared_norm):
+        if config.pre_norm:
+            styles.append(("attention_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+        if config.pre_norm and not (config.parallel_block and config.shared_norm):
             styles.append(("mlp_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
         if config.sandwich_norm:
             styles.append(("attention_post_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))

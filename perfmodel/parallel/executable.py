@@ -29,6 +29,10 @@ def not_executable_reason(plan: Plan) -> str:
         return f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use a smaller tp"
     if plan.job.seq_len % (layout.cp * (layout.tp if plan.sequence_parallel else 1)):
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
+    if model.qk_norm and model.qk_norm_scope == "own":
+        return "qk_norm_scope=own: the executor has no norm with a weight for each head; use another model"
+    if model.qk_norm and model.qk_norm_scope == "all" and layout.tp > 1:
+        return f"tp={layout.tp}: a norm over all heads of {model.name} is not cut by the executor; use tp=1"
     if model.position == "rotary" and model.head_dim % 2:
         return f"head_dim={model.head_dim}: rotary positions turn pairs, so it must be even; use another model"
     if plan.recompute is Recompute.SELECTIVE and tuple(plan.recompute_operators) != DEFAULT_RECOMPUTE_OPERATORS:

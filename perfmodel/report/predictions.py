@@ -101,8 +101,9 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
 def workload_line(plan: Plan) -> str:
     job = plan.job
     parameters = format_count(job.model.num_parameters)
+    without = f", without {job.model.left_out}" if job.model.left_out else ""
     return (
-        f"{job.model.name} ({parameters} parameters), {job.global_batch:,} sequences of {job.seq_len:,} tokens a step, "
+        f"{job.model.name} ({parameters} parameters{without}), {job.global_batch:,} sequences of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}"
     )
 

@@ -10,6 +10,7 @@ from perfmodel.errors import bad_field
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 Norm = Literal["layernorm", "rmsnorm"]
 Position = Literal["learned", "rotary", "alibi", "none"]
+QkNormScope = Literal["head", "own", "all"]
 Region = Literal["embedding", "layer", "head"]
 
 #: A size beyond this is a mistake in the file; below it, every count of parameters fits a float64 and every tensor an int64.
@@ -26,7 +27,7 @@ _COUNTS = (
     "vocab_size",
     "max_position_embeddings",
 )
-_COUNTS_OR_ZERO = ("sliding_window", "full_attention_every", "position_offset")
+_COUNTS_OR_ZERO = ("sliding_window", "full_attention_every", "position_offset", "no_rotary_every")
 _FLAGS = (
     "gated_mlp",
     "qkv_bias",
@@ -38,6 +39,7 @@ _FLAGS = (
     "parallel_block",
     "shared_norm",
     "qk_norm",
+    "pre_norm",
     "sandwich_norm",
     "embedding_layernorm",
 )
@@ -45,6 +47,7 @@ _CHOICES: dict[str, frozenset[str]] = {
     "activation": frozenset(get_args(Activation)),
     "norm": frozenset(get_args(Norm)),
     "position": frozenset(get_args(Position)),
+    "qk_norm_scope": frozenset(get_args(QkNormScope)),
 }
 
 
@@ -68,12 +71,17 @@ class TransformerConfig:
     gated_mlp             act(gate(x)) * up(x) in place of act(up(x))
     parallel_block        attention and MLP read the same residual and are added together
     shared_norm           of a parallel block: one norm serves both branches
-    qk_norm               a norm over head_dim on every query and key head
-    sandwich_norm         a further norm after attention and after the MLP (Gemma 2, 3)
+    qk_norm               a norm of queries and keys
+    qk_norm_scope         head: over head_dim, one weight for all heads; own: over head_dim, a weight for each head (Cohere); all: over
+                          all heads together (OLMo 2)
+    pre_norm              a norm before attention and before the MLP; without it they have one after them alone (OLMo 2)
+    sandwich_norm         a norm after attention and after the MLP (Gemma 2 and 3, GLM-4 0414, OLMo 2)
     sliding_window        keys that a query sees at most; 0: all before it
     full_attention_every  every so many layers one ignores the window (Gemma 2: 2, Gemma 3: 6); 0: none does
+    no_rotary_every       every so many layers one has no rotary positions (SmolLM3: 4; its pass over q and k is counted there too); 0: none
     position_offset       unused rows at the head of the learned position table (OPT: 2)
     dropout               on the embedding, the attention weights and each branch, where the software applies it
+    left_out              what else the file describes and is not counted (a vision tower); "" for nothing
     source                where the numbers are from
     """
 
@@ -100,16 +108,20 @@ class TransformerConfig:
     parallel_block: bool = False
     shared_norm: bool = False
     qk_norm: bool = False
+    qk_norm_scope: QkNormScope = "head"
+    pre_norm: bool = True
     sandwich_norm: bool = False
     sliding_window: int = 0
     full_attention_every: int = 0
+    no_rotary_every: int = 0
     position_offset: int = 0
     embedding_layernorm: bool = False
     dropout: float = 0.0
+    left_out: str = ""
     source: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("name", "architecture", "source"):
+        for field in ("name", "architecture", "left_out", "source"):
             if not isinstance(getattr(self, field), str):
                 raise bad_field(field, printable(getattr(self, field)), "must be a text", "write it in quotes")
         for field in _COUNTS:
@@ -120,7 +132,7 @@ class TransformerConfig:
             _check_count(field, getattr(self, field), 0)
         for field in _FLAGS:
             if not isinstance(getattr(self, field), bool):
-                raise bad_field(field, printable(getattr(self, field)), "must be true or false", "write one of them")
+                raise bad_field(field, quoted(getattr(self, field)), "must be true or false", "write one of them")
         for field, choices in _CHOICES.items():
             value = getattr(self, field)
             if not isinstance(value, str) or value not in choices:
@@ -140,6 +152,10 @@ class TransformerConfig:
             raise bad_field("shared_norm", True, "only a parallel_block shares a norm", "set parallel_block or clear shared_norm")
         if self.sandwich_norm and self.parallel_block:
             raise bad_field("sandwich_norm", True, "a parallel_block has no norm after each branch", "clear one of the two")
+        if not self.pre_norm and not (self.sandwich_norm and not self.parallel_block):
+            raise bad_field("pre_norm", False, "then the norms after attention and MLP must stand alone", "set sandwich_norm or pre_norm")
+        if self.no_rotary_every and self.position != "rotary":
+            raise bad_field("no_rotary_every", self.no_rotary_every, "needs position=rotary", "set it to 0")
         if self.full_attention_every and not self.sliding_window:
             raise bad_field("full_attention_every", self.full_attention_every, "needs a sliding_window", "give the window or set it to 0")
         if self.position_offset and self.position != "learned":
@@ -197,15 +213,16 @@ class TransformerConfig:
         """One layer, in the order of use."""
         h, f, d = self.hidden_size, self.intermediate_size, self.head_dim
         queries, keys = self.num_attention_heads * d, self.num_key_value_heads * d
-        shapes = self._norm("attention_norm", h, "layer")
+        shapes = self._norm("attention_norm", h, "layer") if self.pre_norm else []
         for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             shapes += _linear(name, rows, h, bias=self.qkv_bias)
         if self.qk_norm:
-            shapes += self._norm("q_norm", d, "layer") + self._norm("k_norm", d, "layer")
+            for name, heads in (("q_norm", self.num_attention_heads), ("k_norm", self.num_key_value_heads)):
+                shapes += self._norm(name, {"head": (d,), "own": (heads, d), "all": (heads * d,)}[self.qk_norm_scope], "layer")
         shapes += _linear("o_proj", h, queries, bias=self.attention_output_bias)
         if self.sandwich_norm:
             shapes += self._norm("attention_post_norm", h, "layer")
-        if not self.shared_norm:
+        if self.pre_norm and not self.shared_norm:
             shapes += self._norm("mlp_norm", h, "layer")
         if self.gated_mlp:
             shapes += _linear("gate_proj", f, h, bias=self.mlp_bias)
@@ -230,9 +247,10 @@ class TransformerConfig:
         layers = (shape._replace(name=f"layers.{i}.{shape.name}") for i in range(self.num_hidden_layers) for shape in one)
         return (*self.embedding_shapes(), *layers, *self.head_shapes())
 
-    def _norm(self, name: str, size: int, region: Region) -> list[ParameterShape]:
-        weight = ParameterShape(f"{name}.weight", (size,), region)
-        return [weight, ParameterShape(f"{name}.bias", (size,), region)] if self.norm_bias else [weight]
+    def _norm(self, name: str, size: int | tuple[int, ...], region: Region) -> list[ParameterShape]:
+        shape = (size,) if isinstance(size, int) else size
+        weight = ParameterShape(f"{name}.weight", shape, region)
+        return [weight, ParameterShape(f"{name}.bias", shape, region)] if self.norm_bias else [weight]
 
 
 def _linear(name: str, rows: int, columns: int, *, bias: bool) -> list[ParameterShape]:
@@ -242,7 +260,7 @@ def _linear(name: str, rows: int, columns: int, *, bias: bool) -> list[Parameter
 
 def _check_count(field: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_field(field, printable(value), "must be a whole number", "correct it in the config")
+        raise bad_field(field, quoted(value), "must be a whole number", "correct it in the config")
     if not least <= value <= MAX_SIZE:
         raise bad_field(field, printable(value), f"must lie from {least} to {MAX_SIZE}", "correct it in the config")
 
@@ -254,3 +272,8 @@ def printable(value: object) -> object:
     if isinstance(value, (list, tuple, dict)):
         return f"{type(value).__name__} of {len(value)}"
     return value
+
+
+def quoted(value: object) -> object:
+    """Likewise, but a text in quotes: where "4096" stands and 4096 must."""
+    return f'"{value}"' if isinstance(value, str) else printable(value)

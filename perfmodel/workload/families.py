@@ -4,116 +4,14 @@ One function for each family says which keys it reads and what the family fixes.
 one exception is the `text_config` of a vision-language model, which Hugging Face writes without the values that equal its class's defaults.
 """
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from perfmodel.errors import InputError, bad_field
-from perfmodel.workload.config import Activation, printable
+from perfmodel.errors import bad_field
+from perfmodel.workload.config import printable
+from perfmodel.workload.config_fields import ConfigFields, Values, head_dim_of, no_rotary_every_of, sizes_of, window_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigFields:
-    """The keys of a config, read with their type checked. A JSON null is a key that is not there, as in Hugging Face's classes."""
-
-    data: Mapping[str, Any]
-    model_type: str
-    defaults: Mapping[str, int]
-
-    def has(self, key: str) -> bool:
-        return self.data.get(key) is not None
-
-    def count(self, *keys: str, default: int | None = None) -> int:
-        """A size; later keys are older names of the first, and all that are there must agree."""
-        found = {key: _whole(key, self.data[key]) for key in keys if self.has(key)}
-        if len(set(found.values())) > 1:
-            (first, value), (other, another) = list(found.items())[:2]
-            raise bad_field(first, value, f"contradicts {other}={another}", "keep one of the two")
-        if found:
-            return next(iter(found.values()))
-        if default is None:
-            default = self.defaults.get(keys[0])
-        if default is None:
-            raise InputError(f"{keys[0]}: is missing, and model_type={self.model_type} needs it; add it to the config")
-        return default
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise bad_field(key, printable(value), "must be true or false", "write one of them")
-        return value
-
-    def share(self, key: str, *, default: float = 0.0) -> float:
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
-            raise bad_field(key, printable(value), "must be a share from 0 to below 1", "correct it in the config")
-        return float(value)
-
-    def activation(self, *keys: str, default: str) -> Activation:
-        key = next((key for key in keys if self.has(key)), keys[0])
-        value = self.data.get(key) if self.has(key) else default
-        if not isinstance(value, str) or value not in _ACTIVATIONS:
-            raise bad_field(key, printable(value), "this activation is not modelled", f"known are {', '.join(_ACTIVATIONS)}")
-        return _ACTIVATIONS[value]
-
-    def must_be(self, key: str, expected: object, lacking: str) -> None:
-        """A switch that selects a variant which is not modelled."""
-        value = self.data.get(key)
-        if value is not None and value != expected:
-            raise bad_field(key, printable(value), f"{lacking} not modelled yet", f"only {key}={json.dumps(expected)} is")
-
-
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-}
-
-
-def _whole(key: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_field(key, printable(value), "must be a whole number", "correct it in the config")
-    return value
-
-
-# --- the families ---
-
-Values = dict[str, Any]
-
-
-def _sizes(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False) -> Values:
-    """The sizes under their usual names. Without head_dim the heads share out the hidden size."""
-    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    values = {
-        "num_hidden_layers": fields.count("num_hidden_layers"),
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.count("num_key_value_heads", default=heads if kv_default else None),
-        "intermediate_size": fields.count("intermediate_size"),
-        "vocab_size": fields.count("vocab_size"),
-        "max_position_embeddings": fields.count("max_position_embeddings"),
-    }
-    if fields.has("head_dim") or head_dim_required:
-        values["head_dim"] = fields.count("head_dim")
-    else:
-        values["head_dim"] = fields.defaults.get("head_dim") or _head_dim(hidden, heads)
-    return values
-
-
-def _head_dim(hidden: int, heads: int) -> int:
-    if heads < 1 or hidden % heads:
-        raise bad_field("num_attention_heads", printable(heads), f"must divide hidden_size={printable(hidden)}", "or give head_dim")
-    return hidden // heads
+# Constant factors (logit_scale, embedding_multiplier, residual_multiplier, soft caps) and clamps (clip_qkv) have no parameters and
+# ride on kernels that run anyway: they are not counted.
 
 
 def _gpt2(fields: ConfigFields) -> Values:
@@ -123,7 +21,7 @@ def _gpt2(fields: ConfigFields) -> Values:
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": _head_dim(hidden, heads),
+        "head_dim": head_dim_of(hidden, heads),
         "intermediate_size": fields.count("n_inner", "intermediate_size", default=4 * hidden),
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("n_positions", "max_position_embeddings"),
@@ -154,7 +52,7 @@ def _megatron(fields: ConfigFields) -> Values:
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": fields.count("num_key_value_heads", default=heads),
-        "head_dim": fields.count("head_dim") if fields.has("head_dim") else _head_dim(hidden, heads),
+        "head_dim": fields.count("head_dim") if fields.has("head_dim") else head_dim_of(hidden, heads),
         "intermediate_size": fields.count("intermediate_size", default=4 * hidden),
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("max_position_embeddings"),
@@ -177,7 +75,7 @@ def _opt(fields: ConfigFields) -> Values:
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
-        "head_dim": _head_dim(hidden, heads),
+        "head_dim": head_dim_of(hidden, heads),
         "intermediate_size": fields.count("ffn_dim"),
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("max_position_embeddings"),
@@ -193,7 +91,7 @@ def _opt(fields: ConfigFields) -> Values:
 
 
 def _gpt_neox(fields: ConfigFields) -> Values:
-    values = _sizes(fields, kv_default=True)
+    values = sizes_of(fields, kv_default=True)
     bias = fields.flag("attention_bias", default=True)
     return {
         **values,
@@ -225,7 +123,7 @@ def _falcon(fields: ConfigFields) -> Values:
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": _head_dim(hidden, heads),
+        "head_dim": head_dim_of(hidden, heads),
         "intermediate_size": fields.count("ffn_hidden_size", default=4 * hidden),
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("max_position_embeddings", default=2048),  # the class's; ALiBi and rotary have no table
@@ -245,7 +143,7 @@ def _falcon(fields: ConfigFields) -> Values:
 def _phi(fields: ConfigFields) -> Values:
     """phi-1, 1.5 and 2: a parallel block with one norm, partial rotary positions, a bias even on the logits."""
     return {
-        **_sizes(fields, kv_default=True),
+        **sizes_of(fields, kv_default=True),
         **_GPT,
         "position": "rotary",
         "lm_head_bias": True,
@@ -255,6 +153,91 @@ def _phi(fields: ConfigFields) -> Values:
         "activation": fields.activation("hidden_act", default="gelu_new"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dropout": fields.share("resid_pdrop"),
+    }
+
+
+def _bloom(fields: ConfigFields) -> Values:
+    hidden, heads = fields.count("hidden_size", "n_embed"), fields.count("n_head", "num_attention_heads")
+    fields.must_be("apply_residual_connection_post_layernorm", False, "a residual after the norm is")
+    return {
+        "num_hidden_layers": fields.count("n_layer", "num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": head_dim_of(hidden, heads),
+        "intermediate_size": 4 * hidden,  # modeling_bloom.py, whatever n_inner says
+        "vocab_size": fields.count("vocab_size"),
+        "max_position_embeddings": fields.count("seq_length", default=2048),  # that of the training; ALiBi has no table
+        **_GPT,
+        "position": "alibi",
+        "embedding_layernorm": True,
+        "activation": "gelu_tanh",
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
+        "dropout": fields.share("hidden_dropout"),
+    }
+
+
+def _gptj(fields: ConfigFields) -> Values:
+    """A parallel block with one norm; biases in the MLP and on the logits alone."""
+    return {
+        **_gpt2(fields),
+        "position": "rotary",
+        "qkv_bias": False,
+        "attention_output_bias": False,
+        "lm_head_bias": True,
+        "parallel_block": True,
+        "shared_norm": True,
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
+        "dropout": fields.share("resid_pdrop"),
+    }
+
+
+def _mpt(fields: ConfigFields) -> Values:
+    """The form that transformers has: ALiBi, no bias anywhere."""
+    hidden, heads = fields.count("d_model", "hidden_size"), fields.count("n_heads", "num_attention_heads")
+    nested = fields.data.get("attn_config")
+    attention = ConfigFields(data=nested if isinstance(nested, Mapping) else {}, model_type=fields.model_type, defaults={})
+    attention.must_be("alibi", True, "positions other than ALiBi are")
+    attention.must_be("attn_type", "multihead_attention", "keys and values that heads share are")
+    attention.must_be("qk_ln", False, "norms of queries and keys are")
+    attention.must_be("prefix_lm", False, "a prefix that is seen from both sides is")
+    fields.must_be("no_bias", True, "biases are")
+    return {
+        "num_hidden_layers": fields.count("n_layers", "num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": head_dim_of(hidden, heads),
+        "intermediate_size": fields.count("expansion_ratio", default=4) * hidden,  # transformers takes 4, mosaicml's own code this
+        "vocab_size": fields.count("vocab_size"),
+        "max_position_embeddings": fields.count("max_seq_len", default=2048),
+        **_GPT,
+        "position": "alibi",
+        "qkv_bias": False,
+        "attention_output_bias": False,
+        "mlp_bias": False,
+        "norm_bias": False,
+        "activation": "gelu",
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
+        "dropout": fields.share("resid_pdrop"),
+    }
+
+
+def _starcoder2(fields: ConfigFields) -> Values:
+    fields.must_be("mlp_type", "default", "a gated MLP is")
+    fields.must_be("norm_type", "layer_norm", "RMSNorm is")
+    bias = fields.flag("use_bias", default=True)
+    return {
+        **sizes_of(fields, kv_default=False),
+        **_GPT,
+        **window_of(fields, used=fields.has("sliding_window"), every=0),
+        "position": "rotary",
+        "qkv_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
+        "activation": fields.activation("hidden_act", default="gelu_pytorch_tanh"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
+        "dropout": fields.share("residual_dropout"),
     }
 
 
@@ -273,7 +256,7 @@ _LLAMA: Values = {
 def _llama(fields: ConfigFields) -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
-        **_sizes(fields, kv_default=True),
+        **sizes_of(fields, kv_default=True),
         **_LLAMA,
         "qkv_bias": bias,
         "attention_output_bias": bias,
@@ -283,11 +266,67 @@ def _llama(fields: ConfigFields) -> Values:
     }
 
 
+def _olmo2(fields: ConfigFields) -> Values:
+    """No norm before a branch, one after it; queries and keys are normed over all heads together."""
+    return {**_llama(fields), "mlp_bias": False, "pre_norm": False, "sandwich_norm": True, "qk_norm": True, "qk_norm_scope": "all"}
+
+
+def _olmo3(fields: ConfigFields) -> Values:
+    return {**_olmo2(fields), **window_of(fields, used=True, every=4)}
+
+
+def _glm(fields: ConfigFields) -> Values:
+    """GLM-4-9B and GLM-Edge in transformers' form (glm-4-9b-hf)."""
+    return {
+        **sizes_of(fields, kv_default=False, head_dim_required=True),
+        **_LLAMA,
+        "qkv_bias": fields.flag("attention_bias", default=True),
+        "activation": fields.activation("hidden_act", default="silu"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+def _glm4(fields: ConfigFields) -> Values:
+    """GLM-4-0414."""
+    return {**_glm(fields), "sandwich_norm": True}
+
+
+def _smollm3(fields: ConfigFields) -> Values:
+    fields.must_be("use_sliding_window", False, "attention in windows is")
+    tied = fields.flag("tie_word_embeddings", default=True)
+    return {**_llama(fields), "tie_word_embeddings": tied, **_rotary(no_rotary_every_of(fields))}
+
+
+def _rotary(no_rotary_every: int) -> Values:
+    return {"position": "none"} if no_rotary_every == 1 else {"position": "rotary", "no_rotary_every": no_rotary_every}
+
+
+def _cohere(fields: ConfigFields) -> Values:
+    """Command R: a parallel block with one norm, a LayerNorm without bias, the output matrix tied."""
+    return {
+        **_llama(fields),
+        "mlp_bias": False,
+        "norm": "layernorm",
+        "parallel_block": True,
+        "shared_norm": True,
+        "qk_norm": fields.flag("use_qk_norm", default=False),
+        "qk_norm_scope": "own",
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _cohere2(fields: ConfigFields) -> Values:
+    """Command R7B and Command A: layers with a window have rotary positions, those without have none."""
+    window = window_of(fields, used=fields.has("sliding_window"), every=fields.count("sliding_window_pattern", default=4))
+    positions = _rotary(window["full_attention_every"]) if window["sliding_window"] else {"position": "none"}
+    return {**_cohere(fields), "qk_norm": False, **window, **positions}
+
+
 def _mistral(fields: ConfigFields) -> Values:
     return {
-        **_sizes(fields, kv_default=False),
+        **sizes_of(fields, kv_default=False),
         **_LLAMA,
-        **_window(fields, used=fields.has("sliding_window") or bool(fields.defaults), every=0),
+        **window_of(fields, used=fields.has("sliding_window") or bool(fields.defaults), every=0),
         "activation": fields.activation("hidden_act", default="silu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
     }
@@ -295,9 +334,9 @@ def _mistral(fields: ConfigFields) -> Values:
 
 def _phi3(fields: ConfigFields) -> Values:
     return {
-        **_sizes(fields, kv_default=True),
+        **sizes_of(fields, kv_default=True),
         **_LLAMA,
-        **_window(fields, used=fields.has("sliding_window"), every=0),
+        **window_of(fields, used=fields.has("sliding_window"), every=0),
         "activation": fields.activation("hidden_act", default="silu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
         "dropout": fields.share("resid_pdrop"),
@@ -306,7 +345,7 @@ def _phi3(fields: ConfigFields) -> Values:
 
 def _qwen2(fields: ConfigFields) -> Values:
     return {
-        **_sizes(fields, kv_default=False),
+        **sizes_of(fields, kv_default=False),
         **_LLAMA,
         **_qwen_window(fields),
         "qkv_bias": True,
@@ -318,7 +357,7 @@ def _qwen2(fields: ConfigFields) -> Values:
 def _qwen3(fields: ConfigFields) -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
-        **_sizes(fields, kv_default=False, head_dim_required=True),
+        **sizes_of(fields, kv_default=False, head_dim_required=True),
         **_LLAMA,
         **_qwen_window(fields),
         "qk_norm": True,
@@ -333,7 +372,7 @@ def _gemma(fields: ConfigFields) -> Values:
     # hidden_act of the first Gemma configs says "gelu", but the model runs the tanh form unless hidden_activation is set.
     bias = fields.flag("attention_bias", default=False)
     return {
-        **_sizes(fields, kv_default=False, head_dim_required=True),
+        **sizes_of(fields, kv_default=False, head_dim_required=True),
         **_LLAMA,
         "qkv_bias": bias,
         "attention_output_bias": bias,
@@ -343,12 +382,12 @@ def _gemma(fields: ConfigFields) -> Values:
 
 
 def _gemma2(fields: ConfigFields) -> Values:
-    return {**_gemma(fields), **_window(fields, used=True, every=2), "sandwich_norm": True}
+    return {**_gemma(fields), **window_of(fields, used=True, every=2), "sandwich_norm": True}
 
 
 def _gemma3(fields: ConfigFields) -> Values:
     every = fields.count("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return {**_gemma(fields), **_window(fields, used=True, every=every), "sandwich_norm": True, "qk_norm": True}
+    return {**_gemma(fields), **window_of(fields, used=True, every=every), "sandwich_norm": True, "qk_norm": True}
 
 
 def _qwen_window(fields: ConfigFields) -> Values:
@@ -360,28 +399,7 @@ def _qwen_window(fields: ConfigFields) -> Values:
             rule = f"layers 0 to {printable(first - 1)} ignore the window and the others do not, which is not modelled"
             raise bad_field("max_window_layers", printable(first), rule, "set use_sliding_window=false")
         used = first <= 0
-    return _window(fields, used=used, every=0)
-
-
-def _window(fields: ConfigFields, *, used: bool, every: int) -> Values:
-    """The window, and every how many layers one ignores it; `layer_types`, where there, says it layer by layer."""
-    switched_off = "sliding_window" in fields.data and not fields.has("sliding_window")  # null
-    window = fields.count("sliding_window") if used and not switched_off else 0
-    kinds = fields.data.get("layer_types")
-    if kinds is None or not window:
-        return {"sliding_window": window, "full_attention_every": every if window else 0}
-    known = ("full_attention", "sliding_attention")
-    if not isinstance(kinds, (list, tuple)) or not kinds or any(not isinstance(kind, str) or kind not in known for kind in kinds):
-        raise bad_field("layer_types", printable(kinds), f"must list {' or '.join(known)} for every layer", "other kinds are not modelled")
-    full = [kind == "full_attention" for kind in kinds]
-    if all(full):
-        return {"sliding_window": 0, "full_attention_every": 0}
-    every = full.index(True) + 1 if any(full) else 0
-    repeats = all(is_full == (every > 0 and (i + 1) % every == 0) for i, is_full in enumerate(full))
-    if not repeats or len(full) != fields.count("num_hidden_layers"):
-        rule = "must have one entry a layer and repeat every so many layers"
-        raise bad_field("layer_types", printable(kinds), rule, "other orders are not modelled")
-    return {"sliding_window": window, "full_attention_every": every}
+    return window_of(fields, used=used, every=0)
 
 
 FAMILIES: Mapping[str, Callable[[ConfigFields], Values]] = {
@@ -390,6 +408,10 @@ FAMILIES: Mapping[str, Callable[[ConfigFields], Values]] = {
     "opt": _opt,
     "gpt_neox": _gpt_neox,
     "falcon": _falcon,
+    "bloom": _bloom,
+    "gptj": _gptj,
+    "mpt": _mpt,
+    "starcoder2": _starcoder2,
     "phi": _phi,
     "phi3": _phi3,
     "llama": _llama,
@@ -402,6 +424,14 @@ FAMILIES: Mapping[str, Callable[[ConfigFields], Values]] = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "olmo2": _olmo2,
+    "olmo3": _olmo3,
+    "glm": _glm,
+    "glm4": _glm4,
+    "smollm3": _smollm3,
+    "granite": _llama,
+    "cohere": _cohere,
+    "cohere2": _cohere2,
 }
 
 _DEFAULTED = (

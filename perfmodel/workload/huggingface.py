@@ -12,7 +12,8 @@ from typing import Any
 from perfmodel.errors import InputError, bad_field, suggest
 from perfmodel.files import read_text
 from perfmodel.workload.config import TransformerConfig, printable
-from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES, ConfigFields
+from perfmodel.workload.config_fields import ConfigFields
+from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES
 
 
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
@@ -33,12 +34,24 @@ def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> Tr
         model_type = _model_type(text)
         fields = ConfigFields(data=text, model_type=model_type, defaults=CLASS_DEFAULTS.get(model_type, {}))
     else:
-        model_type = _model_type(data)
+        whole = _text(data, "model_type")  # older files of Qwen's have no text_config: the language half lies beside the tower
+        model_type = _TEXT_MODEL_TYPE[whole] if _left_out(data) and whole in _TEXT_MODEL_TYPE else _model_type(data)
         fields = ConfigFields(data=data, model_type=model_type, defaults={})
     _refuse(fields)
     values = FAMILIES[model_type](fields)
     called = name or _text(data, "_name_or_path").rstrip("/").rpartition("/")[2] or model_type
-    return TransformerConfig(name=called, architecture=model_type, source=_text(data, "_source") or origin, **values)
+    return TransformerConfig(
+        name=called, architecture=model_type, left_out=_left_out(data), source=_text(data, "_source") or origin, **values
+    )
+
+
+def _left_out(data: Mapping[str, Any]) -> str:
+    """What stands beside the language model: "its vision tower"."""
+    found = [part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key]]
+    return " and ".join(found)
+
+
+_TOWERS: Mapping[str, str] = {"vision_config": "its vision tower", "audio_config": "its audio tower"}
 
 
 def supported_model_types() -> tuple[str, ...]:
@@ -184,6 +197,19 @@ _MODEL_TYPE_OF_CLASS: Mapping[str, str] = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "BloomForCausalLM": "bloom",
+    "GPTJForCausalLM": "gptj",
+    "MPTForCausalLM": "mpt",
+    "MptForCausalLM": "mpt",
+    "Starcoder2ForCausalLM": "starcoder2",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
+    "GlmForCausalLM": "glm",
+    "Glm4ForCausalLM": "glm4",
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
+    "CohereForCausalLM": "cohere",
+    "Cohere2ForCausalLM": "cohere2",
 }
 
 #: What the language half of a vision-language model is when its `text_config` does not say.

@@ -49,6 +49,10 @@ class _Builder:
                 return Dim(name="g", size=kv_heads, logical="kv_heads")
             case "r":
                 return Dim(name="r", size=heads // kv_heads, logical="q_per_kv")
+            case "g_norm":
+                return Dim(name="g", size=kv_heads, logical="norm_kv_heads")
+            case "r_norm":
+                return Dim(name="r", size=heads // kv_heads, logical="norm_q_per_kv")
             case "g_attn":
                 return Dim(name="g", size=kv_heads, logical="attn_kv_heads")
             case "r_attn":
@@ -145,23 +149,38 @@ class _Builder:
             group=group,
         )
 
-    def norm(self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h") -> str:
+    def norm(
+        self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h", weight_dims: str = "", rows: int = 1
+    ) -> str:
+        """`over`: the dims that are normalised; `weight_dims`: those of the weight, where it has more; `rows` of them are its dim 0."""
         layernorm = self.model.norm == "layernorm"
-        parameters = [self.parameter(f"{name}.weight", 1)]
+        weight_dims = weight_dims or over
+        parameters = [self.parameter(f"{name}.weight", rows)]
         if layernorm and self.model.norm_bias:
-            parameters.append(self.parameter(f"{name}.bias", 1))
-        rows = tuple(d for d in tensor_dims.split() if d != over)
-        statistics = [Saved(what="statistics", itemsize=_FP32, dims=rows)] * (2 if layernorm else 1)
+            parameters.append(self.parameter(f"{name}.bias", rows))
+        rows_of = tuple(d for d in tensor_dims.split() if d not in over.split())
+        statistics = [Saved(what="statistics", itemsize=_FP32, dims=rows_of)] * (2 if layernorm else 1)
         return self.op(
             name,
             OperatorKind.STREAM,
             dims,
-            [(x, tensor_dims), *((p, over) for p in parameters)],
+            [(x, tensor_dims), *((p, weight_dims) for p in parameters)],
             (f"{name}.out", tensor_dims),
             kernel_class=self.model.norm,
             saved=(Saved(what="input", index=0), *statistics),
-            reduced=(over,),
+            reduced=tuple(over.split()),
         )
+
+    def qk_norm(self, name: str, x: str, dims: str, heads: str) -> str:
+        """Of queries or keys. One over all heads together needs them whole, whatever rule set cuts them."""
+        match self.model.qk_norm_scope:
+            case "head":
+                return self.norm(name, x, dims, dims, "d")
+            case "own":
+                return self.norm(name, x, dims, dims, "d", f"{heads} d", len(heads.split()))
+            case "all":
+                whole = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
+                return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)
 
     def dropout(self, name: str, x: str, dims: str, tensor_dims: str, *, group: str = "") -> str:
         return self.stream(name, "dropout", [x], dims, tensor_dims, saved=(Saved(what="mask", itemsize=_MASK),), group=group)
@@ -230,7 +249,7 @@ def build_graph(
 
     b.region = "layer"
     x = b.identity("block_input", "embedding_output.out")
-    normed = b.norm("attention_norm", x)
+    normed = b.norm("attention_norm", x) if model.pre_norm else x
     attention_out = _attention(b, normed, attention=attention, drops=drops, weight_form_kv=weight_form_kv)
     if model.parallel_block:
         mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)
@@ -245,7 +264,7 @@ def build_graph(
     else:
         attention_out = _branch_end(b, "attention", attention_out, bias="o_proj" if model.attention_output_bias else "", drops=drops)
         x = b.add("attention_add", [x, attention_out])
-        mlp_out = _mlp(b, b.norm("mlp_norm", x))
+        mlp_out = _mlp(b, b.norm("mlp_norm", x) if model.pre_norm else x)
         mlp_out = _branch_end(b, "mlp", mlp_out, bias="down_proj" if model.mlp_bias else "", drops=drops)
         x = b.add("mlp_add", [x, mlp_out])
     b.identity("block_output", x)
@@ -308,8 +327,8 @@ def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_
         k = b.bias("k_proj", k, f"b s g{copies} d", f"b s g{copies} d", "g d")
         v = b.bias("v_proj", v, f"b s g{copies} d", f"b s g{copies} d", "g d")
     if model.qk_norm:
-        q = b.norm("q_norm", q, "b s g r d", "b s g r d", "d")
-        k = b.norm("k_norm", k, f"b s g{copies} d", f"b s g{copies} d", "d")
+        q = b.qk_norm("q_norm", q, "b s g r d", "g r")
+        k = b.qk_norm("k_norm", k, f"b s g{copies} d", "g")
     if model.position == "rotary":
         q = b.stream("q_rotary", "rotary", [q], "b s g r d", "b s g r d", saved=())
         k = b.stream("k_rotary", "rotary", [k], f"b s g{copies} d", f"b s g{copies} d", saved=())

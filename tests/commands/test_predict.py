@@ -555,3 +555,18 @@ def test_chips_on_the_same_ground_need_no_other(call):
     assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "dgx-a100")[1]
     assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x", "--calibration", "spec-sheet")[1]
     assert "'on priors'" in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "h20")[1]
+
+
+def test_a_vision_tower_is_said_to_be_left_out(call, call_json, tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "llava", "text_config": {**sizes, "vocab_size": 128, "max_position_embeddings": 512}, "vision_config": sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    job = ("--model", tmp_path / "config.json", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 8, "--seq-len", 512)
+    code, out, _ = call("predict", *job)
+    assert code == 0
+    assert "parameters, without its vision tower), 8 sequences" in out
+    (warning,) = call_json("predict", *job)["warnings"]
+    assert "its vision tower is left out; only the 78,144 parameters of its language model are counted" in warning
+    code, out, _ = call("search", *job)
+    assert code == 0
+    assert "without its vision tower" in out

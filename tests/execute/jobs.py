@@ -28,6 +28,8 @@ VARIANTS = {
     "neox": dict(parallel_block=True, gated_mlp=False, activation="gelu", norm="layernorm", norm_bias=True, qkv_bias=True,
                  attention_output_bias=True, mlp_bias=True, num_key_value_heads=8),
     "gemma2": dict(sandwich_norm=True, sliding_window=8, full_attention_every=2, tie_word_embeddings=True, activation="gelu_tanh"),
+    "smollm3": dict(no_rotary_every=2, tie_word_embeddings=True),
+    "olmo2": dict(pre_norm=False, sandwich_norm=True, qk_norm=True, qk_norm_scope="all"),
     "bloom": dict(position="alibi", embedding_layernorm=True, norm="layernorm", norm_bias=True, gated_mlp=False, activation="relu",
                   lm_head_bias=True),
 }  # fmt: skip

@@ -78,6 +78,11 @@ VARIANT_FORMS = ("ZeRO-1", "tp sp", "tp", "cp", "pp cp tp dp_shard")
 PLANS = {name: tiny_plan(**knobs) for name, knobs in FORMS.items()} | {
     f"{variant}, {form}": tiny_plan(**FORMS[form], model=tiny(variant)) for variant in VARIANTS for form in VARIANT_FORMS
 }
+PLANS |= {
+    "norms after branches and over all heads": tiny_plan(**FORMS["ZeRO-3"], model=tiny("olmo2")),
+    "norms after branches, tp": tiny_plan(**FORMS["tp sp"], model=tiny("olmo2", qk_norm=False)),
+    "layers without positions": tiny_plan(**FORMS["tp sp"], model=tiny("smollm3")),
+}
 
 
 def predicted(plan, rank, profile=None) -> RankCounts:
@@ -109,7 +114,7 @@ def test_every_form_of_plan_audits_clean_on_each_stage(name, counting):
     assert differing_rows(counting, PLANS[name]) == []
 
 
-@pytest.mark.parametrize("name", ["ZeRO-3", "tp sp", "cp", "pp dp_shard tp"])
+@pytest.mark.parametrize("name", ["ZeRO-3", "tp sp", "cp", "pp dp_shard tp", *list(PLANS)[-3:]])
 def test_one_of_each_axis_audits_clean(name, counting):
     assert differing_rows(counting, PLANS[name]) == []
 

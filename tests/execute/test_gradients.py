@@ -1,11 +1,14 @@
 """Loss and every gradient of each form of parallelism equal those of one process."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.errors import RunError
 from perfmodel.execute.gradient_check import check_gradients_on_rank
 from perfmodel.execute.runner import gradient_error
 from perfmodel.execute.tolerance import TOLERANCE
+from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
@@ -71,7 +74,11 @@ def test_gradients_equal_those_of_one_process(form, groups):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("knobs", [dict(tp=2), dict(tp=2, sequence_parallel=False), dict(cp=2)], ids=["tp+sp", "tp", "cp"])
 def test_every_architecture_is_cut_right(variant, knobs, groups):
-    name, error = worst_error(groups(2).call(check_gradients_on_rank, tiny_plan(2, model=tiny(variant), batch=2, **knobs)))
+    plan = tiny_plan(2, model=tiny(variant), batch=2, **knobs)
+    if variant == "olmo2" and plan.layout.tp > 1:
+        assert not_executable_reason(plan).startswith("tp=2: a norm over all heads")
+        plan = replace(plan, job=replace(plan.job, model=replace(plan.job.model, qk_norm=False)))
+    name, error = worst_error(groups(2).call(check_gradients_on_rank, plan))
     assert error < TOLERANCE, name
 
 

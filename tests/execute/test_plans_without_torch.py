@@ -70,6 +70,8 @@ def test_a_network_is_predicted_where_it_is_measured(device, cluster, monkeypatc
         (tiny_plan(2, pp=2, micro_batch=8), "schedule=1f1b"),
         (tiny_plan(2, recompute="selective", recompute_operators=("activation",)), "recompute_operators=activation"),
         (tiny_plan(2, model=tiny(head_dim=7), tp=2), "head_dim=7"),
+        (tiny_plan(2, model=tiny("olmo2"), tp=2), "tp=2: a norm over all heads"),
+        (tiny_plan(2, model=tiny(qk_norm=True, qk_norm_scope="own")), "qk_norm_scope=own"),
         (replace(tiny_plan(2), rule_set="owt"), "rule_set=owt"),
     ],
 )

@@ -28,6 +28,8 @@ MODELS = {
     "parallel block": {"parallel_block": True, "shared_norm": True, "attention_output_bias": False, "position": "rotary"},
     "parallel block, biases, two norms": {"parallel_block": True, "qkv_bias": False},
     "norms after, norms of heads": LLAMA_LIKE | {"num_key_value_heads": 4, "sandwich_norm": True, "qk_norm": True},
+    "norms after alone": LLAMA_LIKE | {"sandwich_norm": True, "pre_norm": False},
+    "norms with a weight for each head": LLAMA_LIKE | {"num_key_value_heads": 4, "qk_norm": True, "qk_norm_scope": "own"},
     "gated with biases": LLAMA_LIKE | {"num_key_value_heads": 4, "mlp_bias": True, "qkv_bias": True, "tie_word_embeddings": True},
 }
 MESH = OperatorMesh(sizes={"cp": 2, "tp_kv": 4, "dp_shard": 2})

@@ -37,6 +37,24 @@ def test_matrices_are_stored_rows_first():
     assert shapes["down_proj.weight"] == (4096, 14336)
 
 
+def test_norms_of_queries_and_keys_have_the_weights_of_their_scope():
+    shapes = {
+        scope: dict(shape[:2] for shape in llama(qk_norm=True, qk_norm_scope=scope).layer_shapes()) for scope in ("head", "own", "all")
+    }
+    assert [found["q_norm.weight"] for found in shapes.values()] == [(128,), (32, 128), (4096,)]
+    assert [found["k_norm.weight"] for found in shapes.values()] == [(128,), (8, 128), (1024,)]
+
+
+def test_norms_may_stand_after_branches_alone():
+    names = {shape.name for shape in llama(pre_norm=False, sandwich_norm=True).layer_shapes()}
+    assert {"attention_post_norm.weight", "mlp_post_norm.weight"} < names
+    assert names.isdisjoint({"attention_norm.weight", "mlp_norm.weight"})
+    with pytest.raises(InputError, match="pre_norm=False"):
+        llama(pre_norm=False)
+    with pytest.raises(InputError, match="no_rotary_every=4: needs position=rotary"):
+        llama(position="none", no_rotary_every=4)
+
+
 @pytest.mark.parametrize("name", [name for name in list_models() if name.startswith("megatron")])
 def test_megatron_models_follow_the_papers_formula(name):
     """12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)), Narayanan et al. SC21 equation 2, plus the final norm that it leaves out."""

@@ -94,6 +94,21 @@ def test_vision_language_model_is_read_by_its_language_half():
         read_config({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}})
 
 
+@pytest.mark.parametrize(
+    "config, architecture, left_out",
+    [
+        ({"model_type": "llava", "text_config": LLAMA, "vision_config": {"hidden_size": 8}}, "llama", "its vision tower"),
+        ({**LLAMA, "model_type": "qwen2_vl", "vision_config": {"depth": 2}}, "qwen2_vl_text", "its vision tower"),
+        ({**LLAMA, "model_type": "glm", "head_dim": 16, "vision_config": {"hidden_size": 8}}, "glm", "its vision tower"),
+        ({**LLAMA, "vision_config": {"depth": 2}, "audio_config": {"depth": 2}}, "llama", "its vision tower and its audio tower"),
+        (LLAMA, "llama", ""),
+    ],
+)
+def test_what_stands_beside_the_language_model_is_named(config, architecture, left_out):
+    model = read_config(config)
+    assert (model.architecture, model.left_out) == (architecture, left_out)
+
+
 def test_outer_tie_reaches_the_language_half():
     outer = {"model_type": "llava", "tie_word_embeddings": True, "text_config": {"hidden_size": 64}}
     assert read_config(outer).tie_word_embeddings
@@ -121,12 +136,12 @@ def test_null_is_a_missing_key():
         ({"is_encoder_decoder": True}, "cross-attention"),
         ({"model_type": "mamba2"}, "state-space"),
         ({"model_type": "falcon_mamba"}, "state-space"),
-        ({"model_type": "bloom"}, "there is no reader for this architecture"),
+        ({"model_type": "xglm2"}, "there is no reader for this architecture"),
         ({"model_type": "lama"}, "did you mean 'llama'"),
         ({"model_type": None}, "model_type: is missing"),
         ({"model_type": 3}, "model_type=3: must be a text"),
         ({"hidden_size": None}, "hidden_size: is missing, and model_type=llama needs it"),
-        ({"hidden_size": "64"}, "hidden_size=64: must be a whole number"),
+        ({"hidden_size": "64"}, 'hidden_size="64": must be a whole number'),
         ({"hidden_size": 64.0}, "hidden_size=64.0: must be a whole number"),
         ({"num_hidden_layers": -2}, "num_hidden_layers=-2: must lie from 1"),
         ({"num_attention_heads": 0}, "num_attention_heads=0: must divide"),
@@ -135,7 +150,7 @@ def test_null_is_a_missing_key():
         ({"vocab_size": 10**5000}, "vocab_size=a number of over 20 digits"),
         ({"hidden_act": "mish"}, "hidden_act=mish: this activation is not modelled"),
         ({"hidden_act": ["silu"]}, "hidden_act=list of 1"),
-        ({"attention_bias": "yes"}, "attention_bias=yes: must be true or false"),
+        ({"attention_bias": "yes"}, 'attention_bias="yes": must be true or false'),
         ({"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads: is missing"),
         ({"model_type": "gemma"}, "head_dim: is missing"),
         ({"model_type": "gemma2", "head_dim": 16}, "sliding_window: is missing"),
@@ -143,6 +158,13 @@ def test_null_is_a_missing_key():
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["linear_attention"] * 2}, "layer_types=list of 2"),
         ({"model_type": "mistral", "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types=list of 2"),
         ({"model_type": "gpt2", "n_embd": 128, "n_layer": 1, "n_head": 1, "n_positions": 8}, "n_embd=128: contradicts hidden_size=64"),
+        ({"model_type": "smollm3", "no_rope_layers": [0, 1]}, "no_rope_layers=list of 2: must have one entry a layer and repeat"),
+        ({"model_type": "smollm3", "no_rope_layers": ["yes"]}, "no_rope_layers=list of 1: must list 1 or 0"),
+        (
+            {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "attn_config": {"alibi": False}},
+            "alibi=False: positions other",
+        ),
+        ({"model_type": "starcoder2", "norm_type": "rms_norm"}, "norm_type=rms_norm: RMSNorm is not modelled yet"),
         ({"model_type": "opt", "ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before=False"),
         ({"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim=32"),
         ({"model_type": "opt", "ffn_dim": 96, "dropout": 1.5}, "dropout=1.5: must be a share"),

@@ -57,6 +57,8 @@ def transformer_network(config: TransformerConfig, *, batch: int, seq_len: int, 
         raise bad_field(
             "seq_len", seq_len, f"{config.name} has learned positions for {config.max_position_embeddings}", "use a shorter one"
         )
+    if config.qk_norm and config.qk_norm_scope == "own":
+        raise bad_field("qk_norm_scope", "own", f"{config.name} has norms with a weight for each head, which no network has", "use another")
     b = NetworkBuilder(config.name, batch=batch, source=config.source)
     net = _Decoder(b, config, fused_attention)
     b.layer = "embedding"
@@ -69,7 +71,8 @@ def transformer_network(config: TransformerConfig, *, batch: int, seq_len: int, 
     for i in range(config.num_hidden_layers):
         b.layer = f"layer{i}"
         every = config.full_attention_every
-        x = net.layer(f"layer{i}.", x, 0 if every and (i + 1) % every == 0 else config.sliding_window)
+        is_rotary = config.position == "rotary" and not (config.no_rotary_every and (i + 1) % config.no_rotary_every == 0)
+        x = net.layer(f"layer{i}.", x, 0 if every and (i + 1) % every == 0 else config.sliding_window, is_rotary)
     b.layer = "head"
     x = net.norm("final_norm", x)
     tied = "embedding.weight" if config.tie_word_embeddings else ""
@@ -87,15 +90,15 @@ class _Decoder:
         self.fused_attention = fused_attention
 
     def norm(self, name: str, x: str, dims: str = "b s h", over: str = "h") -> str:
-        whole = "d" if over == "d" else ""
+        whole = "d" if "d" in over.split() else ""
         if self.config.norm == "rmsnorm":
             return self.b.rms_norm(name, x, dims, over, whole=whole)
         return self.b.layer_norm(name, x, dims, over, bias=self.config.norm_bias, whole=whole)
 
-    def layer(self, prefix: str, x: str, window: int) -> str:
+    def layer(self, prefix: str, x: str, window: int, is_rotary: bool) -> str:
         config = self.config
-        normed = self.norm(f"{prefix}attention_norm", x)
-        y = self.attention(prefix, normed, window)
+        normed = self.norm(f"{prefix}attention_norm", x) if config.pre_norm else x
+        y = self.attention(prefix, normed, window, is_rotary)
         if config.parallel_block:
             # both branches are sums to be reduced: added first, their biases after
             z = self.mlp(prefix, normed if config.shared_norm else self.norm(f"{prefix}mlp_norm", x))
@@ -104,7 +107,7 @@ class _Decoder:
                 both = self.b.bias(f"{prefix}{name}", both, "b s h", "h") if has_bias else both
             return add(self.b, f"{prefix}block_add", x, both)
         x = add(self.b, f"{prefix}attention_add", x, self.close(f"{prefix}attention", f"{prefix}o_proj", y, config.attention_output_bias))
-        y = self.mlp(prefix, self.norm(f"{prefix}mlp_norm", x))
+        y = self.mlp(prefix, self.norm(f"{prefix}mlp_norm", x) if config.pre_norm else x)
         return add(self.b, f"{prefix}mlp_add", x, self.close(f"{prefix}mlp", f"{prefix}down_proj", y, config.mlp_bias))
 
     def close(self, branch: str, projection: str, x: str, has_bias: bool) -> str:
@@ -112,7 +115,7 @@ class _Decoder:
         x = self.b.bias(projection, x, "b s h", "h") if has_bias else x
         return self.norm(f"{branch}_post_norm", x) if self.config.sandwich_norm else x
 
-    def attention(self, prefix: str, x: str, window: int) -> str:
+    def attention(self, prefix: str, x: str, window: int, is_rotary: bool) -> str:
         config = self.config
         groups, depth = config.num_key_value_heads, config.head_dim
         shared = config.num_attention_heads // groups
@@ -122,8 +125,8 @@ class _Decoder:
             weight = f"{dims.removeprefix('b s ')} h"
             y = self.b.linear(f"{prefix}{name}_proj", x, "b s h", weight, dims, bias=config.qkv_bias, whole="d", new=sizes)
             if config.qk_norm and name != "v":
-                y = self.norm(f"{prefix}{name}_norm", y, dims, "d")
-            if config.position == "rotary" and name != "v":
+                y = self.norm(f"{prefix}{name}_norm", y, dims, dims.removeprefix("b s ") if config.qk_norm_scope == "all" else "d")
+            if is_rotary and name != "v":
                 y = self.rotate(f"{prefix}{name}_rotary", y, dims)
             made.append(y)
         y = attend(self.b, prefix, *made, causal=True, fused=self.fused_attention, window=window)

@@ -1,0 +1,145 @@
+"""The keys of a Hugging Face `config.json`, read with their type checked, and what several families write alike."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import InputError, bad_field
+from perfmodel.workload.config import Activation, printable, quoted
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFields:
+    """The keys of a config, read with their type checked. A JSON null is a key that is not there, as in Hugging Face's classes."""
+
+    data: Mapping[str, Any]
+    model_type: str
+    defaults: Mapping[str, int]
+
+    def has(self, key: str) -> bool:
+        return self.data.get(key) is not None
+
+    def count(self, *keys: str, default: int | None = None) -> int:
+        """A size; later keys are older names of the first, and all that are there must agree."""
+        found = {key: _whole(key, self.data[key]) for key in keys if self.has(key)}
+        if len(set(found.values())) > 1:
+            (first, value), (other, another) = list(found.items())[:2]
+            raise bad_field(first, value, f"contradicts {other}={another}", "keep one of the two")
+        if found:
+            return next(iter(found.values()))
+        if default is None:
+            default = self.defaults.get(keys[0])
+        if default is None:
+            raise InputError(f"{keys[0]}: is missing, and model_type={self.model_type} needs it; add it to the config")
+        return default
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise bad_field(key, quoted(value), "must be true or false", "write one of them")
+        return value
+
+    def share(self, key: str, *, default: float = 0.0) -> float:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+            raise bad_field(key, quoted(value), "must be a share from 0 to below 1", "correct it in the config")
+        return float(value)
+
+    def activation(self, *keys: str, default: str) -> Activation:
+        key = next((key for key in keys if self.has(key)), keys[0])
+        value = self.data.get(key) if self.has(key) else default
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
+            raise bad_field(key, printable(value), "this activation is not modelled", f"known are {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[value]
+
+    def must_be(self, key: str, expected: object, lacking: str) -> None:
+        """A switch that selects a variant which is not modelled."""
+        value = self.data.get(key)
+        if value is not None and value != expected:
+            raise bad_field(key, printable(value), f"{lacking} not modelled yet", f"only {key}={json.dumps(expected)} is")
+
+
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+
+
+def _whole(key: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise bad_field(key, quoted(value), "must be a whole number", "correct it in the config")
+    return value
+
+
+def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False) -> Values:
+    """The sizes under their usual names. Without head_dim the heads share out the hidden size."""
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    values = {
+        "num_hidden_layers": fields.count("num_hidden_layers"),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.count("num_key_value_heads", default=heads if kv_default else None),
+        "intermediate_size": fields.count("intermediate_size"),
+        "vocab_size": fields.count("vocab_size"),
+        "max_position_embeddings": fields.count("max_position_embeddings"),
+    }
+    if fields.has("head_dim") or head_dim_required:
+        values["head_dim"] = fields.count("head_dim")
+    else:
+        values["head_dim"] = fields.defaults.get("head_dim") or head_dim_of(hidden, heads)
+    return values
+
+
+def head_dim_of(hidden: int, heads: int) -> int:
+    if heads < 1 or hidden % heads:
+        raise bad_field("num_attention_heads", printable(heads), f"must divide hidden_size={printable(hidden)}", "or give head_dim")
+    return hidden // heads
+
+
+def window_of(fields: ConfigFields, *, used: bool, every: int) -> Values:
+    """The window, and every how many layers one ignores it; `layer_types`, where there, says it layer by layer."""
+    switched_off = "sliding_window" in fields.data and not fields.has("sliding_window")  # null
+    window = fields.count("sliding_window") if used and not switched_off else 0
+    kinds = fields.data.get("layer_types")
+    if kinds is None or not window:
+        return {"sliding_window": window, "full_attention_every": every if window else 0}
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, (list, tuple)) or not kinds or any(not isinstance(kind, str) or kind not in known for kind in kinds):
+        raise bad_field("layer_types", printable(kinds), f"must list {' or '.join(known)} for every layer", "other kinds are not modelled")
+    full = [kind == "full_attention" for kind in kinds]
+    if all(full):
+        return {"sliding_window": 0, "full_attention_every": 0}
+    return {"sliding_window": window, "full_attention_every": every_of(fields, "layer_types", full)}
+
+
+def no_rotary_every_of(fields: ConfigFields) -> int:
+    """Every how many layers one has no rotary positions: `no_rope_layers` has a 1 for each layer that has them."""
+    kinds = fields.data.get("no_rope_layers")
+    if kinds is None:
+        return fields.count("no_rope_layer_interval", default=4)
+    if not isinstance(kinds, (list, tuple)) or not kinds or any(kind not in (0, 1) for kind in kinds):
+        raise bad_field("no_rope_layers", printable(kinds), "must list 1 or 0 for every layer", "1 is a layer with rotary positions")
+    return every_of(fields, "no_rope_layers", [kind == 0 for kind in kinds])
+
+
+def every_of(fields: ConfigFields, key: str, marked: list[bool]) -> int:
+    """Every how many layers one is marked; 0: none is."""
+    every = marked.index(True) + 1 if any(marked) else 0
+    repeats = all(is_marked == (every > 0 and (i + 1) % every == 0) for i, is_marked in enumerate(marked))
+    if not repeats or len(marked) != fields.count("num_hidden_layers"):
+        rule = "must have one entry a layer and repeat every so many layers"
+        raise bad_field(key, printable(fields.data[key]), rule, "other orders are not modelled")
+    return every
