@@ -191,6 +191,7 @@ def find_plans(
     calibration: Name | Calibration | None = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
     ties: float | str = 0.01,
+    only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | Any:
     """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
@@ -200,6 +201,7 @@ def find_plans(
     objective   time, memory or chip-time
     top         how many plans the result holds
     ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
+    only_runnable   search only what the assumed framework can run (the group `runs` of its profile)
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
     requests = make_requests(
@@ -240,6 +242,7 @@ def find_plans(
             top=top,
             memory_headroom=share(memory_headroom, "memory_headroom"),
             ties=share(ties, "ties"),
+            only_runnable=only_runnable,
             progress=progress,
         )
         for request in requests
@@ -256,6 +259,7 @@ def search_in(
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
     ties: float = 0.01,
+    only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`."""
@@ -265,6 +269,8 @@ def search_in(
     text_of(objective, "objective", "time, memory or chip-time")
     top = whole(top, "top")
     space, attention = space_in(setting, knobs, maximum)
+    if only_runnable:
+        space = what_runs(space, setting)
     result = search_plans(
         setting.estimator,
         space,
@@ -313,6 +319,14 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     maximum = {name: whole(value, name, least=0 if name == "zero" else 1) for name, value in maximum.items()}
     orders = SEARCHED_ORDERS if order is None else (order,)
     return Space(fixed=fixed, maximum=dict(maximum), orders=orders), attention
+
+
+def what_runs(space: Space, setting: Setting) -> Space:
+    """Of the space what the assumed framework can run."""
+    from perfmodel.parallel.profile import HEAD_TAIL
+
+    profile = setting.estimator.profile
+    return replace(space, runs=profile.runs, balanced_context=profile.context_chunks == HEAD_TAIL)
 
 
 def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:

@@ -71,6 +71,9 @@ def search(
     ties: Annotated[
         str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
     ] = "1%",
+    only_runnable: Annotated[
+        bool, typer.Option("--only-runnable", help="Search only what the assumed framework can run (`perfmodel profiles NAME`).")
+    ] = False,
     tokens: options.Tokens = "",
     json: options.Json = False,
     csv: options.Csv = None,
@@ -144,7 +147,9 @@ def search(
     for request in requests:
         try:
             setting = setting_of_request(request, calibration=calibration)
-            result, was_interrupted = _search_once(setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near)
+            result, was_interrupted = _search_once(
+                setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near, only_runnable=only_runnable
+            )
         except InputError as error:
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
             continue
@@ -172,7 +177,7 @@ def search(
 
 
 def _search_once(
-    setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float, ties: float
+    setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float, ties: float, only_runnable: bool
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.api import search_in
@@ -184,7 +189,17 @@ def _search_once(
             progress.share(done)
             return was_interrupted()
 
-        result = search_in(setting, knobs, maximum, objective=objective, top=top, memory_headroom=headroom, ties=ties, progress=report)
+        result = search_in(
+            setting,
+            knobs,
+            maximum,
+            objective=objective,
+            top=top,
+            memory_headroom=headroom,
+            ties=ties,
+            only_runnable=only_runnable,
+            progress=report,
+        )
         return result, was_interrupted()
 
 
@@ -270,7 +285,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     from perfmodel.report.predictions import headline, job_line, parts_table, rests_on_lines
     from perfmodel.report.searches import (
         baselines_lines,
-        not_executable_lines,
+        marked_lines,
         plans_legend,
         plans_table,
         rejected_table,
@@ -287,7 +302,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     print_tables([plans])
     for line in plans_legend(plans, shared):
         print(line)
-    for line in [ties_line(result), *not_executable_lines(result), *baselines_lines(result)]:
+    for line in [ties_line(result), *marked_lines(result), *baselines_lines(result)]:
         if line:
             print(line)
     if result.plans:

@@ -289,6 +289,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         memory_usable=machine.memory_usable,
         verdict=verdict(total, machine.memory_usable, headroom),
         rests_on=_rests_on(machine, parts),
+        not_runnable=estimator.profile.not_runnable_reason(plan),
     )
 
 

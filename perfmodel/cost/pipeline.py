@@ -31,14 +31,15 @@ def pipeline_time(
 
     gpipe        F + B + (m - 1) (max f + max b)
     1f1b         F + B + (m - 1) max(f + b)
-    interleaved  (F + B) / v + (m - 1/v) max(f + b) + (p - 1) e
+    interleaved  (F + B) / v + (m - 1/v) max(f + b) + (p - 1) e m / p
 
     total_forward, total_backward  F, B  sums over the stages of one microbatch's time   [s]
     slowest_*                            the largest over the stages                      [s]
     num_microbatches m, virtual_stages v, num_ranks p                                      [-]
     unequal  e   the longest virtual stage over the mean of those of the slowest rank      [s]
 
-    Filling and draining go at the pace of the longest virtual stage: unequal ones gain nothing over fewer equal ones as long.
+    Each group of p microbatches fills and drains at the pace of the longest virtual stage: unequal ones gain nothing over fewer equal
+    ones as long. Exact for one group where all ranks hold as much, else within 6 % of the simulation below (126 and 96 layers).
 
     Source: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (SC21), section 2.2: bubble (p - 1)/m, and (p - 1)/(v m) interleaved.
     """
@@ -49,7 +50,7 @@ def pipeline_time(
         case PipelineSchedule.ONE_F_ONE_B:
             return (F + B) + (m - 1.0) * slowest
         case PipelineSchedule.INTERLEAVED:
-            return ((F + B) / v + (m - 1.0 / v) * slowest) + (num_ranks - 1.0) * unequal
+            return ((F + B) / v + (m - 1.0 / v) * slowest) + (num_ranks - 1.0) * unequal * (m / num_ranks)
 
 
 def send_delay(*, schedule: PipelineSchedule, hop: Num, chunk: Num, num_ranks: Num, num_microbatches: Num, virtual_stages: Num) -> Any:

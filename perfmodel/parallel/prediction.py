@@ -55,6 +55,7 @@ class Prediction:
     peak_flop_rate  of one chip, dense, in the compute dtype
     rests_on        part -> spec sheet, prior or calibrated, with the name of the calibration
     calibration     what the prediction rests on, as a plan file may name it; the plan names one only where somebody asked for it
+    not_runnable    why the assumed framework cannot run the plan; empty if it can
     warnings        sentences about what this prediction stretches or leaves aside
     """
 
@@ -75,6 +76,7 @@ class Prediction:
     rests_on: Mapping[str, str]
     calibration: str = ""
     warnings: tuple[str, ...] = ()
+    not_runnable: str = ""
 
     @property
     def fits(self) -> bool:
@@ -154,8 +156,13 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
         ("utilisation", f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
         ("memory", _room(prediction)),
         ("rests on", f"{prediction.rests_on['forward']}; {plan.profile} as the framework"),
-        *(("note", warning) for warning in prediction.warnings),
+        *(("note", warning) for warning in notes(prediction)),
     ]
+
+
+def notes(prediction: Prediction) -> list[str]:
+    """What a person should know beside the numbers."""
+    return [*prediction.warnings, *([f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else [])]
 
 
 def _degrees(plan: Plan) -> str:

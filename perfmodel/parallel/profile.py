@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
 from perfmodel.resources import resource_dir
 from perfmodel.values import check_path
 
@@ -80,6 +82,7 @@ class ExecutionProfile:
     keeps_unrotated_qk                   q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
+    runs                                 what of the plans it can run; anything where nothing is said (perfmodel/parallel/runs.py)
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
     """
 
@@ -140,6 +143,7 @@ class ExecutionProfile:
     uneven_stage_weight: float
     default_attention: str
     source: str
+    runs: Runs = ANYTHING
 
     def __post_init__(self) -> None:
         if self.saved_input_layout not in ("consumer", "producer"):
@@ -157,6 +161,10 @@ class ExecutionProfile:
         for name in ("accumulate_dtype", "reduce_dtype"):
             if getattr(self, name) not in ("fp32", "compute"):
                 raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")
+
+    def not_runnable_reason(self, plan: Plan) -> str:
+        """Why the framework cannot run this plan; empty if it can."""
+        return not_runnable_reason(plan, self.name, self.runs, balanced_context=self.context_chunks == HEAD_TAIL)
 
     def hides_reductions(self, zero: int) -> bool:
         """Whether gradients are reduced under the backward pass: at ZeRO stage 0 whole, above it scattered."""
@@ -193,11 +201,11 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
         raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
     known = {field.name: str(field.type) for field in fields(ExecutionProfile)}
     faults = [f"{one_line(key)}: unknown field{suggest(one_line(key), known)}; remove it or correct it" for key in data if key not in known]
-    faults += [f"{key}: is missing; give it (see strategies/profiles/megatron.yaml)" for key in known if key not in data]
+    faults += [f"{key}: is missing; give it (see strategies/profiles/megatron.yaml)" for key in known if key not in data and key != "runs"]
     values: dict[str, Any] = {}
     for key in known.keys() & data.keys():
         try:
-            values[key] = _value(key, known[key], data[key])
+            values[key] = runs_from_dict(data[key]) if key == "runs" else _value(key, known[key], data[key])
         except InputError as error:
             faults.append(str(error))
     if faults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.layout import AttentionKernel, Recompute
@@ -59,6 +59,10 @@ class _Within:
         allowed = [fixed for fixed in steps if all(self.space.admits(knob, value) for knob, value in fixed.items())]
         if not allowed:
             return Baseline(name=name, prediction=(), reason="excluded by a given flag")
+        runs = self.space.runs
+        allowed = [fixed for fixed in allowed if runs.admits_zero(int(fixed["zero"]), pipelined=int(fixed["pp"]) > 1, replicated=False)]
+        if not allowed:
+            return Baseline(name=name, prediction=(), reason="not what the framework runs")
         last: Sweep | None = None
         recomputes = recompute_choices(self.space, self.attention, DEFAULT_RECOMPUTE_OPERATORS)
         if least in recomputes:
@@ -73,7 +77,7 @@ class _Within:
         return Baseline(name=name, prediction=(), reason=reason) if last is None else self._baseline(name, last)
 
     def _sweep(self, fixed: Fixed) -> Sweep:
-        space = Space(fixed={**self.space.fixed, **fixed}, maximum=self.space.maximum, orders=self.space.orders[:1])
+        space = replace(self.space, fixed={**self.space.fixed, **fixed}, orders=self.space.orders[:1])
         return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, attention=self.attention)
 
     def _baseline(self, name: str, found: Sweep) -> Baseline:

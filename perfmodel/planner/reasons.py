@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS
 from perfmodel.parallel.plan import divisors
 from perfmodel.planner.space import Space
 from perfmodel.workload.job import TrainingJob
+
+NOT_RUN = "not what the framework runs"
 
 
 def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str, int]:
@@ -17,14 +20,18 @@ def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str
         for pp in divisors(num_chips // tp):
             for cp in divisors(num_chips // (tp * pp)):
                 data = num_chips // (tp * pp * cp)
-                splits = divisors(data)
+                splits: Sequence[int] = divisors(data)
+                if not space.runs.zero_of_replicas:
+                    whole = [s for s in splits if s in (1, data)]
+                    counts[NOT_RUN] += len(splits) - len(whole)
+                    splits = whole
                 allowed = [s for s in splits if space.admits("dp_shard", s) and space.admits("dp_replicate", data // s)]
                 reason = _first_broken_rule(job, tp, pp, cp, data, space)
                 if reason:
                     counts[reason] += len(splits)
                 elif len(allowed) < len(splits):
                     counts["excluded by a given flag"] += len(splits) - len(allowed)
-    return dict(counts.most_common())
+    return dict((+counts).most_common())
 
 
 def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, space: Space) -> str:
@@ -32,6 +39,8 @@ def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, s
     heads, kv = model.num_attention_heads, model.num_key_value_heads
     if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("cp", cp), ("dp", data))):
         return "excluded by a given flag"
+    if not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
+        return NOT_RUN
     if heads % tp:
         return f"tp does not divide num_attention_heads={heads}"
     if max(tp, kv) % min(tp, kv):

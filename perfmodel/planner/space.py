@@ -20,6 +20,7 @@ from perfmodel.parallel.layout import (
     shorter_ends_stage_layers,
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.runs import ANYTHING, Runs
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 
@@ -46,6 +47,7 @@ class Space:
     fixed          knob -> the only value it may take; `dp` is the product of both data-parallel degrees
     maximum        knob -> the largest value it may take (whole-number knobs)
     orders         orders of the axes on the network
+    runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
     stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
     """
 
@@ -53,6 +55,8 @@ class Space:
     maximum: Mapping[str, int] = field(default_factory=dict)
     orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
     stage_layers: tuple[int, ...] = ()
+    runs: Runs = ANYTHING
+    balanced_context: bool = False
 
     def __post_init__(self) -> None:
         for knob in (*self.fixed, *self.maximum):
@@ -63,6 +67,11 @@ class Space:
         if knob in self.fixed and self.fixed[knob] != value:
             return False
         return knob not in self.maximum or int(value) <= self.maximum[knob]
+
+    def runs_degrees(self, seq_len: int, *, pp: int, cp: int, tp: int) -> bool:
+        """Whether the framework has these axes."""
+        has = all(degree == 1 or axis in self.runs.axes for axis, degree in (("pp", pp), ("cp", cp), ("tp", tp)))
+        return has and (cp == 1 or not self.balanced_context or seq_len % (2 * cp) == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +161,12 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     for schedule, virtual in pairs:
         if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
             continue
+        if pp > 1 and str(schedule) not in space.runs.schedules:
+            continue
         given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job.model, pp, virtual)
         for layers in given:
+            if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
+                continue
             stages = stages_of(layers, pp)
             _, choices = groups.setdefault(stages.layers, (stages, []))
             choices.append(PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal))
@@ -167,7 +180,8 @@ def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[in
 def recompute_choices(space: Space, attention: AttentionKernel, operators: tuple[str, ...]) -> list[Recompute]:
     """Selective recomputation of attention saves nothing beside a fused kernel, which keeps no scores: there only if it is asked for."""
     needless = attention is AttentionKernel.FLASH and operators == DEFAULT_RECOMPUTE_OPERATORS and "recompute" not in space.fixed
-    return [r for r in Recompute if space.admits("recompute", str(r)) and not (needless and r is Recompute.SELECTIVE)]
+    admitted = [r for r in Recompute if space.admits("recompute", str(r)) and str(r) in space.runs.recompute]
+    return [r for r in admitted if not (needless and r is Recompute.SELECTIVE)]
 
 
 def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees: Mapping[str, int]) -> bool:
@@ -194,11 +208,13 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
                 if rest % tp:
                     continue
                 cp = rest // tp
-                if not space.admits("cp", cp) or job.seq_len % cp:
+                if not space.admits("cp", cp) or job.seq_len % cp or not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
                     continue
                 for shard in divisors(data):
                     replicate = data // shard
                     if not (space.admits("dp_shard", shard) and space.admits("dp_replicate", replicate)):
+                        continue
+                    if shard > 1 and replicate > 1 and not space.runs.zero_of_replicas:
                         continue
                     present = (tp > 1, cp > 1, shard > 1, replicate > 1, pp > 1)
                     if present not in canonical:

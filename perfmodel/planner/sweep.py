@@ -214,7 +214,7 @@ class _Tables:
         self.parameters: dict[tuple[bool, int, bool], ParameterTable] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
         for sequence_parallel, rule_set in RULE_SETS.items():
-            if not space.admits("sequence_parallel", sequence_parallel):
+            if not space.admits("sequence_parallel", sequence_parallel) or (sequence_parallel and not space.runs.sequence_parallel):
                 continue
             program = estimator.program(rule_set, state.attention, state.recompute_operators)
             self.micro[sequence_parallel] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
@@ -231,7 +231,7 @@ class _Block:
     """Layouts with all their micro-batches and kinds of recomputation: what no schedule and no stage changes.
 
     keys       row of each layout in the parameter tables
-    sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard
+    sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate
     """
 
     rows: LayoutRows
@@ -252,8 +252,8 @@ def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) 
     job, space = state.estimator.job, state.space
     micro = micro_batches(job, rows.data_parallel, space)
     num_choices = max(len(group.choices) for group in rows.pipelines)
-    # rows without sharding axes first, rows with dp_shard last: each ZeRO stage is legal on a contiguous range
-    group = np.where(rows.dp_shard > 1, 2, np.where(rows.cp > 1, 1, 0))
+    # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
+    group = np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(rows.cp > 1, 1, 0))
     by_group = np.argsort(group, kind="stable")
     for sequence_parallel, table in tables.micro.items():
         order = by_group
@@ -307,10 +307,11 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     sequence_parallel, activation_bytes = block.sequence_parallel, block.activation_bytes
     ranks = _ranks_to_compare(profile, stages, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
+    least = 1 if state.space.runs.few_microbatches else pp
     pipeline, kept, growths, legal = _schedule_columns(
-        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, ranks
+        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, ranks, least
     )
-    num_rows, num_micro, num_recompute, num_choices = pipeline.shape
+    _, num_micro, num_recompute, num_choices = pipeline.shape
     legal_cells = int(legal.sum()) * num_recompute
     if not legal_cells:
         return
@@ -318,8 +319,12 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     for zero in range(4):
         if (sequence_parallel, zero, pp > 1) not in tables.parameters:
             continue
-        # groups are sorted: 0 and 1 admit stage 0, 1 and 2 the others
-        begin, end = (0, int(np.searchsorted(groups, 2))) if zero == 0 else (int(np.searchsorted(groups, 1)), num_rows)
+        # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
+        runs = state.space.runs
+        if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
+            continue
+        last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
+        begin, end = (0, int(np.searchsorted(groups, 2))) if zero == 0 else map(int, np.searchsorted(groups, [1, last]))
         if begin == end:
             continue
         part = slice(begin, end)
@@ -476,6 +481,7 @@ def _schedule_columns(
     hop: Any,
     choices: tuple[PipelineChoice, ...],
     ranks: tuple[int, ...],
+    least_microbatches: int,
 ) -> tuple[Array, dict[int, Array], dict[int, Growth], NDArray[np.bool_]]:
     """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, growth of gradients there
     [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
@@ -536,6 +542,7 @@ def _schedule_columns(
                 legal[:, at] = True
             case PipelineSchedule.INTERLEAVED:
                 legal[:, at] = (count % pp == 0)[:, None]
+    legal &= (count >= least_microbatches)[:, None]
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
         kept[0] += blocked

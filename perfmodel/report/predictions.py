@@ -10,7 +10,7 @@ from perfmodel.memory_room import Verdict
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
-from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.report.sensitivity import STEP, Sensitivity
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
@@ -63,6 +63,8 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
     return content | {
         "executable": not reason,
         "not_executable_reason": reason,
+        "runnable": not prediction.not_runnable,
+        "not_runnable_reason": prediction.not_runnable,
         "num_microbatches": plan.num_microbatches,
         "warnings": list(prediction.warnings),
         "plan": plan_to_dict(plan) | {"calibration": prediction.calibration or plan.calibration},
@@ -181,7 +183,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
         days, chip_hours = training_time(prediction, tokens)
         lines.append(("training", f"{format_count(tokens)} tokens take {days:,.1f} days, {format_count(chip_hours)} chip-hours"))
     lines += [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
-    return lines + [("note", warning) for warning in prediction.warnings]
+    return lines + [("note", warning) for warning in notes(prediction)]
 
 
 def rests_on_lines(prediction: Prediction) -> list[str]:

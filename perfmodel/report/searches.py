@@ -22,8 +22,8 @@ from perfmodel.units import format_bytes, format_time
 _ALIKE, _ALIKE_VALUES = "as good with", 3
 #: Where a reason breaks, so that its table is no wider than 120 columns.
 _REASON_WIDTH = 60
-#: Beside the name of a plan that `perfmodel run` refuses.
-_NOT_EXECUTABLE = "*"
+#: Beside the name of a plan that the assumed framework cannot run, or that `perfmodel run` refuses.
+_MARK = "*"
 
 
 def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
     with_places, with_alike = len(set(places)) < len(places), any(alike)
     rows = [
         (
-            f"{name}{_NOT_EXECUTABLE}" if not_executable_reason(each.plan) else name,
+            f"{name}{_MARK}" if each.not_runnable or not_executable_reason(each.plan) else name,
             *((_of_row(places, row),) if with_places else ()),
             step(each.step_time),
             _against(each.step_time, best),
@@ -178,14 +178,19 @@ def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
     return best + [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
 
 
-def not_executable_lines(result: SearchResult) -> list[str]:
-    """The footnotes of the plans that `perfmodel run` and `perfmodel audit` refuse, one for each reason."""
+def marked_lines(result: SearchResult) -> list[str]:
+    """The footnotes of the plans that the assumed framework cannot run, or `perfmodel run` and `audit` refuse, one for each reason."""
     names: dict[str, list[str]] = {}
+    for name, each in _named_plans(result):
+        if each.not_runnable:
+            names.setdefault(f"not a plan for this framework: {each.not_runnable}", []).append(name)
     for name, each in _named_plans(result):
         reason = not_executable_reason(each.plan)
         if reason:
-            names.setdefault(reason, []).append(name)
-    return [f"{_NOT_EXECUTABLE} {', '.join(those)}: cannot be run or audited with torch: {reason}" for reason, those in names.items()]
+            names.setdefault(f"cannot be run or audited with torch: {reason}", []).append(name)
+    lines = [f"{_MARK} {', '.join(those)}: {reason}" for reason, those in names.items()]
+    hidden = any(each.not_runnable for _, each in _named_plans(result))
+    return [*lines, "--only-runnable keeps to what the framework runs"] if hidden else lines
 
 
 def plans_legend(table: Table, shared: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,123 @@
+"""What a framework can run, as data of its profile: a plan beyond it is predicted all the same, and marked with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from perfmodel.errors import InputError, bad_field, shown, suggest
+from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.plan import Plan
+
+#: Axes that a framework may or may not have; data parallelism every one has.
+AXES = ("tp", "cp", "pp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """zero                 ZeRO stages
+    zero_in_pipeline     those beside a pipeline
+    zero_of_replicas     those that may shard over a part of the data ranks, the rest being replicas (HSDP)
+    axes                 of tp, cp, pp
+    schedules            of a pipeline
+    recompute            kinds of recomputation
+    sequence_parallel    with tp
+    uneven_stages        pipelines whose ranks differ in their layers
+    few_microbatches     fewer microbatches than pipeline ranks
+    source               where that is said
+    """
+
+    zero: tuple[int, ...]
+    zero_in_pipeline: tuple[int, ...]
+    zero_of_replicas: tuple[int, ...]
+    axes: tuple[str, ...]
+    schedules: tuple[str, ...]
+    recompute: tuple[str, ...]
+    sequence_parallel: bool
+    uneven_stages: bool
+    few_microbatches: bool
+    source: str
+
+    def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
+        stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
+        return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
+
+
+#: Where a profile says nothing.
+ANYTHING = Runs(
+    zero=(0, 1, 2, 3),
+    zero_in_pipeline=(0, 1, 2, 3),
+    zero_of_replicas=(1, 2, 3),
+    axes=AXES,
+    schedules=tuple(PipelineSchedule),
+    recompute=tuple(Recompute),
+    sequence_parallel=True,
+    uneven_stages=True,
+    few_microbatches=True,
+    source="",
+)
+
+_CHOICES: dict[str, tuple[int | str, ...]] = {
+    "zero": (0, 1, 2, 3),
+    "zero_in_pipeline": (0, 1, 2, 3),
+    "zero_of_replicas": (1, 2, 3),
+    "axes": AXES,
+    "schedules": tuple(PipelineSchedule),
+    "recompute": tuple(Recompute),
+}
+
+
+def runs_from_dict(data: object) -> Runs:
+    """The group `runs` of a profile's file. Raises InputError naming the first field that is wrong."""
+    if not isinstance(data, dict):
+        raise bad_field("runs", shown(data), "must be a mapping of fields", "see strategies/profiles/megatron.yaml")
+    known = [field.name for field in fields(Runs)]
+    for key in data:
+        if key not in known:
+            raise InputError(f"runs.{shown(key)}: unknown field{suggest(str(key), known)}; remove it or correct it")
+    values: dict[str, Any] = {}
+    for key in known:
+        if key not in data:
+            raise InputError(f"runs.{key}: is missing; give it (see strategies/profiles/megatron.yaml)")
+        value = data[key]
+        if key in _CHOICES:
+            if not isinstance(value, list) or any(isinstance(v, bool) or v not in _CHOICES[key] for v in value):
+                rule = f"must be a list of {', '.join(map(str, _CHOICES[key]))}"
+                raise bad_field(f"runs.{key}", shown(value), rule, "correct it")
+            values[key] = tuple(value)
+        elif not isinstance(value, str if key == "source" else bool):
+            rule = "must be a text" if key == "source" else "must be true or false"
+            raise bad_field(f"runs.{key}", shown(value), rule, "correct it")
+        else:
+            values[key] = value
+    return Runs(**values)
+
+
+def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
+    """Why the framework cannot run a plan of this form; empty if it can. balanced_context: it cuts a sequence in 2 cp chunks."""
+    layout = plan.layout
+    for axis in AXES:
+        if layout.degree(axis) > 1 and axis not in runs.axes:
+            return f"{axis}={layout.degree(axis)}: {framework} has no {axis}"
+    zero, pipelined = int(plan.zero), layout.pp > 1
+    if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
+        beside, stages = (" beside a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
+        return f"zero={zero}: {framework} has ZeRO {' and '.join(map(str, stages))} only{beside}"
+    replicated = layout.dp_replicate > 1 and layout.dp_shard > 1
+    if not runs.admits_zero(zero, pipelined=pipelined, replicated=replicated):
+        return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
+    if plan.sequence_parallel and not runs.sequence_parallel:
+        return f"sequence_parallel=true: {framework} has no sequence parallelism"
+    if str(plan.recompute) not in runs.recompute:
+        return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"
+    if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):
+        return f"cp={layout.cp}: {framework} cuts a sequence in 2 cp equal chunks, and {2 * layout.cp} does not divide {plan.job.seq_len}"
+    if not pipelined:
+        return ""
+    if str(plan.schedule) not in runs.schedules:
+        return f"schedule={plan.schedule}: {framework} has {' and '.join(runs.schedules)} only"
+    if not runs.uneven_stages and len(set(plan.stage_layers)) > 1:
+        return f"pp={layout.pp}: {framework} needs as many layers in every stage"
+    if not runs.few_microbatches and plan.num_microbatches < layout.pp:
+        return f"pp={layout.pp}: {framework} needs at least as many microbatches, not {plan.num_microbatches}"
+    return ""

@@ -1,0 +1,91 @@
+"""What a framework can run: the data of its profile, the sentence about a plan, and the part of the space that is left."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.profile import HEAD_TAIL, list_profiles, load_profile
+from perfmodel.parallel.runs import ANYTHING, not_runnable_reason, runs_from_dict
+from perfmodel.planner.space import Space
+from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
+
+GIVEN = {
+    "zero": [0, 1], "zero_in_pipeline": [0], "zero_of_replicas": [], "axes": ["tp"], "schedules": ["1f1b"], "recompute": ["none"],
+    "sequence_parallel": True, "uneven_stages": False, "few_microbatches": True, "source": "a page",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", set(list_profiles()) - {"torch-gloo", "xla"})
+def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
+    runs = load_profile(name).runs
+    assert runs != ANYTHING
+    assert len(runs.source) > 30
+    assert 0 in runs.zero
+    assert set(runs.zero_in_pipeline) <= set(runs.zero)
+
+
+@pytest.mark.parametrize(
+    ("profile", "knobs", "reason"),
+    [
+        ("megatron", {"dp_shard": 16}, "zero=3: megatron has ZeRO 0 and 1 only"),
+        ("megatron", {"pp": 2, "schedule": "gpipe"}, "schedule=gpipe: megatron has 1f1b and interleaved only"),
+        ("megatron", {"dp_shard": 16, "zero": 1}, ""),
+        ("deepspeed", {"dp_shard": 8, "pp": 2, "zero": 2}, "zero=2: deepspeed has ZeRO 0 and 1 only beside a pipeline"),
+        ("deepspeed", {"dp_shard": 16, "zero": 2}, ""),
+        ("nanotron", {"cp": 2}, "cp=2: nanotron has no cp"),
+        ("nanotron", {"dp_replicate": 4, "dp_shard": 4, "zero": 1}, "shards ZeRO 1 over all data ranks only"),
+        ("composer-fsdp", {"tp": 2}, "tp=2: composer-fsdp has no tp"),
+        ("llm-c", {"recompute": "full"}, "recompute=full: llm-c has recompute none only"),
+        ("torchtitan", {"pp": 8, "micro_batch": 2}, "pp=8: torchtitan needs at least as many microbatches, not 4"),
+        ("torchtitan", {"dp_shard": 16, "zero": 1}, "zero=1: torchtitan has ZeRO 0 and 2 and 3 only"),
+        ("torch-gloo", {"pp": 2, "schedule": "gpipe"}, ""),
+    ],
+)  # fmt: skip
+def test_what_a_framework_cannot_run_has_a_sentence(profile, knobs, reason):
+    found = predict(estimator_of(profile=profile), **knobs).not_runnable
+    assert found.endswith(reason)
+    assert bool(found) == bool(reason)
+
+
+def test_a_ring_that_is_balanced_halves_the_chunks():
+    job = make_job(make_model(**LLAMA_LIKE), seq_len=258)
+    assert "2 cp equal chunks, and 4 does not divide 258" in predict(estimator_of(job), cp=2).not_runnable
+
+
+@pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torchtitan", "composer-fsdp", "llm-c"])
+def test_the_space_of_a_framework_is_what_it_runs(profile):
+    """Exactly the plans of the whole space of which nothing is said."""
+    estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=8), chips=8, profile=profile)
+    habits = estimator.profile
+    space = Space(orders=Space().orders[:1])
+    whole, some = (
+        sweep_all(estimator, each, attention=AttentionKernel.UNFUSED)
+        for each in (space, replace(space, runs=habits.runs, balanced_context=habits.context_chunks == HEAD_TAIL))
+    )
+    expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if not habits.not_runnable_reason(plan)}
+    found = [some.plan(i) for i in some.best_time.ids.tolist()]
+    assert len(found) == some.num_evaluated == len(expected)
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"zero": [0, 4]}, r"runs\.zero=\[0, 4\]: must be a list of 0, 1, 2, 3"),
+        ({"axes": "tp"}, r"runs\.axes='tp': must be a list of tp, cp, pp"),
+        ({"sequence_parallel": "yes"}, "must be true or false"),
+        ({"zeros": [0]}, "unknown field; did you mean 'zero'"),
+    ],
+)
+def test_a_wrong_field_is_named(change, message):
+    assert runs_from_dict(GIVEN).schedules == ("1f1b",)
+    with pytest.raises(InputError, match=message):
+        runs_from_dict(GIVEN | change)
+
+
+def test_stages_that_must_be_even():
+    plan = predict(estimator_of(make_job(make_model(num_hidden_layers=9))), pp=2, dp_shard=8, zero=1).plan
+    runs = replace(ANYTHING, uneven_stages=False)
+    assert not_runnable_reason(plan, "it", runs, balanced_context=False) == "pp=2: it needs as many layers in every stage"
