@@ -317,3 +317,16 @@ def test_sizes_near_the_largest_are_answered_at_once():
         NetworkTier(
             name="t", topology=Topology.TORUS, size=2**31, torus_shape=(2**31,), link=Link(bandwidth=1e9, pair_bandwidth=1e9, latency=0)
         )
+
+
+def test_a_config_and_a_plan_with_several_faults_say_them_all(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama", "hidden_size": "4096", "num_hidden_layers": 2.5, "vocab_size": 100, "intermediate_size": 8}')
+    with pytest.raises(InputError, match=r"4 faults: .*hidden_size=.*num_attention_heads: is missing.*num_hidden_layers="):
+        load_model(config)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("schema_version: 1\njob: {model: gpt2, global_batch: x, seq_len: 8}\nlayout: {tp: [2]}\nnum_chips: 8\nzro: 1\n")
+    with pytest.raises(InputError) as error:
+        read_plan(plan)
+    for part in ("zro: unknown field", "did you mean", "job: global_batch='x'", "layout: tp=[2]", "cluster=None: must be a text"):
+        assert part.replace("zro: unknown field", "unknown field 'zro'") in str(error.value)

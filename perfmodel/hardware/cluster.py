@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from perfmodel.errors import bad_field, shown
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.network import Link, NetworkTier, Topology, check_tiers
-from perfmodel.values import whole
 
 # A scale-out fabric may grow to this many chips before its file must say more.
 MAX_SCALE_OUT_CHIPS = 16384
@@ -86,7 +85,7 @@ class Cluster:
 
     def with_chips(self, num_chips: int) -> "Cluster":
         """The same cluster with another number of chips: a part of a node, or whole nodes, up to `max_chips`."""
-        return dataclasses.replace(self, num_chips=whole(num_chips, "num_chips"))
+        return dataclasses.replace(self, num_chips=_count(num_chips, "num_chips"))
 
 
 def make_cluster(
@@ -109,8 +108,8 @@ def make_cluster(
     nodes (GB200, TPU) stays.
     """
     node = chip.chips_per_node if chips_per_node is None else chips_per_node
-    node = whole(node, "chips_per_node")
-    wanted = node if num_chips is None else whole(num_chips, "num_chips")
+    node = _count(node, "chips_per_node")
+    wanted = node if num_chips is None else _count(num_chips, "num_chips")
     for field, rate in (("scale_up", scale_up_bandwidth), ("inter_node_bandwidth_per_chip", inter_node_bandwidth_per_chip)):
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
             raise bad_field(field, shown(rate), "must be a number of bytes a second", "write 5e10")
@@ -147,6 +146,12 @@ def make_cluster(
         source=f"usual links of {chip.name}: {chip.source}",
         provenance=chip.provenance.get("scale_up", "recalled"),
     )
+
+
+def _count(value: object, field: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31:
+        raise bad_field(field, shown(value), "must be a whole number of at least 1", "write 8")
+    return value
 
 
 def _ends_in_fabric(chip: Chip) -> bool:

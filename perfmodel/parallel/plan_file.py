@@ -7,17 +7,18 @@ plan does not change when a shipped configuration does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import InputError, one_line, shown, suggest
-from perfmodel.files import read_yaml
+from perfmodel.files import listed, read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
 from perfmodel.resources import resource_dir, write_atomically
 from perfmodel.values import check_name
-from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.operator import OperatorKind
 from perfmodel.workload.transformer import build_graph
@@ -32,38 +33,67 @@ _KIND, _NETWORK_KIND = "plan", "network"
 _JOB_KEYS = {"model", "global_batch", "seq_len", "precision", "optimizer"}
 
 
-def _only_known(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise InputError(f"{where}: unknown field {shown(key)}{suggest(one_line(key), sorted(known))}; remove it or correct it")
+class _Fields:
+    """Reads the fields of a mapping; what is wrong with one goes to `faults`, so that a file's faults are told at once."""
 
+    def __init__(self, data: Mapping[str, Any], known: set[str], faults: list[str], within: str = "") -> None:
+        self.data, self.faults, self.within = data, faults, within
+        for key in data:
+            if key not in known:
+                self.wrong(f"unknown field {shown(key)}{suggest(one_line(key), sorted(known))}; remove it or correct it")
 
-def _whole(data: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    value = data.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{where}: {key}={shown(value)}: must be a whole number; write it without quotes")
-    return value
+    def wrong(self, sentence: str) -> None:
+        self.faults.append(f"{self.within}{sentence}")
 
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.data.get(key, default)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_SIZE:
+            return value
+        self.wrong(f"{key}={shown(value)}: must be a whole number of {MAX_SIZE} at most; write it without quotes")
+        return 1
 
-def _text(data: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
-    value = data.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise InputError(f"{where}: {key}={shown(value)}: must be a text; give one")
-    return str(value)
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.data.get(key, default)
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return value if isinstance(value, str) else shown(value)
+        self.wrong(f"{key}={shown(value)}: must be a text; give one")
+        return ""
 
+    def choice(self, key: str, kind: type[StrEnum], default: StrEnum) -> str:
+        value = self.text(key, default)
+        if value in list(kind):
+            return value
+        self.wrong(f"{key}={shown(value)}: not known{suggest(one_line(value), kind)}; use {', '.join(kind)}")
+        return default
 
-def _mapping(data: Any, key: str, where: str) -> Mapping[str, Any]:
-    value = data.get(key)
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {key}={shown(value)}: must be a mapping of fields; see strategies/ for examples")
-    return value
+    def mapping(self, key: str, known: set[str]) -> _Fields:
+        value = self.data.get(key)
+        if not isinstance(value, Mapping):
+            self.wrong(f"{key}={shown(value)}: must be a mapping of fields; see strategies/ for examples")
+            value = {}
+        return _Fields(value, known, self.faults, f"{self.within}{key}: ")
 
+    def strings(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self.data.get(key, list(default))
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(value)
+        self.wrong(f"{key}={shown(value)}: must be a list of names; write it as [a, b]")
+        return default
 
-def _strings(data: Mapping[str, Any], key: str, default: tuple[str, ...], where: str) -> tuple[str, ...]:
-    value = data.get(key, list(default))
-    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-        raise InputError(f"{where}: {key}={shown(value)}: must be a list of names; write it as [a, b]")
-    return tuple(value)
+    def flag(self, key: str) -> bool:
+        value = self.data.get(key, False)
+        if not isinstance(value, bool):
+            self.wrong(f"{key}={shown(value)}: must be true or false; write one of them")
+        return value is True
+
+    def whole_numbers(self, key: str, otherwise: str) -> tuple[int, ...] | None:
+        value = self.data.get(key)
+        if value is None:
+            return None
+        if isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and abs(n) <= MAX_SIZE for n in value):
+            return tuple(value)
+        self.wrong(f"{key}={shown(value)}: must be a list of whole numbers; {otherwise}")
+        return None
 
 
 def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
@@ -84,58 +114,42 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
             f"{where}: schema_version={shown(version)}: this perfmodel reads version {SCHEMA_VERSION}; "
             "search again and save, or use the perfmodel that wrote the file"
         )
-    _only_known(data, _PLAN_KEYS, where)
-    job_data = _mapping(data, "job", where)
-    _only_known(job_data, _JOB_KEYS, f"{where}: job")
-    layout = _mapping(data, "layout", where)
-    _only_known(layout, set(DEFAULT_ORDER), f"{where}: layout")
-    try:
-        precision = Precision(_text(job_data, "precision", where, "bf16-mixed"))
-        optimizer = Optimizer(_text(job_data, "optimizer", where, "adamw"))
-    except ValueError as error:
-        raise InputError(f"{where}: job: {error}; use {', '.join(Precision)} and {', '.join(Optimizer)}") from None
-    job = TrainingJob(
-        model=_model(job_data.get("model"), where),
-        global_batch=_whole(job_data, "global_batch", f"{where}: job"),
-        seq_len=_whole(job_data, "seq_len", f"{where}: job"),
-        precision=precision,
-        optimizer=optimizer,
-    )
-    sequence_parallel = data.get("sequence_parallel", False)
-    if not isinstance(sequence_parallel, bool):
-        raise InputError(f"{where}: sequence_parallel={shown(sequence_parallel)}: must be true or false; write one of them")
-    stage_layers = data.get("stage_layers")
-    if stage_layers is not None and not (
-        isinstance(stage_layers, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in stage_layers)
-    ):
-        raise InputError(f"{where}: stage_layers={shown(stage_layers)}: must be a list of whole numbers; leave it out for even stages")
-    plan = make_plan(
-        job,
-        cluster=_text(data, "cluster", where),
-        num_chips=_whole(data, "num_chips", where),
-        pp=_whole(layout, "pp", where, 1),
-        dp_replicate=_whole(layout, "dp_replicate", where, 1),
-        dp_shard=_whole(layout, "dp_shard", where, 1),
-        cp=_whole(layout, "cp", where, 1),
-        tp=_whole(layout, "tp", where, 1),
-        zero=_whole(data, "zero", where, 0),
-        order=_strings(data, "order", DEFAULT_ORDER, where),
-        sequence_parallel=sequence_parallel,
-        micro_batch=_whole(data, "micro_batch", where, 1),
-        recompute=_text(data, "recompute", where, "none"),
-        recompute_operators=_strings(data, "recompute_operators", DEFAULT_RECOMPUTE_OPERATORS, where),
-        schedule=_text(data, "schedule", where, "1f1b"),
-        virtual_stages=_whole(data, "virtual_stages", where, 1),
-        stage_layers=None if stage_layers is None else tuple(stage_layers),
-        attention=_text(data, "attention", where, "flash"),
-        profile=_text(data, "profile", where, "megatron"),
-        calibration=_text(data, "calibration", where, ""),
-    )
+    faults: list[str] = []
+    plan_fields = _Fields(data, _PLAN_KEYS, faults)
+    job_fields = plan_fields.mapping("job", _JOB_KEYS)
+    layout = plan_fields.mapping("layout", set(DEFAULT_ORDER))
+    model = _model(job_fields)
+    job_values: dict[str, Any] = {
+        "global_batch": job_fields.whole("global_batch"),
+        "seq_len": job_fields.whole("seq_len"),
+        "precision": Precision(job_fields.choice("precision", Precision, Precision.BF16_MIXED)),
+        "optimizer": Optimizer(job_fields.choice("optimizer", Optimizer, Optimizer.ADAMW)),
+    }
+    values: dict[str, Any] = {
+        "cluster": plan_fields.text("cluster"),
+        "num_chips": plan_fields.whole("num_chips"),
+        **{axis: layout.whole(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
+        "zero": plan_fields.whole("zero", 0),
+        "order": plan_fields.strings("order", DEFAULT_ORDER),
+        "sequence_parallel": plan_fields.flag("sequence_parallel"),
+        "micro_batch": plan_fields.whole("micro_batch", 1),
+        "recompute": plan_fields.text("recompute", "none"),
+        "recompute_operators": plan_fields.strings("recompute_operators", DEFAULT_RECOMPUTE_OPERATORS),
+        "schedule": plan_fields.text("schedule", "1f1b"),
+        "virtual_stages": plan_fields.whole("virtual_stages", 1),
+        "stage_layers": plan_fields.whole_numbers("stage_layers", "leave it out for even stages"),
+        "attention": plan_fields.text("attention", "flash"),
+        "profile": plan_fields.text("profile", "megatron"),
+        "calibration": plan_fields.text("calibration", ""),
+    }
+    if faults or model is None:
+        raise InputError(f"{where}: {listed(list(dict.fromkeys(faults)))}")
+    plan = make_plan(TrainingJob(model=model, **job_values), **values)
     _check_recompute_operators(plan, where)
     rule_set = data.get("rule_set", plan.rule_set)
     if rule_set != plan.rule_set:
         raise InputError(
-            f"{where}: rule_set={rule_set}: sequence_parallel={sequence_parallel} uses {plan.rule_set}; correct one of the two"
+            f"{where}: rule_set={shown(rule_set)}: sequence_parallel={plan.sequence_parallel} uses {plan.rule_set}; correct one of the two"
         )
     return plan
 
@@ -157,22 +171,35 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
             )
 
 
-def _model(value: Any, where: str) -> TransformerConfig:
+def _model(job: _Fields) -> TransformerConfig | None:
+    """A shipped model by its name, or all of its fields; None where they are wrong."""
+    value = job.data.get("model")
     if isinstance(value, str):
         from perfmodel.workload.models import load_model
 
-        return load_model(value)
+        try:
+            return load_model(value)
+        except InputError as error:
+            job.wrong(str(error))
+            return None
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: job.model={shown(value)}: must be a model's name or its fields; see `perfmodel models`")
-    known = {field.name: field for field in fields(TransformerConfig)}
-    _only_known(value, set(known), f"{where}: job.model")
-    for name in value:
-        if not isinstance(value[name], (str, int, float, bool)):
-            raise InputError(f"{where}: job.model.{name}={shown(value[name])}: must be a single value; correct it")
+        job.wrong(f"model={shown(value)}: must be a model's name or its fields; see `perfmodel models`")
+        return None
+    before = len(job.faults)
+    given = _Fields(value, {field.name for field in fields(TransformerConfig)}, job.faults, f"{job.within}model: ")
+    for name, entry in value.items():
+        if not isinstance(entry, (str, int, float, bool)):
+            given.wrong(f"{one_line(name)}={shown(entry)}: must be a single value; correct it")
+    for field in fields(TransformerConfig):
+        if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
+            given.wrong(f"{field.name}: is missing; give every field of the model, or its name")
+    if len(job.faults) > before:
+        return None
     try:
         return TransformerConfig(**value)
-    except TypeError as error:
-        raise InputError(f"{where}: job.model: {error}; give every field of the model or its name") from None
+    except InputError as error:
+        given.wrong(str(error))
+        return None
 
 
 def read_plan(path: str | Path) -> Plan:

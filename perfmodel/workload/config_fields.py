@@ -1,9 +1,12 @@
 """The keys of a Hugging Face `config.json`, read with their type checked, and what several families write alike."""
 
+from __future__ import annotations
+
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.workload.config import Activation, printable, quoted
@@ -11,17 +14,45 @@ from perfmodel.workload.config import Activation, printable, quoted
 Values = dict[str, Any]
 
 
+_Given = ParamSpec("_Given")
+_Value = TypeVar("_Value")
+
+
+def _noted(
+    placeholder: _Value,
+) -> Callable[[Callable[Concatenate[ConfigFields, _Given], _Value]], Callable[Concatenate[ConfigFields, _Given], _Value]]:
+    """What is wrong with a key goes to `faults`, and reading goes on with a placeholder, so that all faults are told at once."""
+
+    def wrap(read: Callable[Concatenate[ConfigFields, _Given], _Value]) -> Callable[Concatenate[ConfigFields, _Given], _Value]:
+        @wraps(read)
+        def noting(self: ConfigFields, /, *given: _Given.args, **named: _Given.kwargs) -> _Value:
+            try:
+                return read(self, *given, **named)
+            except InputError as error:
+                self.faults.append(str(error))
+                return placeholder
+
+        return noting
+
+    return wrap
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFields:
-    """The keys of a config, read with their type checked. A JSON null is a key that is not there, as in Hugging Face's classes."""
+    """The keys of a config, read with their type checked. A JSON null is a key that is not there, as in Hugging Face's classes.
+
+    faults   what was wrong with those that were read
+    """
 
     data: Mapping[str, Any]
     model_type: str
     defaults: Mapping[str, int]
+    faults: list[str] = field(default_factory=list)
 
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
 
+    @_noted(1)
     def count(self, *keys: str, default: int | None = None) -> int:
         """A size; later keys are older names of the first, and all that are there must agree."""
         found = {key: _whole(key, self.data[key]) for key in keys if self.has(key)}
@@ -36,6 +67,7 @@ class ConfigFields:
             raise InputError(f"{keys[0]}: is missing, and model_type={self.model_type} needs it; add it to the config")
         return default
 
+    @_noted(False)
     def flag(self, key: str, *, default: bool) -> bool:
         value = self.data.get(key)
         if value is None:
@@ -44,6 +76,7 @@ class ConfigFields:
             raise bad_field(key, quoted(value), "must be true or false", "write one of them")
         return value
 
+    @_noted(0.0)
     def share(self, key: str, *, default: float = 0.0) -> float:
         value = self.data.get(key)
         if value is None:
@@ -52,6 +85,7 @@ class ConfigFields:
             raise bad_field(key, quoted(value), "must be a share from 0 to below 1", "correct it in the config")
         return float(value)
 
+    @_noted("gelu")
     def activation(self, *keys: str, default: str) -> Activation:
         key = next((key for key in keys if self.has(key)), keys[0])
         value = self.data.get(key) if self.has(key) else default
@@ -59,6 +93,7 @@ class ConfigFields:
             raise bad_field(key, printable(value), "this activation is not modelled", f"known are {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[value]
 
+    @_noted(None)
     def must_be(self, key: str, expected: object, lacking: str) -> None:
         """A switch that selects a variant which is not modelled."""
         value = self.data.get(key)

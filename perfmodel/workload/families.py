@@ -196,7 +196,9 @@ def _mpt(fields: ConfigFields) -> Values:
     """The form that transformers has: ALiBi, no bias anywhere."""
     hidden, heads = fields.count("d_model", "hidden_size"), fields.count("n_heads", "num_attention_heads")
     nested = fields.data.get("attn_config")
-    attention = ConfigFields(data=nested if isinstance(nested, Mapping) else {}, model_type=fields.model_type, defaults={})
+    attention = ConfigFields(
+        data=nested if isinstance(nested, Mapping) else {}, model_type=fields.model_type, defaults={}, faults=fields.faults
+    )
     attention.must_be("alibi", True, "positions other than ALiBi are")
     attention.must_be("attn_type", "multihead_attention", "keys and values that heads share are")
     attention.must_be("qk_ln", False, "norms of queries and keys are")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import InputError, bad_field, suggest
-from perfmodel.files import read_text
+from perfmodel.files import listed, read_text
 from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES
@@ -38,7 +38,13 @@ def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> Tr
         model_type = _TEXT_MODEL_TYPE[whole] if _left_out(data) and whole in _TEXT_MODEL_TYPE else _model_type(data)
         fields = ConfigFields(data=data, model_type=model_type, defaults={})
     _refuse(fields)
-    values = FAMILIES[model_type](fields)
+    try:
+        values = FAMILIES[model_type](fields)
+    except InputError:
+        if not fields.faults:  # else it may come of a placeholder
+            raise
+    if fields.faults:
+        raise InputError(listed(list(dict.fromkeys(fields.faults))))
     called = name or _text(data, "_name_or_path").rstrip("/").rpartition("/")[2] or model_type
     return TransformerConfig(
         name=called, architecture=model_type, left_out=_left_out(data), source=_text(data, "_source") or origin, **values
