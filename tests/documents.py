@@ -4,7 +4,7 @@
 
 A fenced block of `sh` holds command lines, one of `python` a program; both run in one folder, in the order of the page, and a page's
 programs share their names. The block of `text` after one is what it prints, one of `text first=12` the first lines of that. A block
-`python file=NAME` is a file; `sh not-run: REASON` is shown alone.
+`LANGUAGE file=NAME` is a file; `sh not-run: REASON` is shown alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 
+_FILE = re.compile(r"\w+ file=\S+$")
 _FENCE = re.compile(r"^```(?P<info>.*)$")
 # What a clock of this machine measures, and the machine itself: shown in the pages, never compared.
 _MEASURED = (
@@ -63,7 +64,7 @@ class Runner:
 
     def run(self, block: Block) -> str:
         """What the block prints on standard output."""
-        if block.info.startswith("python file="):
+        if _FILE.match(block.info):
             Path(block.info.partition("=")[2].strip()).write_text(block.text, encoding="utf-8")
             return ""
         printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -109,7 +110,7 @@ def examples(text: str) -> list[Example]:
     return [
         Example(block=block, shown=after if after is not None and after.info.split()[:1] == ["text"] else None)
         for block, after in zip(found, following, strict=True)
-        if block.info in ("sh", "python") or block.info.startswith("python file=")
+        if block.info in ("sh", "python") or _FILE.match(block.info)
     ]
 
 
