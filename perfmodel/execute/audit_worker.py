@@ -24,7 +24,7 @@ def main(descriptor: int, parent: int) -> None:
 
     import perfmodel.execute.audit_count  # noqa: F401 - before the forks
 
-    connection.send((0, "ready", torch.__version__))
+    connection.send((0, "ready", str(torch.__version__)))
     while True:
         try:
             number, plan, rank, dropout = connection.recv()

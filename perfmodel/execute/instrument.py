@@ -7,13 +7,14 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from perfmodel.execute.rank_results import CollectiveTally
 
 #: Dispatcher names of collectives and the kind that each is. `c10d` operators carry a process group, functional ones a name.
 _KINDS = {
@@ -67,23 +68,6 @@ def _group_ranks(arguments: tuple[Any, ...]) -> list[int]:
             except Exception:
                 continue
     return []
-
-
-@dataclass(slots=True)
-class CollectiveTally:
-    """Collectives by (kind, axis): how many, their full-buffer bytes, and the time that they blocked this rank."""
-
-    counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    num_bytes: dict[tuple[str, str], float] = field(default_factory=dict)
-    times: dict[str, float] = field(default_factory=dict)
-
-    def add(self, kind: str, axis: str, num_bytes: float) -> None:
-        key = (kind, axis)
-        self.counts[key] = self.counts.get(key, 0) + 1
-        self.num_bytes[key] = self.num_bytes.get(key, 0.0) + num_bytes
-
-    def add_time(self, axis: str, duration: float) -> None:
-        self.times[axis] = self.times.get(axis, 0.0) + duration
 
 
 class CollectiveCounter(TorchDispatchMode):

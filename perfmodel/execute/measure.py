@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from perfmodel.execute.instrument import CollectiveCounter, CollectiveTally, StorageTracker, timed_pipeline_waits
+from perfmodel.execute.instrument import CollectiveCounter, StorageTracker, timed_pipeline_waits
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.parallelize import TrainingProgram
+from perfmodel.execute.rank_results import CollectiveTally, RankMeasurement
 from perfmodel.parallel.plan import Plan
-
-
-@dataclass(slots=True)
-class RankMeasurement:
-    """What one rank saw."""
-
-    step_times: list[float]
-    parts: list[dict[str, float]]
-    first_loss_share: float
-    last_loss_share: float
-    peak_memory: float
-    tally: CollectiveTally
 
 
 def synchronize(device: str) -> None:
@@ -99,7 +87,11 @@ def count_collectives_on_rank(worker: Worker, plan: Plan) -> CollectiveTally:
 def software_versions(worker: Worker) -> dict[str, Any]:
     import platform
 
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "backend": "nccl" if worker.device == "cuda" else "gloo"}
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "backend": "nccl" if worker.device == "cuda" else "gloo",
+    }
     if worker.device == "cuda":
         versions["cuda"] = str(torch.version.cuda)
         versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
 from perfmodel.execute.launch import Worker, WorkerGroup
@@ -16,6 +15,7 @@ from perfmodel.execute.overhead_programs import overhead_plans, processor_time_o
 from perfmodel.execute.processor_use import processor_use
 from perfmodel.execute.rounds import Progress
 from perfmodel.execute.runner import num_gpus, pick_device
+from perfmodel.execute.scope import Scope, make_scope
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.samples import (
@@ -30,9 +30,6 @@ from perfmodel.hardware.samples import (
 from perfmodel.parallel.profile import load_profile
 from perfmodel.results import MachineMeasurement
 
-if TYPE_CHECKING:
-    from perfmodel.execute.microbenchmarks import Scope
-
 CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
 
 #: Share of the whole by phase: start of the workers, kernels, contention, collectives, tiny programs. By experience.
@@ -40,12 +37,6 @@ _PHASES = {False: (0.08, 0.45, 0.55, 0.7, 1.0), True: (0.15, 0.45, 0.55, 0.65, 1
 
 #: Steps of the tiny programs: warm-up and timed.
 _WARMUP, _STEPS, _BRIEF_STEPS = 3, 25, 10
-
-
-def scope_on_rank(worker: Worker, brief: bool, logit_bytes: float) -> Scope:
-    from perfmodel.execute.microbenchmarks import make_scope
-
-    return make_scope(worker.device, brief=brief, logit_bytes=logit_bytes)
 
 
 def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
@@ -132,7 +123,7 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
         report(limits[0], what)
 
     profile = load_profile(GPU_PROFILE if group.device == "cuda" else CPU_PROFILE)
-    scope = group.call(scope_on_rank, brief, profile.logit_bytes)[0]
+    scope = make_scope(group.device, brief=brief, logit_bytes=profile.logit_bytes)
     begin(1, "kernels")
     kernels = combine(group.call(kernels_on_rank, scope), slowest=False)
     begin(2, "contention")

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from perfmodel.dtypes import Dtype
 from perfmodel.execute.data_parallel import TORCH_DTYPES
 from perfmodel.execute.launch import Worker
-from perfmodel.execute.microbenchmarks import Kernel, Scope, Stopwatch, in_turn
+from perfmodel.execute.microbenchmarks import Kernel, Stopwatch, in_turn
 from perfmodel.execute.network_own_rules import lstm_cell, lstm_cell_backward
+from perfmodel.execute.scope import Scope
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import ConvolutionSample, Sample, StreamingSample
 

@@ -30,7 +30,7 @@ from perfmodel.workload.network import Network
 if TYPE_CHECKING:
     from perfmodel.execute.launch import Worker
     from perfmodel.execute.network_functions import NetworkFunction
-    from perfmodel.execute.network_worker import RankCheck, RankTimes
+    from perfmodel.execute.rank_results import RankCheck, RankTimes
 
 #: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower.
 TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}

@@ -14,29 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perfmodel.execute.instrument import CollectiveCounter, CollectiveTally, StorageTracker
+from perfmodel.execute.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.launch import Worker
 from perfmodel.execute.measure import describe_on_rank, synchronize
-from perfmodel.execute.network_mesh import NetworkMesh, Purpose, Record
+from perfmodel.execute.network_mesh import NetworkMesh, Purpose
 from perfmodel.execute.network_model import NetworkProgram, one_process
 from perfmodel.execute.network_options import NetworkOptions
 from perfmodel.execute.network_redistribute import Redistribution, local_part
+from perfmodel.execute.rank_results import CollectiveTally, RankCheck, RankTimes
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.network_plan import NetworkPlan, left_layout
 from perfmodel.workload.network import Network, Pass
-
-
-@dataclass(slots=True)
-class RankCheck:
-    """errors: of each loss ("step 0", ...), gradient and output by name; record, padding: what was noted; tally: what torch saw."""
-
-    losses: list[float]
-    loss_errors: dict[str, float]
-    gradient_errors: dict[str, float]
-    output_errors: dict[str, float]
-    record: Record
-    padding: Counter[tuple[str, frozenset[str]]]
-    tally: CollectiveTally
 
 
 @dataclass(slots=True)
@@ -185,18 +173,6 @@ def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: 
                 expected = _part_of(program, expected_outputs[name], name, left.resolved())
                 output_errors[name] = _relative(whole, expected, 0.0)
     return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally)
-
-
-@dataclass(slots=True)
-class RankTimes:
-    """Of one plan on one rank. `share`: its part of the first loss."""
-
-    times: list[float]
-    share: float
-    record: Record
-    padding: Counter[tuple[str, frozenset[str]]]
-    tally: CollectiveTally
-    peak_memory: float
 
 
 def _peak_bytes(program: NetworkProgram) -> float:

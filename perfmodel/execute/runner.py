@@ -21,7 +21,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.results import CollectiveCount, Measurement
 
 if TYPE_CHECKING:
-    from perfmodel.execute.measure import RankMeasurement
+    from perfmodel.execute.rank_results import RankMeasurement
 
 #: From one rank: errors of gradients by name, what it measured, its device's name, versions of software.
 RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"

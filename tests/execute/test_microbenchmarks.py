@@ -15,8 +15,9 @@ from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.dtypes import Dtype
 from perfmodel.errors import InputError
 from perfmodel.execute.measure_machine import alone, check_ranks, combine, match_gpu, measure_machine
-from perfmodel.execute.microbenchmarks import Kernel, Scope, all_kernels, attention_calls, group_sizes, in_turn, make_scope
+from perfmodel.execute.microbenchmarks import Kernel, all_kernels, attention_calls, group_sizes, in_turn
 from perfmodel.execute.network_microbenchmarks import cell_kernels, convolution_kernels, pooling_kernels
+from perfmodel.execute.scope import Scope, make_scope
 from perfmodel.hardware.calibration import SPEC_SHEET, KernelClass
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import list_chips, load_calibration

@@ -1,6 +1,10 @@
 """A plan run and measured: what the record holds, and what is refused before anything starts."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -63,8 +67,24 @@ def test_losses_of_all_forms_are_the_same(groups):
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
 
 
-def test_one_process_is_a_plan_too():
-    assert run_plan(tiny_plan(1), steps=2, warmup=0).collectives == ()
+ALONE = """
+import sys
+from perfmodel.execute.audit import CountingProcess
+from perfmodel.execute.runner import run_plan
+from tests.execute.jobs import tiny_plan
+if __name__ == "__main__":
+    print(run_plan(tiny_plan(1), steps=2, warmup=0).collectives == ())
+    with CountingProcess() as process:
+        print(process.count(tiny_plan(1), 0).counts.parameters > 0)
+    print("torch" in sys.modules)
+"""
+
+
+def test_one_process_is_a_plan_too_and_its_parent_imports_no_torch_and_leaves_nothing(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
