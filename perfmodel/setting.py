@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from perfmodel.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
-from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
 from perfmodel.values import check_name, text_of, whole, yes_or_no
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -280,6 +280,8 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
     if job.model.left_out:
         counted = f"only the {job.model.num_parameters:,} parameters of its language model are counted"
         warnings.append(f"{job.model.name}: {job.model.left_out} is left out; {counted}")
+    if recomputes_nothing_kept(prediction.plan):
+        warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
     return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
 
 

@@ -269,7 +269,7 @@ def profiles(
     if json:
         print_json({"profiles": known})
     elif name:
-        facts = [(field.name.replace("_", " "), _profile_value(field.name, getattr(known[0], field.name))) for field in fields(known[0])]
+        facts = [(name, value) for field in fields(known[0]) for name, value in _profile_facts(field.name, getattr(known[0], field.name))]
         print_facts(known[0].name, facts[1:])
     else:
         _print_list(
@@ -295,11 +295,24 @@ def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
     )
 
 
+def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
+    """The lines of a field: one, or one for each thing that the framework runs."""
+    from perfmodel.parallel.runs import ANYTHING, Runs
+
+    if not isinstance(value, Runs):
+        return [(name.replace("_", " "), _profile_value(name, value))]
+    if value == ANYTHING:
+        return [("runs", "anything: nothing is said")]
+    return [(f"runs {field.name.replace('_', ' ')}", _profile_value(field.name, getattr(value, field.name))) for field in fields(value)]
+
+
 def _profile_value(name: str, value: object) -> str:
     from perfmodel.units import format_time, format_traffic
 
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(str(each) for each in value) or "none"
     if isinstance(value, float) and (name.endswith(("_time", "_constant")) or "_time_per_" in name):
         return format_time(value) if value else "0"
     if isinstance(value, float) and name.endswith("_bytes"):

@@ -101,6 +101,12 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
+def recomputes_nothing_kept(plan: Plan) -> bool:
+    """Selective recomputation of the core of attention, which a fused kernel keeps nothing of that could be saved."""
+    is_default = plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS
+    return plan.recompute is Recompute.SELECTIVE and plan.attention is AttentionKernel.FLASH and is_default
+
+
 def place_of(plan: Plan, rank: int) -> dict[str, int]:
     """The rank's index on each axis; ranks are numbered with the first axis of `order` innermost."""
     place = {}

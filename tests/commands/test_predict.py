@@ -570,3 +570,18 @@ def test_a_vision_tower_is_said_to_be_left_out(call, call_json, tmp_path):
     code, out, _ = call("search", *job)
     assert code == 0
     assert "without its vision tower" in out
+
+
+def test_selective_recomputation_that_saves_nothing_says_so(call_json):
+    flash = call_json("predict", *JOB, "--recompute", "selective")
+    assert any("saves next to nothing beside flash attention" in text for text in flash["warnings"])
+    unfused = call_json("predict", *JOB, "--recompute", "selective", "--attention", "unfused")
+    assert not any("selective" in text for text in unfused["warnings"])
+
+
+def test_a_plan_that_the_framework_cannot_run_says_so(call, call_json):
+    found = call_json("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
+    assert (found["runnable"], found["not_runnable_reason"]) == (False, "zero=3: megatron has ZeRO 0 and 1 only")
+    _, out, _ = call("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
+    assert "not a plan for this framework: zero=3" in out
+    assert call_json("predict", *JOB, "--dp-shard", "64", "--profile", "torchtitan")["runnable"]

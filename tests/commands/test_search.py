@@ -276,3 +276,16 @@ def test_plans_and_baselines_as_csv(call):
     assert code == 0
     assert [row["place"] for row in rows][2:] == ["data parallel", "FSDP", "Megatron rule of thumb"]
     assert all(float(row["tflops_per_chip"]) > 0 for row in rows)
+
+
+def test_plans_that_the_framework_cannot_run_are_starred_or_left_out(call, call_json):
+    starred = call_json("search", *JOB, "--profile", "megatron")
+    assert not all(each["runnable"] for each in starred["plans"])
+    out = call("search", *JOB, "--profile", "megatron")[1]
+    assert "not a plan for this framework: zero=" in out
+    assert "--only-runnable keeps to what the framework runs" in out
+    some = call_json("search", *JOB, "--profile", "megatron", "--only-runnable")
+    assert some["plans"]
+    assert all(each["runnable"] for each in some["plans"])
+    assert some["baselines"]["FSDP"] == {"fits": False, "reason": "not what the framework runs"}
+    assert some["num_evaluated"] < starred["num_evaluated"]
