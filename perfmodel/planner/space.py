@@ -178,7 +178,7 @@ def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[in
 
 
 def recompute_choices(space: Space, attention: AttentionKernel, operators: tuple[str, ...]) -> list[Recompute]:
-    """Selective recomputation of attention saves next to nothing beside a fused kernel, which keeps no scores: there only if it is asked for."""
+    """Selective recomputation saves next to nothing beside a fused kernel, which keeps no scores: there only if it is asked for."""
     needless = attention is AttentionKernel.FLASH and operators == DEFAULT_RECOMPUTE_OPERATORS and "recompute" not in space.fixed
     admitted = [r for r in Recompute if space.admits("recompute", str(r)) and str(r) in space.runs.recompute]
     return [r for r in admitted if not (needless and r is Recompute.SELECTIVE)]
