@@ -47,6 +47,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.parallel.network_plan": ("NetworkPlan",),
     "perfmodel.parallel.network_plan_file": ("read_network_plan", "write_network_plan"),
+    "perfmodel.limit_verbs": ("find_limits",),
     "perfmodel.network_verbs": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -12,6 +12,7 @@ VERBS = (
     "predict",
     "find_plans",
     "explain_plan",
+    "find_limits",
     "compare_plans",
     "run_plan",
     "audit_plan",

@@ -9,6 +9,7 @@ from perfmodel.commands.examples import EXAMPLES
 VERBS = (
     "predict",
     "search",
+    "limits",
     "explain",
     "compare",
     "run",
@@ -47,6 +48,7 @@ SYNONYMS = ("--dp", "--fsdp", "--gpus", "--nodes", "--mbs", "--gbs", "--seq", "-
 FLAGS = {
     "predict": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--calibration", "--order", "--interval"),
     "search": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--objective", "--top", "--max-tp", "--max-pp", "--max-dp-shard"),
+    "limits": (*PLAN_FLAGS, "--model", "--cluster", "--chips", "--global-batch", "--seq-len", "--memory-headroom", "--json"),
     "explain": ("--why-not", "--json"),
     "compare": ("--json",),
     "run": ("--steps", "--shrink", "--json"),

@@ -1,0 +1,339 @@
+"""How far a job can be stretched before nothing fits: the largest micro-batch and global batch, the longest sequence, the fewest chips.
+
+Each question holds what was given and asks over one quantity; knobs that were not given are searched. Memory rises with the quantity, so a
+bisection over its legal values finds the last that some plan fits with; each probe is one pass over the space (`sweep`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfmodel.cost.estimate import Estimator, evaluate_plan
+from perfmodel.errors import InputError
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.plan import Plan, divisors
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.space import Space
+from perfmodel.planner.sweep import Sweep, sweep
+from perfmodel.units import format_bytes
+
+_LARGEST_BATCH = 2**20
+_LONGEST_SEQUENCE = 2**30
+_SEQUENCE_UNIT = 128
+"""Tokens: a longest sequence is a multiple of it, so that degrees of context and sequence parallelism divide it."""
+_PRECISION = 64
+"""A longest sequence is found to one part in this."""
+_MOST_PROBES = 24
+"""Numbers of chips that are tried one after the other before they are doubled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The most (of chips: the fewest) with which some plan fits.
+
+    name          micro_batch, global_batch, seq_len or chips
+    value         0: nothing fits at all
+    limited_by    memory, positions (the model has no more), batch (the global batch has no larger divisor), cluster, or nothing
+    reason        the same as a sentence with numbers
+    memory_class  what is largest in the memory of the next value, where memory is the limit
+    prediction    the fastest plan with this value; none where nothing fits
+    """
+
+    name: str
+    value: int
+    limited_by: str
+    reason: str
+    memory_class: str = ""
+    prediction: tuple[Prediction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One value that is tried: sequence and chips (0: as the job has them), the sequences of a step, and the knobs that it fixes."""
+
+    global_batch: int
+    seq_len: int = 0
+    chips: int = 0
+    knobs: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Prober:
+    """Passes over the space of a job on some chips. Estimators are kept: only another sequence needs other programs.
+
+    make           the estimator of so many tokens a sequence on so many chips
+    fixed          knobs that were given
+    global_batch   0: not given
+    """
+
+    make: Callable[[int, int], Estimator]
+    seq_len: int
+    chips: int
+    global_batch: int
+    fixed: Mapping[str, int | str | bool]
+    order: tuple[str, ...]
+    attention: AttentionKernel
+    headroom: float
+    estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
+
+    def estimator(self, seq_len: int, chips: int, global_batch: int) -> Estimator:
+        key = (seq_len, chips)
+        if key not in self.estimators:
+            found = self.make(seq_len, chips)
+            twin = next((each for (length, _), each in self.estimators.items() if length == seq_len), None)
+            if twin is not None:
+                found = replace(
+                    found,
+                    programs=twin.programs,
+                    parameter_programs=twin.parameter_programs,
+                    graphs=twin.graphs,
+                    rule_sets=twin.rule_sets,
+                )
+            self.estimators[key] = found
+        found = self.estimators[key]
+        return replace(found, job=replace(found.job, global_batch=global_batch))
+
+    def probe(self, question: Question) -> Sweep:
+        """Every plan with these knobs beside those that were given."""
+        estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
+        space = Space(fixed={**self.fixed, **question.knobs}, orders=(self.order,))
+        return sweep(estimator, space, top=1, memory_headroom=self.headroom, attention=self.attention)
+
+    def holds(self, plan: Plan, question: Question) -> bool:
+        """Whether that plan, stretched to what is asked, fits."""
+        estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
+        try:
+            stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
+        except InputError:
+            return False
+        total = max(evaluate_plan(estimator, stretched).memory_row.total)
+        return total <= estimator.machine.memory_usable * (1.0 - self.headroom)
+
+    def fastest(self, state: Sweep) -> tuple[Prediction, ...]:
+        ids = state.best_time.ids[: min(1, state.num_feasible)]
+        return tuple(state.estimator.predict(state.plan(int(i)), memory_headroom=self.headroom) for i in ids)
+
+    def beyond(self, what: str, state: Sweep) -> tuple[str, str, str]:
+        """Why nothing fits there: (limited by, sentence, class of memory)."""
+        if not len(state.least.ids):
+            return "divisibility", f"no plan has {what}: no degrees that were left divide it", ""
+        least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom)
+        room = least.memory_usable * (1.0 - self.headroom)
+        largest = max((name for name in least.memory if name != "total"), key=lambda name: least.memory[name])
+        lacking = least.memory["total"] - room
+        sentence = (
+            f"{what} would need {format_bytes(lacking)} more than the {format_bytes(room)} that may be used "
+            f"(mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"
+        )
+        return "memory", sentence, largest
+
+
+def largest_micro_batch(prober: Prober) -> Limit:
+    """Of sequences in one pass of a rank. Without a global batch each rank has as many microbatches as its replica has chips."""
+    batch = prober.global_batch
+    values: Sequence[int] = divisors(batch) if batch else range(1, _LARGEST_BATCH + 1)
+
+    def ask(micro: int) -> Question:
+        return Question(global_batch=batch or prober.chips * micro, knobs={"micro_batch": micro})
+
+    place, following, state = _last(values, prober, ask)
+    value = values[place] if place >= 0 else 0
+    if following == len(values):
+        reason = f"the global batch of {batch:,} has no larger divisor" if batch else "nothing up to the largest that was tried"
+        return Limit(name="micro_batch", value=value, limited_by="batch" if batch else "", reason=reason, prediction=_found(prober, state))
+    cause, sentence, largest = prober.beyond(f"micro-batch {values[following]:,}", prober.probe(ask(values[following])))
+    return Limit(name="micro_batch", value=value, limited_by=cause, reason=sentence, memory_class=largest, prediction=_found(prober, state))
+
+
+def largest_global_batch(prober: Prober) -> Limit:
+    """Of sequences that a step holds at once: a microbatch on every rank, in a pipeline as many as it has stages. What is more than that
+    is accumulated one after the other and has no limit."""
+    fixed = prober.fixed
+    chips, given = prober.chips, int(fixed.get("micro_batch", 0))
+    best, found, cause = 0, None, ("divisibility", "no degrees that were left divide the chips", "")
+    pairs = [(pp, dp) for pp in divisors(chips) for dp in divisors(chips // pp) if fixed.get("pp", pp) == pp and fixed.get("dp", dp) == dp]
+    for pp, dp in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
+
+        def ask(micro: int, pp: int = pp, dp: int = dp) -> Question:
+            return Question(global_batch=pp * dp * micro, knobs={"micro_batch": micro, "pp": pp, "dp": dp})
+
+        least = given or best // (pp * dp) + 1  # less is no more than what is found already
+        if least * pp * dp <= best:
+            continue
+        first = prober.probe(ask(least))
+        if not first.num_feasible:
+            if not best and len(first.least.ids):
+                cause = prober.beyond(f"a step of {pp * dp * least:,} sequences at once", first)
+            continue
+        values = [given] if given else range(least, _LARGEST_BATCH + 1)
+        place, _, state = _last(values, prober, ask, first=first)
+        best, found = values[place] * pp * dp, state
+        following = values[place] + 1
+        cause = prober.beyond(f"a step of {following * pp * dp:,} sequences at once", prober.probe(ask(following)))
+    limited_by, sentence, largest = cause
+    more = "; more than these are accumulated, without a limit" if best else ""
+    return Limit(
+        name="global_batch",
+        value=best,
+        limited_by=limited_by,
+        reason=sentence + more,
+        memory_class=largest,
+        prediction=_found(prober, found),
+    )
+
+
+def longest_sequence(prober: Prober) -> Limit:
+    """In tokens, to one part in 64, one sequence in a pass unless a micro-batch is given."""
+    micro = int(prober.fixed.get("micro_batch", 1))
+    batch = prober.global_batch or prober.chips * micro
+    unit = math.lcm(_SEQUENCE_UNIT, prober.chips)
+    unit = unit if unit <= _SEQUENCE_UNIT**2 else _SEQUENCE_UNIT
+
+    def ask(units: int) -> Question:
+        return Question(seq_len=units * unit, global_batch=batch, knobs={"micro_batch": micro})
+
+    model = prober.estimator(prober.seq_len, prober.chips, batch).job.model
+    positions = model.max_position_embeddings
+    at_positions = prober.probe(Question(seq_len=positions, global_batch=batch, knobs={"micro_batch": micro}))
+    if at_positions.num_feasible and model.position == "learned":
+        reason = f"the model has learned {positions:,}"
+        return Limit(name="seq_len", value=positions, limited_by="positions", reason=reason, prediction=prober.fastest(at_positions))
+    end = _LONGEST_SEQUENCE if at_positions.num_feasible else positions
+    values = range(1, max(end // unit, 1) + 1)
+    start = (positions if at_positions.num_feasible else min(prober.seq_len, positions)) // unit - 1
+    place, following, state = _last(values, prober, ask, start=min(max(start, 0), len(values) - 1), precision=_PRECISION)
+    value = values[place] * unit if place >= 0 else 0
+    if at_positions.num_feasible:
+        more = f"; memory alone would allow {value:,}" if value > positions else ""
+        reason = f"the model has {positions:,}{more}"
+        return Limit(name="seq_len", value=positions, limited_by="positions", reason=reason, prediction=prober.fastest(at_positions))
+    beyond, too_much = (
+        (values[following] * unit, prober.probe(ask(values[following]))) if following < len(values) else (positions, at_positions)
+    )
+    cause, sentence, largest = prober.beyond(f"a sequence of {beyond:,}", too_much)
+    return Limit(name="seq_len", value=value, limited_by=cause, reason=sentence, memory_class=largest, prediction=_found(prober, state))
+
+
+def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
+    """Of the numbers of chips that the cluster can have, smallest first: the first with a plan that fits.
+
+    Degrees that do not divide the model make some numbers useless, so they are tried one by one from the least that could hold the
+    weights and the optimizer's state; where that takes too long, doubled and bisected.
+    """
+    micro = int(prober.fixed.get("micro_batch", 1))
+    given = math.prod(int(prober.fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
+    states: dict[int, Sweep] = {}
+
+    def probe(chips: int) -> Sweep:
+        if chips not in states:
+            question = Question(chips=chips, global_batch=prober.global_batch or chips * micro, knobs={"micro_batch": micro})
+            states[chips] = prober.probe(question)
+        return states[chips]
+
+    estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
+    sizes, parameters = estimator.sizes, estimator.job.model.num_parameters
+    least = parameters * (sizes.stored + sizes.state) / (estimator.machine.memory_usable * (1.0 - prober.headroom))
+    possible = [count for count in candidates if count >= least and count % given == 0]
+    found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
+    rest = possible[_MOST_PROBES:]
+    if not found and rest:
+        doubled = [rest[place] for place in _doubling(len(rest))]
+        enough = next((count for count in doubled if probe(count).num_feasible), 0)
+        if enough:
+            before = max([0, *(rest.index(count) + 1 for count in doubled if count < enough)])
+            low, high = before, rest.index(enough)
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if probe(rest[middle]).num_feasible else (middle + 1, high)
+            found = rest[high]
+    if not found:
+        tried = [states[count] for count in sorted(states) if len(states[count].least.ids)]
+        cause, sentence, largest = prober.beyond(_chips(max(states)), tried[-1]) if tried else ("divisibility", "no such plan", "")
+        return Limit(name="chips", value=0, limited_by=cause, reason=sentence, memory_class=largest)
+    fewer = [count for count in candidates if count < found]
+    if not fewer:
+        return Limit(name="chips", value=found, limited_by="cluster", reason="one chip is enough", prediction=prober.fastest(probe(found)))
+    less = next((probe(count) for count in reversed(fewer) if count % given == 0 and len(probe(count).least.ids)), probe(fewer[-1]))
+    cause, sentence, largest = prober.beyond(_chips(less.estimator.cluster.num_chips), less)
+    return Limit(
+        name="chips", value=found, limited_by=cause, reason=sentence, memory_class=largest, prediction=prober.fastest(probe(found))
+    )
+
+
+def chip_counts(estimator: Estimator) -> list[int]:
+    """Numbers of chips that the cluster can have, smallest first: parts of a node, then whole nodes."""
+    cluster = estimator.cluster
+    counts = []
+    for count in (*range(1, cluster.chips_per_node), *range(cluster.chips_per_node, cluster.max_chips + 1, cluster.chips_per_node)):
+        try:
+            cluster.with_chips(count)
+        except InputError:
+            continue
+        counts.append(count)
+    return counts
+
+
+def _chips(count: int) -> str:
+    return "1 chip" if count == 1 else f"{count:,} chips"
+
+
+def _found(prober: Prober, state: Sweep | None) -> tuple[Prediction, ...]:
+    return prober.fastest(state) if state is not None else ()
+
+
+def _doubling(length: int) -> list[int]:
+    """0, 1, 3, 7, ... and the last place."""
+    places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
+    return sorted({*places, length - 1})
+
+
+def _last(
+    values: Sequence[int],
+    prober: Prober,
+    ask: Callable[[int], Question],
+    *,
+    first: Sweep | None = None,
+    start: int = 0,
+    precision: int = 0,
+) -> tuple[int, int, Sweep | None]:
+    """The last place whose value some plan fits with, the first that was seen to be too much, and the pass of the former; places -1 and
+    len(values) where there is no such. `first`: the pass of the first value, which fits.
+
+    Passes over the space are dear, single plans are not: the plan that needs the least is stretched alone as far as it fits, and a pass
+    then asks whether any other goes further.
+
+    precision   0: the two are neighbours; else they may be one part in it apart
+    """
+    low, high, place = -1, len(values), 0 if first is not None else start
+    found, state = first, first
+    while True:
+        found = found if found is not None else prober.probe(ask(values[place]))
+        guide = found.plan(int(found.least.ids[0])) if len(found.least.ids) else None
+        if found.num_feasible:
+            low, state = place, found
+        else:
+            high = place
+        if guide is not None:
+            furthest = _stretched(guide, values, prober, ask, low=low, high=high)
+            low, state = (furthest, None) if furthest > low else (low, state)
+        step = max((low + 1) // precision, 1) if precision else 1
+        if high - low <= step:
+            break
+        place, found = (low + step if guide is not None else (low + high) // 2), None
+    if state is None and low >= 0:
+        state = prober.probe(ask(values[low]))
+    return low, high, state
+
+
+def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[[int], Question], *, low: int, high: int) -> int:
+    """The last place between those two (`low` is known to fit) with which this plan alone fits."""
+    step = 1
+    while low + step < high and prober.holds(plan, ask(values[low + step])):
+        low, step = low + step, 2 * step
+    high = min(high, low + step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if prober.holds(plan, ask(values[middle])) else (low, middle)
+    return low

@@ -1,0 +1,45 @@
+"""`perfmodel limits` from outside."""
+
+import pytest
+
+JOB = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "2", "--seq-len", "1k"]
+
+
+def test_the_table_has_the_four_answers(call):
+    code, out, err = call("limits", *JOB)
+    assert (code, err) == (0, "")
+    for text in ("largest micro-batch", "largest global batch at once", "longest sequence", "fewest chips", "of a chip usable"):
+        assert text in out
+    assert "the model has learned 1,024" in out
+
+
+def test_the_object_is_in_si_units(call_json):
+    found = call_json("limits", *JOB, "--recompute", "none", "--global-batch", 64)
+    assert found["schema_version"] == 1
+    assert (found["chips"], found["seq_len"], found["global_batch"], found["memory_headroom"]) == (2, 1024, 64, 0.05)
+    answers = found["limits"]
+    assert set(answers) == {"micro_batch", "global_batch", "seq_len", "chips"}
+    assert (answers["seq_len"]["value"], answers["seq_len"]["limited_by"]) == (1024, "positions")
+    assert answers["chips"]["value"] == 1
+    assert answers["global_batch"]["limited_by"] == "memory"
+    best = answers["micro_batch"]["prediction"]
+    assert best["fits"]
+    assert best["plan"]["micro_batch"] == answers["micro_batch"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--seq-len", "1k", "--cluster", "dgx-h100"], "--model: is missing"),
+        (["--model", "gpt2", "--seq-len", "1k"], "--cluster: is missing"),
+        (["--model", "gpt2", "--cluster", "dgx-h100"], "--seq-len: is missing"),
+        ([*JOB, "--tp", "x"], "--tp"),
+        ([*JOB, "--memory-headroom", "100%"], "memory_headroom"),
+        ([*JOB, "--global-batch", "many"], "global_batch"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, arguments, sentence):
+    code, out, err = call("limits", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
