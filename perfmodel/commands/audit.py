@@ -12,6 +12,7 @@ from perfmodel.errors import bad_field
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit, AuditRow, RankAudit
+    from perfmodel.parallel.prediction import Prediction
 
 CONVENTION = "attention counts the full square of queries and keys, causal or not (torch's convention)"
 EXIT_DIFFERENT = 1
@@ -32,7 +33,7 @@ def audit(
 
     Exit code 1 where a count differs.
     """
-    from perfmodel.api import audit_plan
+    from perfmodel.api import audit_plan, predict_plan
     from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
 
     if not 0.0 <= tolerance < 1.0:
@@ -42,10 +43,11 @@ def audit(
             plan, rank=rank, all_stages=all_stages, every_microbatch=every_microbatch, dropout=dropout, progress=progress.step
         )
     differences = result.differences(tolerance)
+    own = predict_plan(plan)
     if json:
-        print_json(_as_object(result, len(differences), tolerance))
+        print_json(_as_object(result, own, len(differences), tolerance))
     else:
-        _show(result, tolerance)
+        _show(result, own, tolerance)
         if differences:
             print(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
         else:
@@ -57,7 +59,12 @@ def audit(
         raise typer.Exit(EXIT_DIFFERENT)
 
 
-def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[str, Any]:
+def _largest_peak(result: Audit) -> tuple[float, int]:
+    """The largest peak that torch counted [byte], and the rank."""
+    return max((row.counted, audited.rank) for audited in result.ranks for row in audited.rows if row.name == "peak")
+
+
+def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: float) -> dict[str, Any]:
     from perfmodel.parallel.plan import plan_to_dict
 
     return {
@@ -67,6 +74,10 @@ def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[st
         "convention": CONVENTION,
         "torch": result.torch,
         "profile": result.profile,
+        "plan_profile": own.plan.profile,
+        "plan_memory": own.memory["total"],
+        "memory_usable": own.memory_usable,
+        "fits": _largest_peak(result)[0] <= own.memory_usable,
         "counted_microbatches": list(result.counted_microbatches),
         "plan": plan_to_dict(result.plan),
         "ranks": [
@@ -95,7 +106,7 @@ def _as_object(result: Audit, num_differences: int, tolerance: float) -> dict[st
     }
 
 
-def _show(result: Audit, tolerance: float) -> None:
+def _show(result: Audit, own: Prediction, tolerance: float) -> None:
     from perfmodel.report.predictions import job_line, plan_line
     from perfmodel.units import format_bytes, format_time
 
@@ -103,7 +114,8 @@ def _show(result: Audit, tolerance: float) -> None:
     memory = max(audited.memory for audited in result.ranks)
     facts = [
         ("plan", plan_line(result.plan)),
-        ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors; profile {result.profile}"),
+        ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors"),
+        ("profile", _profile_line(result, own)),
         ("microbatches", _microbatches(result)),
         ("convention", CONVENTION),
         ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
@@ -116,6 +128,24 @@ def _show(result: Audit, tolerance: float) -> None:
         print_table(headers, rows, title=_title(audited, result), right=headers[2:], fold=("",))
         classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
         print(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
+    peak, rank = _largest_peak(result)
+    if peak > own.memory_usable:
+        print(
+            f"\nThis program does not fit: the tensors of rank {rank} alone take {format_bytes(peak)}, "
+            f"a chip of {own.plan.cluster} offers {format_bytes(own.memory_usable)}."
+        )
+
+
+def _profile_line(result: Audit, own: Prediction) -> str:
+    """What is counted runs as the executor does, whatever framework the plan is for."""
+    from perfmodel.units import format_bytes
+
+    if own.plan.profile == result.profile:
+        return f"{result.profile}, the plan's own"
+    return (
+        f"{result.profile}, as the executor runs it; the plan's own is {own.plan.profile}, under which the fullest chip needs "
+        f"{format_bytes(own.memory['total'])} (perfmodel predict PLAN; with --profile {result.profile} as audited)"
+    )
 
 
 def _microbatches(result: Audit) -> str:

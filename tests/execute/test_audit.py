@@ -165,6 +165,20 @@ def test_the_verb_prints_both_counts_and_leaves_with_0(tmp_path, capfd):
     out = capfd.readouterr().out
     assert "Every count is equal" in out
     assert "all-gather over dp_shard" in out
+    assert "the plan's own is megatron" in out
+    assert "does not fit" not in out
+
+
+def test_a_program_that_exceeds_its_chip_is_said(tmp_path, capfd, monkeypatch):
+    """Counted at a tiny size: what is predicted has another chip."""
+    path = tmp_path / "plan.yaml"
+    write_plan(replace(PLANS["ZeRO-3"], cluster="dgx-h100"), path)
+    predict = api.predict_plan
+    monkeypatch.setattr(api, "predict_plan", lambda plan: replace(predict(plan), memory_usable=1000.0))
+    assert cli.run(["audit", str(path), "--rank", "0"]) == 0
+    out = capfd.readouterr().out
+    assert "This program does not fit: the tensors of rank 0 alone take" in out
+    assert "1000 B" in out
 
 
 def test_a_difference_leaves_with_1(tmp_path, capfd, monkeypatch):
