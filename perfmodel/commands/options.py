@@ -118,6 +118,7 @@ Save = Annotated[Path | None, typer.Option("--save", metavar="PLAN.yaml", help="
 def with_chip(clusters: list[str], chip: str, *, per_node: str, scale_up: str, scale_out: str) -> list[str]:
     """The clusters that were named and the one that --chip and its companions describe."""
     from perfmodel.hardware.chip_cluster import state_chip_cluster
+    from perfmodel.hardware.reader import load_chip
 
     stated = {"per_node": per_node, "scale_up": scale_up, "scale_out": scale_out}
     given = {name: value for name, value in stated.items() if value}
@@ -125,6 +126,7 @@ def with_chip(clusters: list[str], chip: str, *, per_node: str, scale_up: str, s
         for name in given:
             raise InputError(f"--{name.replace('_', '-')}: goes with --chip NAME, in place of --cluster; see `perfmodel chips`")
         return clusters
+    load_chip(chip)  # the name of a cluster is none of a chip
     return [*clusters, state_chip_cluster(chip, **given).text]
 
 

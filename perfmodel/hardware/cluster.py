@@ -121,8 +121,11 @@ def make_cluster(
             if node == 1 or tier.torus_shape:
                 continue
             tier = dataclasses.replace(tier, size=node)
-        if tiers and (tier.size <= tiers[-1].size or tier.size % tiers[-1].size):
+        inner_size = tiers[-1].size if tiers else 1
+        if tiers and (tier.size <= inner_size or tier.size % inner_size):
             continue
+        if tier.torus_shape and math.prod(tier.torus_shape) * inner_size != tier.size:
+            continue  # a torus of domains that this node does not have
         tiers.append(tier)
     if scale_up_bandwidth is not None and node > 1:
         tiers = [_at_rate(tier, scale_up_bandwidth) for tier in tiers] or [_stated_scale_up(node, scale_up_bandwidth)]
@@ -134,7 +137,7 @@ def make_cluster(
         raise bad_field("chip", chip.name, "does not say how nodes are joined", "give scale_out too, such as '400 Gbit/s'")
     if fabric is not None:
         domain = math.lcm(node, tiers[-1].size if tiers else 1)
-        size = domain * math.ceil(max(wanted, MAX_SCALE_OUT_CHIPS) / domain)
+        size = domain * max(math.ceil(max(wanted, MAX_SCALE_OUT_CHIPS) / domain), 2 if tiers else 1)
         tiers.append(dataclasses.replace(fabric, size=size))
     return Cluster(
         name=name or f"{chip.name}-x{wanted}",

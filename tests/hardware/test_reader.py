@@ -207,6 +207,20 @@ def test_a_chip_file_is_a_cluster_and_says_what_to_give_where_it_has_no_links(tm
     assert load_cluster(whole.name, num_chips=16) == whole
 
 
+@pytest.mark.parametrize("per_node", [1, 2, 4, 8])
+def test_any_chip_stands_in_nodes_of_any_size(per_node):
+    for chip in list_chips():
+        cluster = cluster_of_chip(chip, per_node=per_node, scale_up="10 GB/s", scale_out="1 GB/s")
+        assert (cluster.chips_per_node, cluster.num_chips) == (per_node, per_node)
+        assert load_cluster(cluster.name) == cluster
+
+
+def test_a_node_that_cuts_a_domain_is_refused_and_one_beyond_the_fabric_is_not():
+    with pytest.raises(InputError, match="chips_per_node=7: must divide size=72 of tier nvlink"):
+        cluster_of_chip("gb200-nvl72", per_node=7)
+    assert cluster_of_chip("h20", per_node=100_000).max_chips == 200_000
+
+
 @pytest.mark.parametrize(
     "stated, rule",
     [
