@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.workload.pase_graph import LayerKind, PaseLayer, Shape
+from perfmodel.workload.pase_layer import LayerKind, PaseLayer, Shape
 
 Array = NDArray[np.float64]
 Splits = NDArray[np.int64]

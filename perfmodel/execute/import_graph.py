@@ -70,7 +70,8 @@ def find_factory(reference: str) -> Callable[[], Any]:
         raise bad_field("module", reference, f"its Python module cannot be loaded: {_first_line(error)}") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            known = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
+            # what may be meant: a factory, a class or a module that is made already, not what the file imports
+            known = [each for each, value in vars(found).items() if not each.startswith("_") and callable(value)]
             raise bad_field("module", reference, f"{module_name} has no {part!r}{suggest(part, known)}")
         found = getattr(found, part)
     if isinstance(found, nn.Module) and not isinstance(tree, ast.Call):
@@ -176,6 +177,21 @@ def _convertible() -> Iterator[None]:
         nn.Module._apply = original
 
 
+def _remedy_of_factory(name: str, error: BaseException) -> str:
+    if isinstance(error, TypeError) and "argument" in str(error):
+        return f"write its arguments behind it, as in {name.partition('(')[0]}(...)"
+    return "call it by itself to see where"
+
+
+def _depends_on_values(error: BaseException) -> bool:
+    """Whether the export met a value that only data tell (a branch, a size); all else is what forward itself raises."""
+    names = {type(each).__name__ for each in (error, error.__cause__, error.__context__) if each is not None}
+    return bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
+
+
+_OF_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"}
+
+
 def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ImportedGraph:
     """The graph of one forward pass of the module that `make` returns.
 
@@ -188,7 +204,7 @@ def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            raise bad_field("module", name, f"its factory failed: {_first_line(error)}") from error
+            raise bad_field("module", name, f"its factory failed: {_first_line(error)}", _remedy_of_factory(name, error)) from error
         if not isinstance(module, nn.Module):
             raise bad_field("module", name, f"must give a torch.nn.Module, not {type(module).__name__}")
         _check_signature(module, inputs)
@@ -198,7 +214,10 @@ def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that failed
                 program = torch.export.export(module, positional, named, strict=False)
         except Exception as error:
-            raise bad_field(
-                "module", name, f"torch.export cannot follow it: {_first_line(error)}", "take out what depends on the values of tensors"
-            ) from error
+            depends = _depends_on_values(error)
+            what = "torch.export cannot follow it" if depends else "its forward fails on these inputs"
+            shown = " ".join(map(str, inputs)) or "none"
+            fitting = f"call it with types and sizes that it takes (inputs={shown})"
+            remedy = "take out what depends on the values of tensors" if depends else fitting
+            raise bad_field("module", name, f"{what}: {_first_line(error)}", remedy) from error
         return read_program(module, program, mode, name=name)

@@ -21,7 +21,7 @@ from perfmodel.errors import bad_field
 from perfmodel.planner.pase import pase_configurations
 from perfmodel.search import eliminate
 from perfmodel.workload.imported_graph import DimLink, ImportedEdge, ImportedGraph, ImportedKind, ImportedVertex
-from perfmodel.workload.pase_graph import LayerKind, PaseLayer, Shape, einsum_layer
+from perfmodel.workload.pase_layer import LayerKind, PaseLayer, Shape, einsum_layer
 
 Array = NDArray[np.float64]
 

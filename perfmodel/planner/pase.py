@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.pase import RULES, Splits, edge_cost, flops_per_word, layer_cost
 from perfmodel.errors import InputError, bad_field
 from perfmodel.search import Solution, eliminate
-from perfmodel.workload.pase_graph import PaseGraph, PaseLayer
+from perfmodel.workload.pase_layer import PaseGraph, PaseLayer
 
 Array = NDArray[np.float64]
 

@@ -30,7 +30,7 @@ from perfmodel.planner.network_space import Configurations
 from perfmodel.planner.network_strategies import mesh_tensorflow, one_weird_trick
 from perfmodel.planner.pase import PaseRun
 from perfmodel.workload.network import Network, NetworkOperator, Product
-from perfmodel.workload.pase_graph import LayerKind, PaseLayer
+from perfmodel.workload.pase_layer import LayerKind, PaseLayer
 
 Rows = NDArray[np.bool_]
 Parts = Mapping[str, int]

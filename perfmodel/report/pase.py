@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from perfmodel.planner.pase import PaseRun
 from perfmodel.report.table import Table
 from perfmodel.units import format_time
-from perfmodel.workload.pase_graph import PaseLayer
+from perfmodel.workload.pase_layer import PaseLayer
 
 SOURCE = "Elango, PaSE, IPDPS 2021 (arXiv 2407.04001)"
 #: Devices of Table II.

@@ -8,7 +8,7 @@ of elimination has small tables (dependent sets of 25).
 
 from __future__ import annotations
 
-from perfmodel.workload.pase_graph import LayerKind, PaseGraph, PaseLayer
+from perfmodel.workload.pase_layer import LayerKind, PaseGraph, PaseLayer
 
 _BLOCKS = (6, 12, 24, 16)
 _GROWTH = 32

@@ -5,7 +5,8 @@ import pytest
 
 from perfmodel.cost.pase import edge_cost, flops_per_word, layer_cost, missing_words
 from perfmodel.planner.pase import pase_configurations
-from perfmodel.workload.pase_graph import LayerKind, PaseLayer, einsum_layer, list_pase_graphs, load_pase_graph
+from perfmodel.workload.pase_graph import list_pase_graphs, load_pase_graph
+from perfmodel.workload.pase_layer import LayerKind, PaseLayer, einsum_layer
 
 R = flops_per_word()
 ALL_LAYERS = [layer for name in list_pase_graphs() for layer in {id(layer): layer for layer in load_pase_graph(name).layers}.values()]

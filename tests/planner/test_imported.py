@@ -9,7 +9,7 @@ from perfmodel.errors import InputError
 from perfmodel.planner.imported import search_imported
 from perfmodel.planner.pase import run_pase
 from perfmodel.workload.imported_graph import ImportedKind
-from perfmodel.workload.pase_graph import LayerKind, PaseGraph, PaseLayer
+from perfmodel.workload.pase_layer import LayerKind, PaseGraph, PaseLayer
 from tests.execute.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.planner.pase import pase_configurations, pase_search, pase_tables
-from perfmodel.workload.pase_graph import LayerKind, PaseLayer, load_pase_graph
+from perfmodel.workload.pase_graph import load_pase_graph
+from perfmodel.workload.pase_layer import LayerKind, PaseLayer
 
 
 def layer_of(kind, **dims):

@@ -22,7 +22,8 @@ from perfmodel.workload.network import TensorRole
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.language_model import transformer_network
-from perfmodel.workload.pase_graph import LayerKind, load_pase_graph
+from perfmodel.workload.pase_graph import load_pase_graph
+from perfmodel.workload.pase_layer import LayerKind
 
 TINY = {
     "alexnet": {"image": 67, "filters": (4, 8, 8, 8, 4), "hidden": 16, "classes": 8},

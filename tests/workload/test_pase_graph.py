@@ -4,7 +4,8 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.workload.densenet import densenet121
-from perfmodel.workload.pase_graph import LayerKind, einsum_layer, list_pase_graphs, load_pase_graph
+from perfmodel.workload.pase_graph import list_pase_graphs, load_pase_graph
+from perfmodel.workload.pase_layer import LayerKind, einsum_layer
 
 
 @pytest.mark.parametrize("name", list_pase_graphs())
