@@ -32,7 +32,7 @@ def suggest(value: object, known: Iterable[str]) -> str:
     names = sorted({str(name) for name in known})
     if not names:
         return ""
-    wanted = str(value).lower()
+    wanted = _text(value).lower()
     by_lower = {name.lower(): name for name in names}
     close = difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.5)
     holding = [lower for lower in by_lower if len(wanted) > 2 and wanted in lower]
@@ -60,6 +60,13 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} too long to show"
 
 
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python writes
+        return f"a {type(value).__name__} too long to show"
+
+
 def whole_number(text: str) -> int | None:
     """The number that plain digits write, up to 18 of them; None for anything else."""
     digits = text.strip()
@@ -75,6 +82,6 @@ def presentable(message: str) -> str:
 
 def one_line(value: object, width: int = 80) -> str:
     """What somebody wrote, fit for a message: white space collapsed, no control characters, cut at `width`."""
-    text = "".join(char if char.isprintable() else " " for char in str(value)[: 4 * width])
+    text = "".join(char if char.isprintable() else " " for char in _text(value)[: 4 * width])
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 3] + "..."

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from perfmodel.errors import InputError, bad_field
+from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.values import share
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.network import Network
 
@@ -100,6 +101,10 @@ def find_network(
     network: Name | Network, *, inputs: Sequence[str] = (), batch: int = 0, sizes: Sizes | None = None
 ) -> tuple[Network, tuple[str, ...]]:
     """A network, and what had to stay whole where it was imported."""
+    if sizes is not None and not isinstance(sizes, Mapping):
+        raise bad_field("sizes", shown(sizes), "must name sizes and their values", 'write {"layers": 2}')
+    if not isinstance(inputs, (str, list, tuple)) or not all(isinstance(each, str) for each in inputs):
+        raise bad_field("inputs", shown(inputs), "must be a text or a list of texts", "write x=float32[8,3,224,224]")
     if isinstance(network, Network):
         return network, ()
     text = str(network)
@@ -129,8 +134,9 @@ def find_place(
     from perfmodel.cost.machine import resolve_machine
     from perfmodel.cost.resolve import choose_calibration, choose_profile
     from perfmodel.dtypes import Dtype
-    from perfmodel.setting import find_cluster
+    from perfmodel.setting import check_names_of, find_cluster
 
+    check_names_of(calibration, profile)
     reference, found = find_cluster(cluster, chips)
     chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
     habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
@@ -181,6 +187,7 @@ def shard_network(
     """
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
+    memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
     limit = place.machine.memory_usable * (1.0 - memory_headroom)
     searches: dict[int, NetworkSearch] = {}
@@ -347,6 +354,7 @@ def predict_network_plan(
     from perfmodel.cost.network_predict import predict_network
     from perfmodel.planner.network_pipeline import predict_pipeline
 
+    memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
     found = load_network_plan(plan)
     place = find_place(

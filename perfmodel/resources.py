@@ -144,3 +144,10 @@ def _remove(temporary: str) -> None:
             os.unlink(temporary)
         except OSError:
             pass
+
+
+def require_torch(purpose: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise InputError(f"torch: is needed to {purpose}; install perfmodel[torch]")

@@ -97,14 +97,12 @@ def _read_knob(name: str, value: Any) -> Any:
 
 def read_order(value: Any) -> tuple[str, ...]:
     """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
-    from perfmodel.parallel.layout import DEFAULT_ORDER, check_order
+    from perfmodel.parallel.layout import check_order
 
     if isinstance(value, str):
         plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
         value = [axis.strip() for axis in plain.split("-")]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(axis, str) for axis in value):
-        raise bad_field("order", repr(value), "must be the names of the axes, innermost first", f"write {'-'.join(DEFAULT_ORDER)}")
-    return check_order(tuple(value))
+    return check_order(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -159,13 +157,10 @@ def make_setting(
     profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
     """
     from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
-    from perfmodel.hardware.calibration import MOST_BUSY, Calibration
+    from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
-    from perfmodel.parallel.profile import ExecutionProfile
 
-    for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
-        if value is not None:
-            check_name(value, field, kind, f"see `perfmodel {field}s`")
+    check_names_of(calibration, profile)
     reference, found = find_cluster(cluster, chips)
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
         notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
@@ -186,6 +181,16 @@ def make_setting(
         estimator=resolve_estimator(job, found, calibration=chosen, profile=habits),
         notes=notes,
     )
+
+
+def check_names_of(calibration: object, profile: object) -> None:
+    """Each is a name, a path, an object of its kind, or left out."""
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.profile import ExecutionProfile
+
+    for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
+        if value is not None:
+            check_name(value, field, kind, f"see `perfmodel {field}s`")
 
 
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:

@@ -25,7 +25,7 @@ def whole(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE) -
     number = _number(value)
     if number is None or not least <= number <= most:
         bound = f"at least {least}" if number is None or number < least else f"at most {most}"
-        raise bad_field(field, _shown(value), f"must be a whole number of {bound}", "write 64 or 8k (8192)")
+        raise bad_field(field, _quoted(value), f"must be a whole number of {bound}", "write 64 or 8k (8192)")
     return number
 
 
@@ -54,7 +54,7 @@ def share(value: object, field: str) -> float:
     """A share from 0 to below the whole: `10%` or 0.1."""
     found = parse_quantity(value, QuantityKind.FRACTION, field=field)
     if found >= 1.0:
-        raise bad_field(field, _shown(value), "must be less than the whole", "write 10% or 0.1")
+        raise bad_field(field, _quoted(value), "must be less than the whole", "write 10% or 0.1")
     return found
 
 
@@ -65,26 +65,26 @@ def token_count(value: object, field: str = "tokens") -> float:
         text = text[:-1] + text[-1].upper()
     tokens = parse_quantity(text, QuantityKind.COUNT, field=field)
     if tokens < 1:
-        raise bad_field(field, _shown(value), "must be at least 1", "write 15T or 300B")
+        raise bad_field(field, _quoted(value), "must be at least 1", "write 15T or 300B")
     return tokens
 
 
 def yes_or_no(value: object, field: str) -> bool:
     if not isinstance(value, bool):
-        raise bad_field(field, _shown(value), "must be true or false", "give True or False")
+        raise bad_field(field, _quoted(value), "must be true or false", "give True or False")
     return value
 
 
 def text_of(value: object, field: str, example: str) -> str:
     if not isinstance(value, str):
-        raise bad_field(field, _shown(value), "must be a text", f"write {example}")
+        raise bad_field(field, _quoted(value), "must be a text", f"write {example}")
     return value
 
 
 def check_name(value: object, field: str, kind: type, remedy: str) -> None:
     """A name, a path or an object of that kind."""
     if not isinstance(value, (str, Path, kind)):
-        raise bad_field(field, _shown(value), f"must be a name, a path or a {kind.__name__}", remedy)
+        raise bad_field(field, shown(value), f"must be a name, a path or a {kind.__name__}", remedy)
 
 
 def check_path(value: object, field: str) -> None:
@@ -104,10 +104,5 @@ def several(value: object) -> list[Any]:
     return [value]
 
 
-def _shown(value: object) -> object:
-    """What a message can show: Python refuses to turn an integer of over 4300 digits into text."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if abs(value) < 10**20 else "a number of over 20 digits"
-    if isinstance(value, (list, tuple, set, dict)):
-        return f"{type(value).__name__} of {len(value)}"
-    return value if isinstance(value, str) and value else repr(value)
+def _quoted(value: object) -> str:
+    return value if isinstance(value, str) and value else shown(value)

@@ -6,7 +6,8 @@ import pytest
 
 import perfmodel
 from perfmodel import InputError
-from perfmodel.api import compare_measurement, least_chips_that_fit
+from perfmodel.api import compare_measurement
+from perfmodel.searching import least_chips_that_fit
 from perfmodel.setting import Knobs, make_job, make_setting
 from tests.test_results import MEASUREMENT
 
@@ -153,7 +154,22 @@ def test_wrong_types_of_other_verbs_are_input_errors():
         lambda: perfmodel.explain_plan("fsdp", why_not=8),
         lambda: perfmodel.explain_plan(3),
         lambda: perfmodel.compare_plans(3),
-        lambda: perfmodel.load_cluster("dgx-h100", num_chips="8"),
+        lambda: perfmodel.load_cluster("dgx-h100", num_chips="x"),
+        lambda: perfmodel.load_cluster(3),
+        lambda: perfmodel.load_chip(None),
+        lambda: perfmodel.load_model([8]),
+        lambda: perfmodel.read_network_plan(3),
+        lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster="dgx-h100", num_chips=8, stage_layers=3),
+        lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster="dgx-h100", num_chips=8, order=[1]),
+        lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster=3, num_chips=8),
+        lambda: perfmodel.find_plans(**JOB, progress=3),
+        lambda: perfmodel.run_plan("fsdp", steps=1.5),
+        lambda: perfmodel.audit_plan("fsdp", rank="x"),
+        lambda: perfmodel.calibrate_machine(ranks=1.5),
+        lambda: perfmodel.validate_cases(3),
+        lambda: perfmodel.import_graph(3),
+        lambda: perfmodel.shard_network("alexnet", cluster="dgx-h100", chips="x"),
+        lambda: perfmodel.shard_network(3, cluster="dgx-h100", chips=8),
         lambda: perfmodel.make_plan(perfmodel.read_plan("fsdp").job, cluster="dgx-h100", num_chips=8, micro_batch=1.5),
     ):
         with pytest.raises(InputError):

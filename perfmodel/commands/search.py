@@ -180,7 +180,7 @@ def _search_once(
     setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float, ties: float, only_runnable: bool
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
-    from perfmodel.api import search_in
+    from perfmodel.searching import search_in
 
     place = f"{setting.cluster.num_chips} chips of {short_name(setting.reference)}"
     with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
@@ -317,9 +317,9 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
 
 def _nothing_fits(setting: Setting, result: SearchResult, knobs: Knobs, maximum: dict[str, int], headroom: float) -> str:
     """One sentence: how much is missing, and what would make it fit."""
-    from perfmodel.api import least_chips_that_fit
     from perfmodel.report.predictions import plan_line
     from perfmodel.report.table import percent
+    from perfmodel.searching import least_chips_that_fit
     from perfmodel.units import format_bytes
 
     least = result.least_memory[0]

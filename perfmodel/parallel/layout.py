@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from perfmodel.errors import InputError
+from perfmodel.errors import InputError, bad_field, shown
 
 #: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with
 #: torchtitan's two data axes.
@@ -81,7 +81,10 @@ class ParallelLayout:
         raise InputError(f"axis={axis!r}: not in order={'-'.join(order)}; name all of {', '.join(DEFAULT_ORDER)}")
 
 
-def check_order(order: tuple[str, ...]) -> tuple[str, ...]:
+def check_order(order: object) -> tuple[str, ...]:
+    if not isinstance(order, (list, tuple)) or not all(isinstance(axis, str) for axis in order):
+        raise bad_field("order", shown(order), "must be the names of the axes, innermost first", f"write {'-'.join(DEFAULT_ORDER)}")
+    order = tuple(order)
     if sorted(order) != sorted(DEFAULT_ORDER):
         raise InputError(f"order={'-'.join(order)}: must name each of {', '.join(DEFAULT_ORDER)} once, innermost first")
     return order

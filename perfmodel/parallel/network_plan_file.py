@@ -11,6 +11,7 @@ from perfmodel.errors import InputError, one_line, shown, suggest
 from perfmodel.files import read_yaml
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan
 from perfmodel.resources import write_atomically
+from perfmodel.values import check_path
 
 KIND = "network"
 SCHEMA_VERSION = 1
@@ -115,6 +116,7 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
 
 def read_network_plan(path: str | Path) -> NetworkPlan:
     """The plan in a file."""
+    check_path(path, "plan")
     path = Path(path)
     if not os.path.isfile(path):  # pathlib raises for a name too long or a folder that may not be entered
         raise InputError(f"plan={one_line(path, 200)}: no such file; write one with `perfmodel shard ... --save plan.yaml`")

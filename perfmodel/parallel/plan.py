@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from perfmodel.errors import InputError
+from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     AttentionKernel,
@@ -21,7 +21,7 @@ from perfmodel.parallel.layout import (
     check_order,
     even_stage_layers,
 )
-from perfmodel.values import whole, yes_or_no
+from perfmodel.values import text_of, whole, yes_or_no
 from perfmodel.workload.job import TrainingJob
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
@@ -241,6 +241,8 @@ def make_plan(
     micro_batch, virtual_stages = whole(micro_batch, "micro_batch"), whole(virtual_stages, "virtual_stages")
     num_chips = whole(num_chips, "chips")
     zero = None if zero is None else whole(zero, "zero", least=0)
+    cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
+    calibration = text_of(calibration, "calibration", "its name, or nothing")
     if sequence_parallel is not None:
         sequence_parallel = yes_or_no(sequence_parallel, "sequence_parallel")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
@@ -279,22 +281,26 @@ def make_plan(
         sequence_parallel = tp > 1
     if schedule is None:
         schedule = "interleaved" if virtual_stages > 1 else "1f1b"
-    if stage_layers is None:
+    if stage_layers is not None:
+        if not isinstance(stage_layers, (list, tuple)):
+            raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
+        stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
+    else:
         stage_layers = even_stage_layers(job.model.num_hidden_layers, pp * virtual_stages)
     return Plan(
         job=job,
         cluster=cluster,
         num_chips=num_chips,
         layout=layout,
-        order=check_order(tuple(order)),
+        order=check_order(order),
         sequence_parallel=sequence_parallel,
         zero=ZeroStage(zero),
         micro_batch=micro_batch,
         recompute=_choice(Recompute, recompute, "recompute"),
-        recompute_operators=tuple(recompute_operators),
+        recompute_operators=_names(recompute_operators, "recompute_operators"),
         schedule=_choice(PipelineSchedule, schedule, "schedule"),
         virtual_stages=virtual_stages,
-        stage_layers=tuple(stage_layers),
+        stage_layers=stage_layers,
         attention=_choice(AttentionKernel, attention, "attention"),
         profile=profile,
         rule_set="megatron-sp" if sequence_parallel else "megatron",
@@ -309,4 +315,10 @@ def _choice(kind: type[_Choice], value: str, field: str) -> _Choice:
     try:
         return kind(value)
     except ValueError:
-        raise InputError(f"{field}={value}: not known; use {', '.join(kind)}") from None
+        raise bad_field(field, value, "not known", f"use {', '.join(kind)}") from None
+
+
+def _names(value: object, field: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(name, str) for name in value):
+        raise bad_field(field, shown(value), "must be a list of names", "leave it out for the default")
+    return tuple(value)

@@ -17,7 +17,7 @@ from perfmodel.files import listed, read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
 from perfmodel.resources import resource_dir, write_atomically
-from perfmodel.values import check_name
+from perfmodel.values import check_path
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.operator import OperatorKind
@@ -204,7 +204,7 @@ def _model(job: _Fields) -> TransformerConfig | None:
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a strategy file; a bare name is looked up among the shipped ones."""
-    check_name(path, "plan", Plan, "see strategies/plans for examples")
+    check_path(path, "plan")
     path = Path(path)
     is_name = path.suffix not in (".yaml", ".yml") and path.parent == Path()
     shipped = resource_dir("strategies") / "plans" / f"{path.name}.yaml"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.errors import InputError, bad_field, suggest, whole_number
+from perfmodel.errors import InputError, bad_field, shown, suggest, whole_number
 from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
@@ -84,7 +84,7 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
 def check_knobs(knobs: object) -> dict[str, int | str | bool]:
     """Knobs of the space as a program gives them."""
     if not isinstance(knobs, Mapping):
-        raise bad_field("why_not", repr(knobs), "must name knobs and their values", 'write {"tp": 16}')
+        raise bad_field("why_not", shown(knobs), "must name knobs and their values", 'write {"tp": 16}')
     found: dict[str, int | str | bool] = {}
     for name, value in knobs.items():
         if name not in KNOBS:

@@ -29,6 +29,7 @@ from perfmodel.report.cases import Case, read_cases
 from perfmodel.report.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.report.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of
 from perfmodel.resources import check_can_be_written, write_atomically
+from perfmodel.values import check_path
 
 COLUMNS = (
     "id",
@@ -83,7 +84,9 @@ def validate_cases(
         load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
     predictor = CasePredictor(calibration=calibration)
     rows = []
-    for each in [path] if isinstance(path, (str, Path)) else path:
+    files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
+    for each in files:
+        check_path(each, "cases")
         for case in read_cases(each):
             if tier and case.tier != tier:
                 continue

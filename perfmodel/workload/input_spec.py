@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from perfmodel.errors import bad_field, suggest, whole_number
+from perfmodel.errors import bad_field, shown, suggest, whole_number
 
 #: Names of types as torch has them, and our own short ones.
 _TYPES = (
@@ -35,6 +35,8 @@ class InputSpec:
 def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
     """Each text holds one spec or several, with spaces or semicolons between them; sizes are separated by commas, none is a scalar."""
     specs: list[InputSpec] = []
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise bad_field("inputs", shown(texts), "must be a text or a list of texts", "write tokens=int64[1,2048]")
     for text in texts:
         for part in re.sub(r"\s*(\]|[\[,=]\s*)", lambda match: match[1].strip(), text).replace(";", " ").split():
             spec = _parse(part)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from perfmodel.dtypes import Dtype, itemsize
-from perfmodel.errors import bad_field
+from perfmodel.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 
 
@@ -155,6 +155,8 @@ class TrainingJob:
     optimizer: Optimizer = Optimizer.ADAMW
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, TransformerConfig):
+            raise bad_field("model", shown(self.model), "must be a TransformerConfig", "load_model reads one")
         for field, meaning in (("global_batch", "sequences of a step"), ("seq_len", "tokens of a sequence")):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:

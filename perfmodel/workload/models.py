@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from perfmodel.errors import InputError, suggest
+from perfmodel.values import check_path
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.huggingface import read_config
 
@@ -16,6 +17,7 @@ def list_models() -> tuple[str, ...]:
 
 def load_model(name_or_path: str | Path) -> TransformerConfig:
     """A shipped model by its name, or any other by the path of its config.json or of the folder that holds it."""
+    check_path(name_or_path, "model")
     text = str(name_or_path)
     shipped = _FOLDER / f"{text}.json"
     try:
