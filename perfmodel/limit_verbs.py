@@ -82,8 +82,8 @@ def find_limits(
     A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
     are chips, times the micro-batch. chips: None: the fewest. progress: called with the share of the questions that are answered.
     """
-    from perfmodel.api import space_in
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
+    from perfmodel.searching import space_in
 
     headroom = share(memory_headroom, "memory_headroom")
     check_headroom(headroom)

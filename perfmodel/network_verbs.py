@@ -425,8 +425,8 @@ def run_network_plan(
 
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     """
-    from perfmodel.api import require_torch
     from perfmodel.cost.network_predict import predict_network
+    from perfmodel.resources import require_torch
 
     require_torch("run a plan")
     from perfmodel.execute.network_run import measure_network_plans

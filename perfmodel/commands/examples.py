@@ -34,8 +34,8 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "profiles": ("profiles", "profiles megatron"),
     "calibrations": ("calibrations", "calibrations h100"),
     "limits": (
-        "limits --model llama-3-8b --cluster dgx-h100 --chips 64 --seq-len 8192 --global-batch 512",
-        "limits --model llama-3-70b --cluster dgx-h100 --chips 64 --seq-len 8192 --global-batch 512 --json",
+        "limits --model llama-3-8b --cluster dgx-h100 --chips 8 --seq-len 8k",
+        "limits --model llama-3-70b --cluster dgx-h100 --seq-len 8k --zero 1 --recompute none",
     ),
 }
 

@@ -61,10 +61,6 @@ def limits(
     """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.
 
     A knob that is given is held, but in the question that asks for it; others are searched.
-
-    \b
-    perfmodel limits --model llama-3-8b --cluster dgx-h100 --chips 8 --seq-len 8k
-    perfmodel limits --model llama-3-70b --cluster dgx-h100 --seq-len 8k --zero 1 --recompute none
     """
     from perfmodel.limit_verbs import find_limits
 

@@ -161,7 +161,7 @@ def calibrate(
 
 def demo(json: options.Json = False) -> None:
     """The whole line on this machine, small: calibrate, search, run, compare. Under five minutes on two cores."""
-    from perfmodel.api import require_torch
+    from perfmodel.resources import require_torch
 
     require_torch("run the demo")
     from perfmodel.commands.demo import run_demo
