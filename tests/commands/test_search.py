@@ -38,6 +38,19 @@ def test_a_plan_of_the_search_is_what_predict_says_of_it(call, call_json, tmp_pa
     assert {key: again[key] for key in best} == best
 
 
+def test_a_saved_plan_of_uneven_stages_predicts_again_to_the_bit(call_json, tmp_path):
+    """126 layers on 16 ranks of 7 virtual stages: the file holds the layers of each."""
+    job = ["--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--chips", "1024", "--global-batch", "512", "--seq-len", "8192"]
+    knobs = ["--tp", "8", "--pp", "16", "--virtual-stages", "7", "--zero", "1", "--recompute", "full"]
+    best = call_json("search", *job, *knobs, "--top", 1, "--save", tmp_path / "best.yaml")["plans"][0]
+    assert sum(best["plan"]["stage_layers"]) == 126
+    assert sum(best["plan"]["stage_layers"][::16]) == 7
+    again = call_json("predict", tmp_path / "best.yaml")
+    assert (again["step_time"], again["memory"]) == (best["step_time"], best["memory"])
+    single = call_json("predict", *job, *knobs, "--order", "-".join(best["plan"]["order"]))
+    assert (single["step_time"], single["memory"]) == (best["step_time"], best["memory"])
+
+
 @pytest.mark.parametrize(
     ("flags", "holds"),
     [

@@ -48,6 +48,19 @@ def test_pipelines():
     assert choices(2, Space(fixed={"schedule": "gpipe"})) == [(PipelineSchedule.GPIPE, 1)]
 
 
+@pytest.mark.parametrize("layers", [28, 42, 60, 105, 126])
+@pytest.mark.parametrize("ranks", [8, 16])
+def test_layers_that_no_power_of_two_divides_have_pipelines(layers, ranks):
+    """Ranks differ by a layer, or the ends by one more."""
+    groups = pipeline_groups(make_job(make_model(num_hidden_layers=layers, vocab_size=100)), ranks, EVERYTHING)
+    splits = [choice.stage_layers for group in groups for choice in group.choices if choice.virtual_stages == 1]
+    assert splits
+    for split in splits:
+        assert sum(split) == layers
+        assert max(split[1:-1]) - min(split[1:-1]) <= 1
+        assert max(split) - min(split) <= 2
+
+
 @pytest.mark.parametrize(
     "layers, ranks, virtual, heavy, light",
     [
