@@ -111,8 +111,8 @@ def make_cluster(
     node = _count(node, "chips_per_node")
     wanted = node if num_chips is None else _count(num_chips, "num_chips")
     for field, rate in (("scale_up", scale_up_bandwidth), ("inter_node_bandwidth_per_chip", inter_node_bandwidth_per_chip)):
-        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
-            raise bad_field(field, shown(rate), "must be a number of bytes a second", "write 5e10")
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not 1 <= rate <= 1e26):
+            raise bad_field(field, shown(rate), "must be a number of bytes a second, 1 at least", "write 5e10")
     *usual, fabric = chip.default_tiers if _ends_in_fabric(chip) else (*chip.default_tiers, None)
     tiers: list[NetworkTier] = []
     for tier in usual:

@@ -157,7 +157,12 @@ class ExecutionProfile:
             value = getattr(self, field.name)
             least, most = _bounds(field.name) if str(field.type) == "float" else (0.0, 0.0)
             if str(field.type) == "float" and not least <= value <= most:
-                raise bad_field(field.name, value, f"must be from {least:g} to {most:g}", f"correct the profile {self.name}")
+                raise bad_field(
+                    field.name,
+                    value,
+                    f"must be {'positive, ' if least > 0 else ''}from {least:g} to {most:g}",
+                    f"correct the profile {self.name}",
+                )
         for name in ("accumulate_dtype", "reduce_dtype"):
             if getattr(self, name) not in ("fp32", "compute"):
                 raise InputError(f"{name}={getattr(self, name)}: must be fp32 or compute; correct the profile {self.name}")
@@ -240,7 +245,7 @@ def _bounds(key: str) -> tuple[float, float]:
         return 0.01, 100.0
     if key in _LEAST_1:
         return 1.0, 1000.0
-    return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e6
+    return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e9
 
 
 _SHARES = frozenset(

@@ -44,11 +44,12 @@ def check_step(time: float, parts: dict[str, float], memory: dict[str, float], s
     require(math.isfinite(rate) and rate >= 0, f"{rate} tokens a second")
 
 
-def check_refusal(error: PerfModelError) -> None:
-    """A clear sentence: short enough to read, fit for a terminal, and it says something."""
+def check_refusal(error: PerfModelError, *, needs_remedy: bool = False) -> None:
+    """A clear sentence: short enough to read, fit for a terminal, and it says something, of files also what to do."""
     message = str(error)
     require(10 <= len(message) <= 4100, f"a message of {len(message)} characters: {message[:200]}")
     require(message.replace("\n", " ").replace("\t", " ").isprintable(), f"a message that steers the terminal: {message[:200]!r}")
+    require(not needs_remedy or "; " in message, f"no remedy: {message[:300]}")
     require("Traceback" not in message and "please report" not in message, message[:400])
 
 

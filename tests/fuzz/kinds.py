@@ -52,12 +52,12 @@ PREDICTED = 0.2
 _MODELS = Path(perfmodel.__file__).parent / "workload" / "models"
 
 
-def _refused(action: Callable[[], Any]) -> Any:
+def _refused(action: Callable[[], Any], *, needs_remedy: bool = False) -> Any:
     """What `action` returns; None where it refuses in a good sentence."""
     try:
         return action()
     except PerfModelError as error:
-        check_refusal(error)
+        check_refusal(error, needs_remedy=needs_remedy)
         return None
 
 
@@ -152,9 +152,9 @@ def hardware(rng: random.Random, folder: Path) -> bool:
     if what == "calibrations":
         path = folder / "calibration.yaml"
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
-        found = _refused(lambda: load_calibration(path))
+        found = _refused(lambda: load_calibration(path), needs_remedy=True)
     else:
-        found = _refused(lambda: (parse_chip if what == "chips" else parse_cluster)(text))
+        found = _refused(lambda: (parse_chip if what == "chips" else parse_cluster)(text), needs_remedy=True)
     if found is None or rng.random() > PREDICTED:
         return found is not None
     match what:

@@ -20,7 +20,9 @@ def odd(rng: random.Random, like: Any = None, choices: tuple[Any, ...] = PLAIN) 
         if isinstance(like, bool):
             return not like
         if isinstance(like, int):
-            return rng.choice((like * 2, like * 3, like + 1, like - 1, -like, like // 2, float(like), str(like), rng.randint(1, 64)))
+            return rng.choice(
+                (like * 2, like * 3, like + 1, like - 1, -like, like // 2, float(min(like, 10**300)), str(like), rng.randint(1, 64))
+            )
         if isinstance(like, float):
             return rng.choice((like * 1e3, like * 1e-3, like * 1e30, -like, 1.0, 0.0, 1.0 / (like or 1.0), like + 1.0))
         if isinstance(like, str) and like:

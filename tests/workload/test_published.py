@@ -54,7 +54,7 @@ def test_what_the_run_leaves_out_is_assumed_and_said():
         ({"gated_mlp": None}, "model.gated_mlp"),
         ({"num_attention_heads": 7}, "must divide hidden_size"),
         ({"num_key_value_heads": 7}, "num_key_value_heads=7"),
-        ({"vocab_size": "many"}, "vocab_size=many"),
+        ({"vocab_size": "many"}, 'vocab_size="many"'),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings=1"),
     ],
 )
