@@ -110,8 +110,11 @@ def shard(
         return
     _show(result, cluster)
     if save is not None:
-        how = f"predict it again with: perfmodel predict {save} --network {shlex.quote(network)}" if ":" in network else ""
-        print(f"\nplan: {save}; {how or f'run it here with: perfmodel run {save}'}")
+        how = f"run it here with: perfmodel run {save}"
+        if ":" in network or counts[0] > 1:  # what the executor does not run
+            code = f" --network {shlex.quote(network)}" if ":" in network else ""
+            how = f"predict it again with: perfmodel predict {save}{code}"
+        print(f"\nplan: {save}; {how}")
 
 
 def _check_pase(network: str, **given: Any) -> None:

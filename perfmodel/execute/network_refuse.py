@@ -35,7 +35,7 @@ def check_runnable(network: Network, plan: NetworkPlan, further_kinds: Collectio
     if len(plan.stages) > 1 or plan.num_microbatches > 1:
         raise InputError(
             f"stages={max(1, len(plan.stages))}, num_microbatches={plan.num_microbatches}: a network is run as one stage and one "
-            "microbatch; use a plan without a pipeline"
+            "microbatch; `perfmodel predict` takes this plan"
         )
     for operator in network.operators:
         if operator.kind not in KINDS and operator.kind not in further_kinds:

@@ -50,6 +50,9 @@ def test_a_saved_plan_holds_what_predicts_it_again(call, call_json, tmp_path):
     code, out, _ = call("predict", path, "--cluster", "dgx-a100")
     assert code == 0
     assert "torch-fsdp2 as the framework, fp32, momentum, ZeRO 1" in out
+    code, _, error = call("run", path)
+    assert code == 2
+    assert "num_microbatches=2: a network is run as one stage and one microbatch; `perfmodel predict` takes this plan" in error
     for verb, flags in (
         ("predict", ("--tp", 2)),
         ("predict", ("--network", "resnet50")),
