@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator, make_estimator, step_time
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.microbatch import microbatch_cost
+from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import parameter_cost
 from perfmodel.cost.step import (
     Stages,
     accumulation_time,
+    beat_of,
     hop_time,
     optimizer_time,
     parameter_terms,
-    parameter_time,
     pipeline_step_time,
     region_times,
     stages_of,
@@ -256,7 +257,14 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
         regions, stages, schedule=first.schedule, num_ranks=grid.degree["pp"], num_microbatches=m, virtual_stages=v, hop=hop,
         profile=profile,
     )  # fmt: skip
-    gather, reduction = parameter_time(terms, regions, stages, num_microbatches=m, profile=profile)
+    p, schedule = grid.degree["pp"], first.schedule
+    gather, reduction = parameter_time(terms, regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, profile=profile)
+    if first.layout.pp > 1:
+        pipeline = pipeline - sends_under_parameters(
+            exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total,
+            beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
+            schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile,
+        )  # fmt: skip
     tied = tied_time(program, terms, sizes, machine, grid)
     optimizer = optimizer_time(terms, stages, sizes, machine)
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)

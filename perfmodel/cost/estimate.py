@@ -19,6 +19,7 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
 )
 from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
+from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
 from perfmodel.cost.plan_memory import (
     MemoryRow,
@@ -40,6 +41,7 @@ from perfmodel.cost.step import (
     RegionTimes,
     Stages,
     accumulation_time,
+    beat_of,
     element_bytes,
     exposed_communication,
     exposed_sends,
@@ -47,7 +49,6 @@ from perfmodel.cost.step import (
     optimizer_time,
     pace,
     parameter_terms,
-    parameter_time,
     pipeline_step_time,
     recomputed_phases,
     region_times,
@@ -175,6 +176,7 @@ class PlanRow:
     terms: ParameterTerms
     pipeline: Any
     hop: Any
+    hidden_sends: Any
     gather: Any
     reduction: Any
     tied: Any
@@ -214,7 +216,21 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     pipeline = pipeline_step_time(
         regions, stages, schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
     )
-    gather, reduction = parameter_time(terms, regions, stages, num_microbatches=m, profile=profile)
+    schedule = plan.schedule
+    gather, reduction = parameter_time(terms, regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, profile=profile)
+    hidden_sends: Any = 0.0
+    if layout.pp > 1:
+        hidden_sends = sends_under_parameters(
+            exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total,
+            beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
+            schedule=schedule,
+            num_ranks=p,
+            num_microbatches=m,
+            virtual_stages=v,
+            hop=hop,
+            profile=profile,
+        )
+        pipeline = pipeline - hidden_sends
     tied = tied_time(program, terms, sizes, machine, grid)
     optimizer = optimizer_time(terms, stages, sizes, machine)
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
@@ -238,6 +254,7 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         terms=terms,
         pipeline=pipeline,
         hop=hop,
+        hidden_sends=hidden_sends,
         gather=gather,
         reduction=reduction,
         tied=tied,
@@ -364,12 +381,11 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     scale = m * steady / both[critical]
     for name in detail:
         detail[name] *= scale
-    slowest = np.array([max(both)])
     virtual = float(plan.virtual_stages)
     sends = scalar(
         exposed_sends(
             row.hop,
-            slowest / virtual,
+            beat_of(regions, stages, schedule=plan.schedule, num_ranks=p, profile=profile) / virtual,
             schedule=plan.schedule,
             num_ranks=p,
             num_microbatches=m,
@@ -377,6 +393,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
             profile=profile,
         )
     )
+    sends -= scalar(row.hidden_sends)
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = float(row.pipeline[0]) - sends - m * steady if p > 1 else 0.0
     detail["parameter_gather"] = scalar(row.gather)

@@ -28,6 +28,8 @@ from perfmodel.workload.job import Optimizer, PrecisionPolicy
 from perfmodel.workload.operator import REGIONS
 
 Array = NDArray[np.float64]
+#: Of the first, a middle and the last pipeline rank.
+Ranks = tuple[Any, Any, Any]
 EMBEDDING, LAYER, HEAD = (REGIONS.index(region) for region in REGIONS)
 
 
@@ -146,8 +148,9 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
             for name in recomputed_phases(recompute, profile):
                 b = b + phase[name]
             if profile.has_host_floor:
-                scale = host_floor_factor(f + b, profile, recompute, tp, micro.crosses_nodes)
-                f, b = f * scale, b * scale
+                host = least_host_time(profile, tp, micro.crosses_nodes)
+                f = with_host_floor(f, FORWARD_LAUNCHES * host)
+                b = with_host_floor(b, (host_factor(profile, recompute) - FORWARD_LAUNCHES) * host)
         else:
             b = b + phase["regather"]
         forward.append(f)
@@ -155,31 +158,40 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     return RegionTimes(forward=tuple(forward), backward=tuple(backward))
 
 
-def host_floor_factor(device: Array, profile: ExecutionProfile, recompute: Recompute, tp: Array, crosses_nodes: Array) -> Any:
-    """A layer and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8) / d. [-]
+FORWARD_LAUNCHES = 1.0 / 3.0
+"""Share of a layer's launches that its forward pass makes: backward computes two gradients for each product."""
 
-    A maximum, smooth where the two are alike.
+
+def with_host_floor(device: Array, host: Any) -> Any:
+    """A pass of a layer and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8). [s]
+
+    A maximum, smooth where the two are alike. Each pass has its own, so that a quicker backward pass never leaves less of the forward one,
+    nor the other way round, and with it less to hide communication under.
     """
-    ratio = least_host_time(profile, recompute, tp, crosses_nodes) / device
+    ratio = host / device
     square = ratio * ratio
     fourth = square * square
-    return np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
+    return device * np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
 
 
-def least_host_time(profile: ExecutionProfile, recompute: Recompute, tp: Array, crosses_nodes: Array) -> Any:
-    """What the host needs to launch a layer forward and backward. [s]
+def least_host_time(profile: ExecutionProfile, tp: Array, crosses_nodes: Array) -> Any:
+    """What the host needs to launch a layer forward and backward, without recomputation. [s]
 
-    Fitted form: h = h0 + (h1 + h2 [pipeline across nodes]) tp, more under full recomputation.
+    Fitted form: h = h0 + (h1 + h2 [pipeline across nodes]) tp
     """
-    host = profile.host_layer_time + (profile.host_layer_time_per_tp + profile.host_layer_time_per_tp_across_nodes * crosses_nodes) * tp
-    return host * profile.host_recompute_factor if recompute is Recompute.FULL else host
+    return profile.host_layer_time + (profile.host_layer_time_per_tp + profile.host_layer_time_per_tp_across_nodes * crosses_nodes) * tp
+
+
+def host_factor(profile: ExecutionProfile, recompute: Recompute) -> float:
+    """Launches of a layer over those without recomputation. [-]"""
+    return profile.host_recompute_factor if recompute is Recompute.FULL else 1.0
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
     """How full the host keeps the launch queue: d / (d + h) of a layer's device and host time. [-]"""
     phase = phase_times(micro, profile, LAYER)
     device = ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
-    return device / (device + least_host_time(profile, recompute, tp, micro.crosses_nodes))
+    return device / (device + host_factor(profile, recompute) * least_host_time(profile, tp, micro.crosses_nodes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +259,28 @@ def pace(values: tuple[Any, Any, Any], total: Any, num_ranks: Any, weight: float
     return mean + weight * (slowest - mean)
 
 
+def total_pass(values: tuple[Any, ...], stages: Stages) -> Any:
+    """A per-region quantity over all stages."""
+    return stages.total * values[LAYER] + values[EMBEDDING] + values[HEAD]
+
+
+def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Any, profile: ExecutionProfile) -> Any:
+    """What each further microbatch adds to a pipeline that is full: the pace of forward and backward, with gpipe of each by itself. [s]"""
+    f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
+    totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+    return beat_with(f, b, totals, schedule, num_ranks, profile.uneven_stage_weight)
+
+
+def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSchedule, num_ranks: Any, weight: float) -> Any:
+    if schedule is PipelineSchedule.GPIPE:
+        return pace(f, totals[0], num_ranks, weight) + pace(b, totals[1], num_ranks, weight)
+    return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
+
+
+def plus(values: Ranks, others: Ranks) -> Ranks:
+    return values[0] + others[0], values[1] + others[1], values[2] + others[2]
+
+
 def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
     """One send of a microbatch's boundary tensor to the next pipeline rank. [s]
 
@@ -280,17 +314,17 @@ def pipeline_step_time(
 ) -> Any:
     """All microbatches through the pipeline, with the sends that do not hide. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    total_f = stages.total * regions.forward[LAYER] + regions.forward[EMBEDDING] + regions.forward[HEAD]
-    total_b = stages.total * regions.backward[LAYER] + regions.backward[EMBEDDING] + regions.backward[HEAD]
-    both = (f[0] + b[0], f[1] + b[1], f[2] + b[2])
+    total_f, total_b = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     weight = profile.uneven_stage_weight
+    slowest = pace(plus(f, b), total_f + total_b, num_ranks, weight)
+    slowest_f, slowest_b = pace(f, total_f, num_ranks, weight), pace(b, total_b, num_ranks, weight)
     time = pipeline_time(
         schedule=schedule,
         total_forward=total_f,
         total_backward=total_b,
-        slowest_forward=pace(f, total_f, num_ranks, weight),
-        slowest_backward=pace(b, total_b, num_ranks, weight),
-        slowest=pace(both, total_f + total_b, num_ranks, weight),
+        slowest_forward=slowest_f,
+        slowest_backward=slowest_b,
+        slowest=slowest,
         num_microbatches=num_microbatches,
         virtual_stages=virtual_stages,
         num_ranks=num_ranks,
@@ -298,7 +332,7 @@ def pipeline_step_time(
     )
     return time + exposed_sends(
         hop,
-        slowest_stage(both) / virtual_stages,
+        (slowest_f + slowest_b if schedule is PipelineSchedule.GPIPE else slowest) / virtual_stages,
         schedule=schedule,
         num_ranks=num_ranks,
         num_microbatches=num_microbatches,
@@ -319,7 +353,7 @@ def exposed_sends(
 ) -> Any:
     """What sends add to the pipeline: if beside compute, what the schedule does not hide; else each of them, and fill and drain. [s]
 
-    chunk  forward and backward of one microbatch through one virtual stage   [s]
+    chunk  what each further microbatch takes of one virtual stage   [s]
     """
     if profile.pp_overlap:
         return send_delay(
@@ -364,77 +398,6 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         zero=program.zero,
         program=program,
     )
-
-
-def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: float = 0.0) -> Any:
-    """Of communication that runs beside compute of one unit, what sticks out, and by how much it slows that compute."""
-    if not hides:
-        return communication
-    exposed = np.maximum(communication - compute, 0.0)
-    return exposed + slowdown * np.minimum(communication, compute) if slowdown else exposed
-
-
-def parameter_time(
-    terms: ParameterTerms, regions: RegionTimes, stages: Stages, *, num_microbatches: Any, profile: ExecutionProfile
-) -> tuple[Any, Any]:
-    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step. [s]
-
-    A layer's gather hides under the layer before it, the first one's under the embedding, the head's under the last layer; gathers and
-    reductions of backward share the wire under backward. What is reduced once a step hides under what those leave of the last
-    microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every microbatch: m max(0, t - window)
-    + s min(t, window). The first gather of a stage hides under nothing.
-    """
-    m = num_microbatches
-    prefetches = profile.prefetches_parameters
-    overlaps = profile.hides_reductions(terms.zero)
-    slowdown = profile.compute_slowdown_under_communication
-    happens = terms.program.happens
-    gather: Any = 0.0
-    for times, count in (("microbatch", m), ("step", 1.0)):
-        if ("gather_forward", times) not in happens and ("gather_backward", times) not in happens:
-            continue
-        f, b = terms.gather_forward[times], terms.gather_backward[times]
-        layer = _exposed_under(f[LAYER], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
-        first = _exposed_under(f[LAYER], regions.forward[EMBEDDING], hides=prefetches, slowdown=slowdown)
-        head = _exposed_under(f[HEAD], regions.forward[LAYER], hides=prefetches, slowdown=slowdown)
-        exposed = (
-            f[EMBEDDING] + b[EMBEDDING] + (first - layer),
-            layer + _exposed_under(b[LAYER], regions.backward[LAYER], hides=prefetches, slowdown=slowdown),
-            head + b[HEAD] + (1.0 - stages.is_single) * (f[LAYER] - layer),
-        )
-        gather = gather + count * slowest_stage(stage_sums(exposed, stages))
-    left = regions.backward
-    if prefetches and ("gather_backward", "microbatch") in happens:
-        gathers = terms.gather_backward["microbatch"]
-        left = tuple(np.maximum(regions.backward[i] - gathers[i], 0.0) for i in range(len(REGIONS)))
-    reduction: Any = 0.0
-    windows = left
-    # the share of what could hide under the last microbatch's backward that does not
-    share = profile.exposed_gradient_fraction + slowdown
-    if ("reduce", "microbatch") in happens:
-        reduce = terms.reduce["microbatch"]
-        if overlaps and terms.zero == 0:
-            # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
-            each = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            reduction = slowest_stage(tuple(m * np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in each))  # type: ignore[arg-type]
-        else:
-            exposed = tuple(_exposed_under(reduce[i], left[i], hides=overlaps, slowdown=slowdown) for i in range(len(REGIONS)))
-            reduction = m * slowest_stage(stage_sums(exposed, stages))
-        windows = tuple(np.maximum(left[i] - reduce[i], 0.0) for i in range(len(REGIONS)))
-    if ("reduce", "step") in happens:
-        once = stage_sums(terms.reduce["step"], stages)
-        if overlaps:
-            # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it
-            pairs = zip(once, stage_sums(windows, stages), strict=True)
-            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in pairs)  # type: ignore[assignment]
-        reduction = reduction + slowest_stage(once)
-    if ("publish", "step") in happens:
-        reduction = reduction + slowest_stage(stage_sums(terms.publish, stages))
-    for times, sums in terms.tp_sum.items():
-        # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
-        exposed_sums = slowest_stage(stage_sums(sums, stages))
-        reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
-    return gather, reduction
 
 
 def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.estimate import Estimator, time_beside_pipeline
+from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory import (
     ActivationTerms,
     Growth,
@@ -40,10 +40,7 @@ from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
     Stages,
-    accumulation_time,
     hop_time,
-    optimizer_time,
-    parameter_time,
     pipeline_step_time,
 )
 from perfmodel.memory_room import DEFAULT_HEADROOM
@@ -60,6 +57,7 @@ from perfmodel.planner.space import (
     micro_batches,
     recompute_choices,
 )
+from perfmodel.planner.step_times import step_times
 from perfmodel.planner.tables import (
     MicrobatchTable,
     ParameterTable,
@@ -330,16 +328,6 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         part = slice(begin, end)
         terms, tied = tables.parameters[sequence_parallel, zero, pp > 1].block(keys[part])
         cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
-        gather, reduction = parameter_time(terms, cut, stages, num_microbatches=m, profile=profile)
-        beside = time_beside_pipeline(
-            gather,
-            reduction,
-            tied,
-            optimizer_time(terms, stages, sizes, machine),
-            accumulation_time(terms, stages, sizes, machine, num_microbatches=m),
-            profile,
-            machine,
-        )
         static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
         memory: Any = None
         alone: Any = 0.0
@@ -385,7 +373,9 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             here = reserved_memory(kept[rank][part], base, unreduced)
             memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
-        step = np.add(pipeline[part], np.broadcast_to(beside, (end - begin, num_micro, num_recompute))[..., None])
+        step = step_times(
+            estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop[part], choices=choices
+        )
         fits = memory <= state.capacity
         feasible = int(np.count_nonzero(fits))
         state.segments.append(

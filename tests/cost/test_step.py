@@ -8,6 +8,7 @@ import pytest
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
+from perfmodel.cost.overlap import parameter_time
 from perfmodel.cost.plan_memory import adding_up
 from perfmodel.cost.step import (
     HEAD,
@@ -15,12 +16,12 @@ from perfmodel.cost.step import (
     Stages,
     element_bytes,
     exposed_sends,
-    host_floor_factor,
+    least_host_time,
     pace,
-    parameter_time,
     stage_sums,
+    with_host_floor,
 )
-from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from tests.cost.jobs import PROFILES, estimator_of, make_job, make_model, predict, profile_of
@@ -84,20 +85,23 @@ def test_pace_between_mean_and_slowest():
 
 def test_host_floor_is_a_smooth_maximum():
     profile = replace(profile_of("megatron"), host_layer_time=1.0, host_layer_time_per_tp=0.0, host_recompute_factor=2.0)
-    device = np.array([1e-6, 1.0, 1e6])
+    host = least_host_time(profile, np.array([1.0]), np.zeros(1))
+    assert with_host_floor(np.array([1e-6, 1.0, 1e6]), host) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
+    row = row_of(profile=profile, recompute="full")  # a host that is far slower than the device
+    assert row.regions.forward[LAYER] == pytest.approx(1 / 3, rel=1e-9)
+    assert row.regions.backward[LAYER] == pytest.approx(2 - 1 / 3, rel=1e-9)
 
-    def layer(recompute):
-        return device * host_floor_factor(device, profile, recompute, np.array([1.0]), np.zeros(1))
 
-    assert layer(Recompute.NONE) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
-    assert layer(Recompute.FULL) == pytest.approx([2.0, 2.0 * (1 + 2**-8) ** (1 / 8), 1e6], rel=1e-9)
+ALONE = {"schedule": PipelineSchedule.ONE_F_ONE_B, "num_ranks": 1.0}
 
 
 # --- what hides under what ----------------------------------------------------------------------------------------
 
 
 def times(row, profile, **changes):
-    return parameter_time(row.terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=replace(profile, **changes))
+    return parameter_time(
+        row.terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=replace(profile, **changes)
+    )
 
 
 @pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2"])
@@ -120,7 +124,7 @@ def test_under_endless_compute_only_the_first_gather_shows():
     row = row_of(profile="torch-fsdp2", dp_shard=16, zero=3)
     long = replace(row.regions, forward=tuple(x + 1e3 for x in row.regions.forward), backward=tuple(x + 1e3 for x in row.regions.backward))
     profile = replace(profile_of("torch-fsdp2"), compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0)
-    gather, reduction = parameter_time(row.terms, long, row.stages, num_microbatches=np.array([1.0]), profile=profile)
+    gather, reduction = parameter_time(row.terms, long, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=profile)
     terms = row.terms
     first = terms.gather_forward["microbatch"][0] + terms.gather_backward["microbatch"][0] + terms.gather_backward["microbatch"][HEAD]
     assert gather == pytest.approx(first, rel=1e-12)
@@ -154,7 +158,7 @@ def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backwar
     happens = row.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
     terms = replace(row.terms, reduce=each, program=replace(row.terms.program, happens=happens))
     profile = replace(profile_of("megatron"), exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
-    _, reduction = parameter_time(terms, row.regions, row.stages, num_microbatches=np.array([3.0]), profile=profile)
+    _, reduction = parameter_time(terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([3.0]), profile=profile)
     t, w = stage_sums(each["microbatch"], row.stages)[0], stage_sums(row.regions.backward, row.stages)[0]
     assert float(t[0]) > float(w[0])
     assert float(reduction[0]) == pytest.approx(float((3 * (t - w) + 0.25 * w)[0]), rel=1e-12)
@@ -172,9 +176,9 @@ def test_time_of_windows_is_spent_once(prefetches):
     profile = replace(
         profile_of("torch-fsdp2"), prefetches_parameters=prefetches, compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0
     )
-    exposed = sum(parameter_time(terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=profile))
+    exposed = sum(parameter_time(terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=profile))
     nothing = replace(profile, prefetches_parameters=False, overlaps_gradients=False)
-    everything = sum(parameter_time(terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=nothing))
+    everything = sum(parameter_time(terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=nothing))
     f, b = (stage_sums(x, row.stages)[0] for x in (row.regions.forward, row.regions.backward))
     assert 0.0 <= everything - exposed <= (f + b) * (1 + 1e-9)
 

@@ -1,0 +1,216 @@
+"""What shows of parameter gathers and gradient reductions beside a pipeline's compute, and of sends beside them.
+
+What hides under a time hides under all of it, host and waits included, and under what nothing else hides under: then faster hardware is
+never slower (`tests/laws/test_faster_is_never_slower.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.step import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    ParameterTerms,
+    Ranks,
+    RegionTimes,
+    Stages,
+    beat_with,
+    exposed_sends,
+    plus,
+    slowest_stage,
+    stage_sums,
+    total_pass,
+)
+from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.operator import REGIONS
+
+
+def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: float = 0.0) -> Any:
+    """Of communication that runs beside compute of one unit, what sticks out, and by how much it slows that compute."""
+    if not hides:
+        return communication
+    exposed = np.maximum(communication - compute, 0.0)
+    return exposed + slowdown * np.minimum(communication, compute) if slowdown else exposed
+
+
+def parameter_time(
+    terms: ParameterTerms,
+    regions: RegionTimes,
+    stages: Stages,
+    *,
+    schedule: PipelineSchedule,
+    num_ranks: Any,
+    num_microbatches: Any,
+    profile: ExecutionProfile,
+) -> tuple[Any, Any]:
+    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step. [s]
+
+    A layer's gather hides under the layer before it, the first one's under the embedding, the head's under the last layer; gathers and
+    reductions of backward share the wire under backward. What is reduced once a step hides under what those leave of the last
+    microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every microbatch: m max(0, t - window)
+    + s min(t, window). The first gather of a stage hides under nothing.
+    """
+    m = num_microbatches
+    overlaps = profile.hides_reductions(terms.zero)
+    slowdown = profile.compute_slowdown_under_communication
+    happens = terms.program.happens
+    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=num_ranks, profile=profile)
+    gather = m * waits.gather
+    if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
+        gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))
+    reduction = m * waits.reduction
+    windows = left = _left_by_gathers(terms, regions, profile)
+    # the share of what could hide under the last microbatch's backward that does not
+    share = profile.exposed_gradient_fraction + slowdown
+    if ("reduce", "microbatch") in happens:
+        reduce = terms.reduce["microbatch"]
+        if overlaps and terms.zero == 0 and share:
+            each = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
+            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in each))  # type: ignore[arg-type]
+        windows = tuple(np.maximum(left[i] - reduce[i], 0.0) for i in range(len(REGIONS)))
+    if ("reduce", "step") in happens:
+        once = stage_sums(terms.reduce["step"], stages)
+        if overlaps:
+            # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it; a rank that waits
+            # less than the beat grows by waits for the others
+            idle = tuple(np.maximum(waits.total - own, 0.0) for own in waits.own)
+            pairs = zip(once, plus(stage_sums(windows, stages), idle), strict=True)  # type: ignore[arg-type]
+            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in pairs)  # type: ignore[assignment]
+        reduction = reduction + slowest_stage(once)
+    if ("publish", "step") in happens:
+        reduction = reduction + slowest_stage(stage_sums(terms.publish, stages))
+    for times, sums in terms.tp_sum.items():
+        # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
+        exposed_sums = slowest_stage(stage_sums(sums, stages))
+        reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
+    return gather, reduction
+
+
+def waits_each_microbatch(terms: ParameterTerms) -> bool:
+    """Whether every microbatch gathers parameters or reduces gradients."""
+    return any((what, "microbatch") in terms.program.happens for what in ("gather_forward", "gather_backward", "reduce"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """What every microbatch's gathers, and then its reductions, add to the beat of the pipeline; `own`: of each rank, with none of its
+    compute between. [s]"""
+
+    gather: Any = 0.0
+    reduction: Any = 0.0
+    own: Ranks = (0.0, 0.0, 0.0)
+
+    @property
+    def total(self) -> Any:
+        return self.gather + self.reduction
+
+
+def exposed_each_microbatch(
+    terms: ParameterTerms,
+    regions: RegionTimes,
+    stages: Stages,
+    *,
+    schedule: PipelineSchedule,
+    num_ranks: Any,
+    profile: ExecutionProfile,
+) -> Waits:
+    """What shows of every microbatch's gathers and reductions.
+
+    A rank that computes less than the slowest may wait that much longer without being missed.
+    """
+    happens, weight = terms.program.happens, profile.uneven_stage_weight
+    gather: Any = 0.0
+    reduction: Any = 0.0
+    own: Ranks = (0.0, 0.0, 0.0)
+    gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
+    if not gathers and ("reduce", "microbatch") not in happens:
+        return Waits()
+    f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
+    totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+    beat = beat_with(f, b, totals, schedule, num_ranks, weight)
+    if gathers:
+        shown_f, shown_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
+        f, b, own = plus(f, shown_f), plus(b, shown_b), plus(shown_f, shown_b)
+        totals = totals[0] + _over_ranks(shown_f, num_ranks), totals[1] + _over_ranks(shown_b, num_ranks)
+        longer = beat_with(f, b, totals, schedule, num_ranks, weight)
+        gather, beat = longer - beat, longer
+    if ("reduce", "microbatch") in happens:
+        left, reduce = _left_by_gathers(terms, regions, profile), terms.reduce["microbatch"]
+        hides, slowdown = profile.hides_reductions(terms.zero), profile.compute_slowdown_under_communication
+        shown: Ranks
+        if hides and terms.zero == 0:
+            # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
+            pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
+            shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)  # type: ignore[assignment]
+        else:
+            by_region = tuple(_exposed_under(reduce[i], left[i], hides=hides, slowdown=slowdown) for i in range(len(REGIONS)))
+            shown = stage_sums(by_region, stages)
+        totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
+        reduction = beat_with(f, plus(b, shown), totals, schedule, num_ranks, weight) - beat
+        own = plus(own, shown)
+    return Waits(gather=gather, reduction=reduction, own=own)
+
+
+def _over_ranks(values: Ranks, num_ranks: Any) -> Any:
+    """Summed over the ranks of a pipeline, those between taken as the largest of them."""
+    return values[0] + np.where(num_ranks > 1, values[2] + (num_ranks - 2.0) * values[1], 0.0)
+
+
+def _exposed_gathers(
+    terms: ParameterTerms, regions: RegionTimes, stages: Stages, times: str, profile: ExecutionProfile
+) -> tuple[Ranks, Ranks]:
+    """What shows of the gathers of one microbatch, or of a step: forward and backward. [s]"""
+    hides, slowdown = profile.prefetches_parameters, profile.compute_slowdown_under_communication
+    f, b = terms.gather_forward[times], terms.gather_backward[times]
+    layer = _exposed_under(f[LAYER], regions.forward[LAYER], hides=hides, slowdown=slowdown)
+    first = _exposed_under(f[LAYER], regions.forward[EMBEDDING], hides=hides, slowdown=slowdown)
+    head = _exposed_under(f[HEAD], regions.forward[LAYER], hides=hides, slowdown=slowdown)
+    forward = (f[EMBEDDING] + (first - layer), layer, head + (1.0 - stages.is_single) * (f[LAYER] - layer))
+    backward = (b[EMBEDDING], _exposed_under(b[LAYER], regions.backward[LAYER], hides=hides, slowdown=slowdown), b[HEAD])
+    return stage_sums(forward, stages), stage_sums(backward, stages)
+
+
+def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
+    """Backward of each region, less the gathers that hide under it. [s]"""
+    if not (profile.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
+        return regions.backward
+    gathers = terms.gather_backward["microbatch"]
+    return tuple(np.maximum(regions.backward[i] - gathers[i], 0.0) for i in range(len(REGIONS)))
+
+
+def sends_under_parameters(
+    exposed: Any,
+    beat: Any,
+    *,
+    schedule: PipelineSchedule,
+    num_ranks: Any,
+    num_microbatches: Any,
+    virtual_stages: Any,
+    hop: Any,
+    profile: ExecutionProfile,
+) -> Any:
+    """Of sends that set the pipeline's pace, what hides under gathers and reductions that show themselves. [s]
+
+    A stage that waits for its parameters gives its sends that much longer: neither computes, so no compute is counted twice.
+
+    exposed  the total of `exposed_each_microbatch`    beat  `beat_of`   [s]
+    """
+    alone, beside = (
+        exposed_sends(
+            hop,
+            busy / virtual_stages,
+            schedule=schedule,
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            virtual_stages=virtual_stages,
+            profile=profile,
+        )
+        for busy in (beat, beat + exposed)
+    )
+    return alone - beside

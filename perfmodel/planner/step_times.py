@@ -1,0 +1,108 @@
+"""Step times of a block of plans [layouts, micro-batches, recompute, schedules] of one ZeRO stage, from their pipeline times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator, time_beside_pipeline
+from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters, waits_each_microbatch
+from perfmodel.cost.step import (
+    ParameterTerms,
+    RegionTimes,
+    Stages,
+    accumulation_time,
+    beat_of,
+    optimizer_time,
+)
+from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.planner.space import PipelineChoice
+
+Array = NDArray[np.float64]
+
+
+def step_times(
+    estimator: Estimator,
+    pipeline: Array,
+    terms: ParameterTerms,
+    tied: Any,
+    regions: RegionTimes,
+    stages: Stages,
+    *,
+    pp: int,
+    num_microbatches: Array,
+    hop: Array,
+    choices: tuple[PipelineChoice, ...],
+) -> Array:
+    """What `evaluate_plan` adds up for one plan, in its order.
+
+    pipeline  [layouts, micro-batches, recompute, schedules], of which `choices` are the last dim    [s]
+
+    Nothing beside the pipeline depends on the schedule, but for what every microbatch waits for: gpipe has a beat of its own.
+    """
+    waits = pp > 1 and waits_each_microbatch(terms)
+    if waits:
+        pipeline = _less_hidden_sends(estimator, pipeline, terms, regions, stages, pp, num_microbatches, hop, choices)
+    step = pipeline + _beside(estimator, terms, tied, regions, stages, PipelineSchedule.ONE_F_ONE_B, pp, num_microbatches)
+    gpipe = [i for i, choice in enumerate(choices) if choice.schedule is PipelineSchedule.GPIPE]
+    if waits and gpipe:
+        own = _beside(estimator, terms, tied, regions, stages, PipelineSchedule.GPIPE, pp, num_microbatches)
+        step[..., gpipe] = pipeline[..., gpipe] + own
+    return step
+
+
+def _beside(
+    estimator: Estimator,
+    terms: ParameterTerms,
+    tied: Any,
+    regions: RegionTimes,
+    stages: Stages,
+    schedule: PipelineSchedule,
+    pp: int,
+    m: Array,
+) -> Array:
+    """What is added to the pipeline's time [layouts, micro-batches, recompute, 1]."""
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    gather, reduction = parameter_time(terms, regions, stages, schedule=schedule, num_ranks=float(pp), num_microbatches=m, profile=profile)
+    optimizer = optimizer_time(terms, stages, sizes, machine)
+    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
+    return np.asarray(time_beside_pipeline(gather, reduction, tied, optimizer, accumulation, profile, machine))[..., None]
+
+
+def _less_hidden_sends(
+    estimator: Estimator,
+    pipeline: Array,
+    terms: ParameterTerms,
+    regions: RegionTimes,
+    stages: Stages,
+    pp: int,
+    m: Array,
+    hop: Array,
+    choices: tuple[PipelineChoice, ...],
+) -> Array:
+    """Pipeline time less `sends_under_parameters`; as it is where no send sets the pace."""
+    profile, p = estimator.profile, float(pp)
+    beats = {schedule: beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile) for schedule in PipelineSchedule}
+    most = max(choice.virtual_stages for choice in choices)
+    # a beat of another schedule is no longer than gpipe's
+    if not np.any((2.0 + 1e-9) * most * hop > beats[PipelineSchedule.ONE_F_ONE_B]):
+        return pipeline
+    less = np.empty_like(pipeline)
+    for schedule, beat in beats.items():
+        here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
+        if not here:
+            continue
+        exposed = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total
+        less[..., here] = pipeline[..., here] - sends_under_parameters(
+            np.asarray(exposed)[..., None],
+            np.asarray(beat)[..., None],
+            schedule=schedule,
+            num_ranks=p,
+            num_microbatches=m[..., None],
+            virtual_stages=np.array([float(choices[i].virtual_stages) for i in here]),
+            hop=np.asarray(hop)[..., None],
+            profile=profile,
+        )
+    return less
