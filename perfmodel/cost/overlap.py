@@ -79,8 +79,10 @@ def parameter_time(
         if overlaps:
             # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it; a rank that waits
             # less than the beat grows by waits for the others
-            idle = tuple(np.maximum(waits.total - own, 0.0) for own in waits.own)
-            pairs = zip(once, plus(stage_sums(windows, stages), idle), strict=True)  # type: ignore[arg-type]
+            under = stage_sums(windows, stages)
+            if waits_each_microbatch(terms):
+                under = plus(under, tuple(np.maximum(waits.total - own, 0.0) for own in waits.own))  # type: ignore[arg-type]
+            pairs = zip(once, under, strict=True)
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in pairs)  # type: ignore[assignment]
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
@@ -132,12 +134,16 @@ def exposed_each_microbatch(
     if not gathers and ("reduce", "microbatch") not in happens:
         return Waits()
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
+    is_mean = weight != 1.0  # else the totals do not matter
+    totals: tuple[Any, Any] = (0.0, 0.0)
+    if is_mean:
+        totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     beat = beat_with(f, b, totals, schedule, num_ranks, weight)
     if gathers:
         shown_f, shown_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
         f, b, own = plus(f, shown_f), plus(b, shown_b), plus(shown_f, shown_b)
-        totals = totals[0] + _over_ranks(shown_f, num_ranks), totals[1] + _over_ranks(shown_b, num_ranks)
+        if is_mean:
+            totals = totals[0] + _over_ranks(shown_f, num_ranks), totals[1] + _over_ranks(shown_b, num_ranks)
         longer = beat_with(f, b, totals, schedule, num_ranks, weight)
         gather, beat = longer - beat, longer
     if ("reduce", "microbatch") in happens:
@@ -151,7 +157,8 @@ def exposed_each_microbatch(
         else:
             by_region = tuple(_exposed_under(reduce[i], left[i], hides=hides, slowdown=slowdown) for i in range(len(REGIONS)))
             shown = stage_sums(by_region, stages)
-        totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
+        if is_mean:
+            totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
         reduction = beat_with(f, plus(b, shown), totals, schedule, num_ranks, weight) - beat
         own = plus(own, shown)
     return Waits(gather=gather, reduction=reduction, own=own)

@@ -84,16 +84,16 @@ def _less_hidden_sends(
 ) -> Array:
     """Pipeline time less `sends_under_parameters`; as it is where no send sets the pace."""
     profile, p = estimator.profile, float(pp)
-    beats = {schedule: beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile) for schedule in PipelineSchedule}
     most = max(choice.virtual_stages for choice in choices)
-    # a beat of another schedule is no longer than gpipe's
-    if not np.any((2.0 + 1e-9) * most * hop > beats[PipelineSchedule.ONE_F_ONE_B]):
+    shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)  # gpipe's is no shorter
+    if not np.any((2.0 + 1e-9) * most * hop > shortest):
         return pipeline
     less = np.empty_like(pipeline)
-    for schedule, beat in beats.items():
+    for schedule in PipelineSchedule:
         here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
         if not here:
             continue
+        beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
         exposed = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total
         less[..., here] = pipeline[..., here] - sends_under_parameters(
             np.asarray(exposed)[..., None],
