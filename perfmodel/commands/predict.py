@@ -73,9 +73,7 @@ def predict(
     A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard). Flags marked [*] take
     several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
     """
-    from perfmodel.commands.network_plan import predict_file
     from perfmodel.footing import common_footing
-    from perfmodel.parallel.network_plan_file import is_network_plan
     from perfmodel.requests import make_requests, predict_requests
     from perfmodel.setting import Knobs, confidence_in, load_plan
 
@@ -102,7 +100,9 @@ def predict(
     )
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")
     num_tokens = options.parse_tokens(tokens)
-    if plan and is_network_plan(plan):
+    if plan and _is_network_plan(plan):
+        from perfmodel.commands.network_plan import predict_file
+
         refused: dict[str, Any] = {
             "model": model,
             "chips": chips,
@@ -150,6 +150,12 @@ def predict(
     for what, path in (("figure", plot), ("table", csv), ("plan", save)):
         if path is not None and not json:
             print(f"\n{what}: {path}")
+
+
+def _is_network_plan(plan: str) -> bool:
+    from perfmodel.parallel.network_plan_file import is_network_plan
+
+    return is_network_plan(plan)
 
 
 def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, overload
 
 from perfmodel.memory_room import Verdict
@@ -196,6 +195,8 @@ def _room(prediction: Prediction) -> str:
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for notebooks."""
+    from html import escape  # with its tables it is slow to load
+
     head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in headers)}</tr>" if headers else ""
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table>{head}{body}</table>"
