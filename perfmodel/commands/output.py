@@ -141,7 +141,9 @@ def first_interrupt() -> Iterator[Callable[[], bool]]:
         asked = True
         signal.signal(number, previous)
 
-    previous = signal.signal(signal.SIGINT, ask)
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is not signal.SIG_IGN:  # as a shell's jobs in the background have it
+        signal.signal(signal.SIGINT, ask)
     try:
         yield lambda: asked
     finally:

@@ -187,6 +187,7 @@ def test_plans_that_torch_can_execute_have_no_reason(call, call_json):
 
 def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
     evaluated = 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     original = planner_sweep._evaluate_rows
 
     def interrupted(*arguments):
@@ -202,6 +203,7 @@ def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
     assert "interrupted; the best so far" in out
     assert "The best plan" in out
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
 
 
 def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(monkeypatch, capsys):

@@ -215,6 +215,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background would hand on that it ignores Ctrl-C
     chance = random.Random(options.seed)
     lengths = {kind: undisturbed(*kind) for kind in (("run", 2), ("run", 4), ("audit", 2))}
     print("undisturbed:", ", ".join(f"{verb} on {ranks} ranks {length:.1f} s" for (verb, ranks), length in lengths.items()), flush=True)
