@@ -52,6 +52,8 @@ _MEMORY_COLOURS = {
 }
 _OTHER = "#999999"
 _DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}
+_THINNEST = 0.005  # share of the tallest bar below which a segment cannot be seen
+_LABEL_HEIGHT = 0.06  # of a bar's total, as a share of the axis
 _SMALLEST_LABEL = 0.06  # share of the tallest bar below which a segment has no number
 
 
@@ -91,8 +93,9 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
         [{name: size / GIB for name, size in each.memory.items() if name != "total"} for each in predictions],
         _MEMORY_COLOURS,
         total=[f"{each.memory['total'] / GIB:.3g} GiB" for each in predictions],
+        lines=[each.memory_usable / GIB for each in predictions],
     )
-    capacities = [each.memory_capacity / GIB for each in predictions]
+    capacities = [each.memory_usable / GIB for each in predictions]
     right.hlines(
         capacities,
         [place - 0.45 for place in range(len(predictions))],
@@ -100,9 +103,9 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
         color="black",
         linewidth=1.5,
         linestyle="--",
-        label=f"capacity {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "capacity of the chip",
+        label=f"usable: {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "usable of the chip",
     )
-    right.set_ylim(top=max(right.get_ylim()[1], max(capacities) * 1.05))
+    right.set_ylim(top=max(right.get_ylim()[1], max(capacities) * 1.08))
     _legend(right)
     right.set_ylabel("memory of the fullest chip [GiB]")
     right.set_title("Memory")
@@ -121,7 +124,10 @@ def search_figure(result: SearchResult) -> Figure:
 
     front = sorted(result.pareto, key=lambda each: each.memory["total"])
     memory, time = points(front)
-    axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label="Pareto front", zorder=2)
+    shown_times = [*points(result.plans)[1], *(points(each.prediction)[1][0] for each in result.baselines if each.fits)]
+    top = max(1.1 * max(shown_times), 1.3 * min(shown_times))
+    name = "Pareto front" if max(time, default=0.0) <= top else f"Pareto front (goes on to {max(time):.3g} {unit})"
+    axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label=name, zorder=2)
     axes.plot(memory, time, "o", color="#0072B2", markersize=3.5, zorder=3)
     axes.plot(
         *points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor="black", label=f"{len(result.plans)} best", zorder=4
@@ -132,8 +138,12 @@ def search_figure(result: SearchResult) -> Figure:
     )
     for marker, baseline in zip("sD^v", (each for each in result.baselines if each.prediction), strict=False):
         fits = "" if baseline.fits else " (does not fit)"
+        where, when = points(baseline.prediction)
+        if when[0] > top:  # a line of the legend alone
+            where, when, fits = [], [], f"{fits}: {when[0]:.3g} {unit}"
         axes.plot(
-            *points(baseline.prediction),
+            where,
+            when,
             marker,
             color="#009E73" if baseline.fits else "white",
             markeredgecolor="#009E73",
@@ -143,7 +153,7 @@ def search_figure(result: SearchResult) -> Figure:
             label=f"{baseline.name}{fits}",
             zorder=4,
         )
-    capacity = result.memory_capacity * (1.0 - result.memory_headroom) / GIB
+    capacity = result.memory_usable * (1.0 - result.memory_headroom) / GIB
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
     axes.annotate(
         f"{capacity:.3g} GiB may be used ",
@@ -154,15 +164,12 @@ def search_figure(result: SearchResult) -> Figure:
         ha="right",
         fontsize=8,
     )
-    values = [*memory, *points(shown)[0]]
+    drawn = [each for each in shown if each.step_time * scale <= top]
+    values = points(drawn)[0]
     if max(values) > 6 * capacity or max(values) > 20 * min(values):
         axes.set_xscale("log")
         plain_numbers(axes.xaxis)
-    if max(points(shown)[1]) > 6 * min(points(shown)[1]):
-        axes.set_yscale("log")
-        plain_numbers(axes.yaxis)
-    else:
-        axes.set_ylim(bottom=0)
+    axes.set_ylim(0.95 * min(shown_times) if top < 3.0 * min(shown_times) else 0.0, top)
     axes.set_xlabel("memory of the fullest chip [GiB]")
     axes.set_ylabel(f"step time [{unit}]")
     axes.set_title(f"{_title([best])}\n{result.num_evaluated:,} plans, {result.num_feasible:,} fit", fontsize=10)
@@ -262,9 +269,18 @@ def _labels(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _stack(
-    axes: Axes, labels: Sequence[str], columns: Sequence[dict[str, float]], colours: dict[str, str], *, total: Sequence[str]
+    axes: Axes,
+    labels: Sequence[str],
+    columns: Sequence[dict[str, float]],
+    colours: dict[str, str],
+    *,
+    total: Sequence[str],
+    lines: Sequence[float] = (),
 ) -> None:
-    """One stacked bar for each column; the legend reads from the top of the bars down."""
+    """One stacked bar for each column; the legend reads from the top of the bars down and leaves out what is too thin to be seen.
+
+    lines: a line across each column, which its total must not lie on
+    """
     tallest = max(sum(column.values()) for column in columns)
     names = [name for name in colours if any(column.get(name, 0.0) > 0 for column in columns)]
     names += [name for name in columns[0] if name not in colours and any(column.get(name, 0.0) > 0 for column in columns)]
@@ -272,14 +288,15 @@ def _stack(
     bottom = [0.0] * len(columns)
     for name in names:
         heights = [max(column.get(name, 0.0), 0.0) for column in columns]
-        axes.bar(
-            places, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=words(name), edgecolor="white", linewidth=0.5
-        )
+        label = words(name) if max(heights) > _THINNEST * tallest else "_"
+        axes.bar(places, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5)
         for place, height, base in zip(places, heights, bottom, strict=True):
             if height > _SMALLEST_LABEL * tallest:
                 axes.text(place, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
     for place, height, text in zip(places, bottom, total, strict=True):
+        line = lines[place] if lines else 0.0
+        height = line if 0.0 <= line - height < _LABEL_HEIGHT * max(tallest, line) else height
         axes.text(place, height, text, ha="center", va="bottom", fontsize=9, fontweight="bold")
     axes.set_xticks(list(places), labels, fontsize=8)
     axes.set_xlim(-0.6, len(columns) - 0.4)

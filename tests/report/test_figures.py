@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -47,8 +48,31 @@ def test_axes_carry_units(predictions, result):
 def test_baselines_and_front_are_in_the_legend(result):
     (axes,) = search_figure(result).axes
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert "Pareto front" in legend
-    assert "data parallel (does not fit)" in legend
+    assert any(line.startswith("Pareto front") for line in legend)
+    assert any(line.startswith("data parallel (does not fit)") for line in legend)
+
+
+def test_the_axis_of_a_search_is_that_of_its_plans(result):
+    """The slow end of the front does not squeeze the best plans into a corner."""
+    (axes,) = search_figure(result).axes
+    low, high = axes.get_ylim()
+    times = [each.step_time for each in result.plans]
+    assert low < min(times) <= max(times) < high
+    assert high < 3 * max(*times, *(each.prediction[0].step_time for each in result.baselines if each.fits))
+
+
+def test_a_total_does_not_lie_on_the_line_of_what_is_usable(predictions):
+    nearly_full = [replace(each, memory_usable=1.02 * each.memory["total"]) for each in predictions]
+    right = predictions_figure(nearly_full).axes[1]
+    labels = [text for text in right.texts if text.get_text().endswith("GiB")]
+    assert [text.get_position()[1] for text in labels] == pytest.approx([each.memory_usable / GIB for each in nearly_full])
+
+
+def test_what_is_too_thin_to_be_seen_is_not_in_the_legend(predictions):
+    for axes in predictions_figure(predictions).axes:
+        tallest = max(bar.get_y() + bar.get_height() for bar in axes.patches)
+        seen = {bar.get_height() for bar in axes.patches if bar.get_height() > 0.005 * tallest}
+        assert len(axes.get_legend().get_texts()) <= len(seen) + 1
 
 
 def test_several_numbers_of_chips_are_all_drawn():
