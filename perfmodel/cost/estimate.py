@@ -69,7 +69,7 @@ from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.operator import REGIONS, Graph
-from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.transformer import build_graph, causal_mask
 
 Array = NDArray[np.float64]
 
@@ -286,6 +286,9 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
     tokens = job.tokens_per_step
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     dense = 6.0 * (model.num_parameters_non_embedding + model.vocab_size * model.hidden_size)
+    # a query of a layer with a window is multiplied with no more keys than that
+    mask = causal_mask(model, job.seq_len)
+    keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
@@ -295,8 +298,8 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         step_time=time,
         parts=parts,
         tokens_per_second_per_chip=tokens / time / plan.num_chips,
-        mfu_palm=(dense + attention) * scale,
-        mfu_causal=(dense + attention / 2) * scale,
+        mfu_palm=(dense + attention * keys) * scale,
+        mfu_causal=(dense + attention * mask.fraction) * scale,
         hfu=_executed(estimator, plan, row) / (time * plan.num_chips * machine.peak_flop_rate),
         peak_flop_rate=machine.peak_flop_rate,
         peak_dtype=str(machine.dtype),

@@ -230,6 +230,17 @@ def test_utilisation_by_its_definitions(job, knobs):
     assert p.mfu_causal == pytest.approx(p.tokens_per_second_per_chip * (dense + attention / 2) / peak, rel=1e-12)
 
 
+def test_mfu_counts_no_keys_beyond_the_window():
+    """Attention on w keys a query (PaLM), w - w^2 / (2 s) below the diagonal; a query of 131,072 tokens was counted with all of them."""
+    model = make_model(**LLAMA_LIKE | {"sliding_window": 256})
+    p = predict(estimator_of(make_job(model, seq_len=65536)), cp=4)
+    dense, attention = palm_flops(model, 65536)
+    share = 256 / 65536
+    rate = p.tokens_per_second_per_chip / p.peak_flop_rate
+    assert p.mfu_palm == pytest.approx(rate * (dense + attention * share), rel=1e-12)
+    assert p.mfu_causal == pytest.approx(rate * (dense + attention * (share - share**2 / 2)), rel=1e-12)
+
+
 def test_mfu_by_hand():
     """Llama-3-8B, 8192 tokens a sequence: 6 x 7,504,924,672 + 12 x 32 x 32 x 128 x 8192 FLOP a token."""
     from perfmodel.workload.models import load_model
