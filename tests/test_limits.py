@@ -6,9 +6,9 @@ from itertools import takewhile
 import pytest
 
 import perfmodel
-from perfmodel.api import space_in
 from perfmodel.errors import InputError
 from perfmodel.planner.search import sweep
+from perfmodel.searching import space_in
 from perfmodel.setting import Knobs, make_job, make_setting
 from tests.cost.jobs import make_model
 
