@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 _NEEDED = {
     "model": "a name from `perfmodel models` or the path of a config.json",
     "cluster": "a name from `perfmodel clusters` or the path of a cluster file",
-    "chips": "how many chips the job runs on, for example 64 (or the number of nodes)",
-    "global_batch": "the sequences of a step (or its tokens as batch_tokens)",
+    "chips": "how many chips the job runs on, for example 64 (or {nodes})",
+    "global_batch": "the sequences of a step (or its tokens as {batch_tokens})",
     "seq_len": "the tokens of a sequence",
 }
 
@@ -91,7 +91,7 @@ def make_requests(
         "cluster": _names(cluster),
         "chips": [whole(each, "chips", most=10**7) for each in several(chips)],
         "nodes": [whole(each, "nodes", most=10**7) for each in several(nodes)],
-        "global_batch": [whole(each, "global_batch") for each in several(global_batch)],
+        "global_batch": [_global_batch(each, spelled) for each in several(global_batch)],
         "batch_tokens": [whole(each, "batch_tokens", most=2**60) for each in several(batch_tokens)],
         "seq_len": [whole(each, "seq_len") for each in several(seq_len)],
         "precision": [choice_of(Precision, each, "precision") for each in several(precision)],
@@ -109,6 +109,14 @@ def make_requests(
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     distinct = [_once(each) or [None] for each in asked.values()]
     return [Request(**dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+
+
+def _global_batch(value: Any, spelled: Callable[[str], str]) -> int:
+    """A batch of millions is one of tokens, whatever the field: taken as sequences it would give days where seconds are meant."""
+    if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
+        rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
+        raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
+    return whole(value, "global_batch")
 
 
 def _once(values: list[Any]) -> list[Any]:
@@ -132,7 +140,9 @@ def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str
     if asked["batch_tokens"]:
         absent.discard("global_batch")
     if absent:
-        raise InputError("; ".join(f"{spelled(name)}: is missing; give {meaning}" for name, meaning in _NEEDED.items() if name in absent))
+        others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
+        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in _NEEDED.items() if name in absent)
+        raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
 
 
 def _needs_chips(cluster: Any) -> bool:

@@ -285,6 +285,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     from perfmodel.report.predictions import headline, job_line, parts_table, rests_on_lines
     from perfmodel.report.searches import (
         baselines_lines,
+        beside_lines,
         marked_lines,
         plans_legend,
         plans_table,
@@ -302,7 +303,7 @@ def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
     print_tables([plans])
     for line in plans_legend(plans, shared):
         print(line)
-    for line in [ties_line(result), *marked_lines(result), *baselines_lines(result)]:
+    for line in [*beside_lines(result), ties_line(result), *marked_lines(result), *baselines_lines(result)]:
         if line:
             print(line)
     if result.plans:

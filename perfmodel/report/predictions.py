@@ -8,7 +8,6 @@ from typing import Any
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.memory_room import Verdict
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
@@ -319,7 +318,6 @@ PLAN_LEGEND = {
     "dp": "dp_replicate x dp_shard",
     "zero": "ZeRO stage",
     "micro": "micro-batch",
-    "axis order": f"on the network, innermost first, where it is not {'-'.join(DEFAULT_ORDER)}",
 }
 
 

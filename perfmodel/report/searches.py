@@ -18,8 +18,8 @@ from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, p
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.units import format_bytes, format_time
 
-#: Header of the column of plans that are nearly the same, and of how many values of a knob it names.
-_ALIKE, _ALIKE_VALUES = "as good with", 3
+#: Of how many values of a knob the line of plans that are nearly the same names.
+_ALIKE_VALUES = 3
 #: Where a reason breaks, so that its table is no wider than 120 columns.
 _REASON_WIDTH = 60
 #: Beside the name of a plan that the assumed framework cannot run, or that `perfmodel run` refuses.
@@ -79,14 +79,15 @@ def search_line(result: SearchResult) -> str:
 
 
 def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
-    """The best plans, what is nearly the same once, and the baselines even where they lose or do not fit; and the knobs that all share."""
+    """The best plans, what is nearly the same once, and the baselines even where they lose or do not fit; and the knobs that all share.
+
+    Orders of the axes and what is nearly the same would make it twice as wide: they are lines below it (`beside_lines`).
+    """
     best = result.plans[0].step_time if result.plans else 0.0
     shown = _named_plans(result)
     step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
     places = _place_ranges([each.place for each in result.kinds])
-    alike = [_alike_text(each) for each in result.kinds]
-    with_order = any(each.plan.order != DEFAULT_ORDER for _, each in shown)
-    with_places, with_alike = len(set(places)) < len(places), any(alike)
+    with_places = len(set(places)) < len(places)
     rows = [
         (
             f"{name}{_MARK}" if each.not_runnable or not_executable_reason(each.plan) else name,
@@ -98,25 +99,33 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
             room(each.memory["total"]),
             fits_cell(each.verdict),
             *plan_cells(each.plan),
-            *(("" if each.plan.order == DEFAULT_ORDER else "-".join(each.plan.order),) if with_order else ()),
-            *((_of_row(alike, row),) if with_alike else ()),
         )
         for row, (name, each) in enumerate(shown)
     ]
     results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "TFLOP/s", "MFU", "memory", "fits")
-    extra = (*(("axis order",) if with_order else ()), *((_ALIKE,) if with_alike else ()))
-    headers = (*results, *PLAN_HEADERS, *extra)
+    headers = (*results, *PLAN_HEADERS)
     knobs = range(len(results), len(headers))
-    shared = [i for i in knobs if headers[i] != _ALIKE and len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
+    shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
     kept = [i for i in range(len(headers)) if i not in shared]
     table = Table(
         title="Best plans, and what one would use without a search",
         headers=tuple(headers[i] for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in rows),
         right=("step time", "vs 1", "TFLOP/s", "MFU", "memory", "tp", "cp", "pp", "dp", "zero", "micro"),
-        fold=("axis order", _ALIKE),
     )
     return table, tuple(f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", ""))
+
+
+def beside_lines(result: SearchResult) -> list[str]:
+    """Below the table: what is nearly the same as a plan of it, and the orders of the axes where they are not the usual one."""
+    orders: dict[tuple[str, ...], list[str]] = {}
+    for name, each in _named_plans(result):
+        orders.setdefault(each.plan.order, []).append(name)
+    unusual = [f"{'-'.join(order)} of {', '.join(names)}" for order, names in orders.items() if order != DEFAULT_ORDER]
+    others = [f"{'-'.join(DEFAULT_ORDER)} of the others"] if DEFAULT_ORDER in orders else []
+    lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
+    alike = ((number, _alike_text(each)) for number, each in enumerate(result.kinds, 1))
+    return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
 
 
 def _of_row(cells: Sequence[str], row: int) -> str:

@@ -250,6 +250,14 @@ def test_tokens_that_are_no_whole_sequences_are_refused(call):
     assert "batch_tokens=4000000: must be whole sequences of seq_len=8192 tokens; use 3997696 or 4005888" in err
 
 
+def test_a_batch_of_millions_is_one_of_tokens(call):
+    code, _, err = call("predict", *with_flags(JOB, "--global-batch", "4M"))
+    assert code == 2
+    assert "--global-batch=4M: counts sequences" in err
+    assert "--batch-tokens 4M" in err
+    assert "(or its tokens as --batch-tokens)" in call("predict", "--model", "gpt2", "--cluster", "dgx-h100")[2]
+
+
 def test_several_values_of_anything_are_one_table(call, call_json):
     flags = ["--seq-len", "4k,8k", "--profile", "megatron", "--profile", "torchtitan", "--fsdp", "64"]
     content = call_json("predict", *with_flags(JOB, *flags))

@@ -7,7 +7,7 @@ import pytest
 import perfmodel
 from perfmodel.commands.output import print_table
 from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table, step_text, training_time
-from perfmodel.report.searches import plans_legend, plans_table, rejected_table
+from perfmodel.report.searches import beside_lines, plans_legend, plans_table, rejected_table
 from perfmodel.report.table import bar, percent
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -59,6 +59,18 @@ def test_a_knob_that_all_plans_share_leaves_the_table(result):
     assert len(table.rows) == 10 + 3
     assert all(len(row) == len(table.headers) for row in table.rows)
     assert any(line.startswith("in every row") for line in plans_legend(table, shared)) == bool(shared)
+
+
+def test_the_best_plans_are_no_wider_than_a_screen(capsys):
+    result = perfmodel.find_plans(**JOB | {"model": "llama-3-70b"})
+    table, _ = plans_table(result)
+    print_table(table.headers, table.rows, title=table.title, right=table.right)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 160
+    lines = beside_lines(result)
+    orders = {"-".join(each.prediction.plan.order) for each in result.kinds}
+    assert len(orders) > 1
+    assert all(order in lines[0] for order in orders)
+    assert sum(line.startswith("as good as") for line in lines) == sum(bool(each.alike) for each in result.kinds) > 0
 
 
 def test_rejected_plans_and_layouts_are_counted(result):
