@@ -8,7 +8,7 @@ import perfmodel
 from perfmodel import InputError
 from perfmodel.api import compare_measurement
 from perfmodel.searching import least_chips_that_fit
-from perfmodel.setting import Knobs, make_job, make_setting
+from perfmodel.setting import Knobs, make_job, make_setting, told
 from tests.test_results import MEASUREMENT
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -237,3 +237,11 @@ def test_a_search_prints_as_a_table():
     assert found.best is found.plans[0]
     assert len(str(found).splitlines()) == 5
     assert found._repr_html_().count("<tr>") == 4
+
+
+def test_a_utilisation_above_the_peak_says_what_it_counts():
+    setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
+    prediction = perfmodel.predict(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024)
+    assert told(prediction, setting).warnings == ()
+    (warning,) = told(dataclasses.replace(prediction, mfu_palm=1.1), setting).warnings
+    assert "full square of attention" in warning
