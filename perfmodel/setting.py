@@ -288,7 +288,9 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
     if recomputes_nothing_kept(prediction.plan):
         warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
-        warnings.append("MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half")
+        warnings.append(
+            "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
+        )
     return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
 
 
