@@ -112,7 +112,9 @@ def test_megatron_is_a_choice_and_costs_the_uniform_plan(model, sizes, sequence_
 def test_the_optimum_is_never_worse_than_a_rule_set(model, profile, zero):
     found = search_operators(estimator(model, profile), MESH, micro_batch=2, zero=zero)
     assert found.solution.is_proved
-    assert {plan.name for plan in found.rule_sets} >= {"ddp", "megatron", "megatron-sp"}
+    # without a norm before them projections read the residual stream itself: Megatron's cut between the two is then no choice of this space
+    expected = {"ddp"} if model == "norms after alone" else {"ddp", "megatron", "megatron-sp"}
+    assert {plan.name for plan in found.rule_sets} >= expected
     assert all(found.plan.time <= plan.time * (1 + 1e-12) for plan in found.rule_sets)
     derived = derived_microbatch_time(estimator(model, profile), found.plan.shardings, MESH, micro_batch=2)
     assert derived <= found.plan.microbatch_time * (1 + 1e-12)
