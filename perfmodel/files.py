@@ -93,7 +93,7 @@ def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise InputError(f"{where}: {line}not valid YAML ({one_line(error.problem)}); correct that line") from error
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError, AttributeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError) as error:
         summary = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{where}: not valid YAML ({one_line(summary, 120)}); correct the file") from error
     if not isinstance(data, dict):

@@ -202,7 +202,9 @@ def test_a_number_of_thousands_of_digits_is_refused(number):
 
 
 @pytest.mark.parametrize("load", YAML_READERS[:-1])
-@pytest.mark.parametrize("text", ["a: 1\na: 2\n", "a: " + "[" * 100_000, "- " * 50_000, "a: !!timestamp x", "a: .nan\n"])
+@pytest.mark.parametrize(
+    "text", ["a: 1\na: 2\n", "a: " + "[" * 100_000, "- " * 50_000, "a: !!timestamp x", "a: !!bool x", 'a: !!int ""', "a: .nan\n"]
+)
 def test_every_yaml_file_goes_through_the_strict_reader(load, text, tmp_path):
     path = tmp_path / "file.yaml"
     path.write_text(text)
