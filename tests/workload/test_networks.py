@@ -470,6 +470,7 @@ def test_every_network_loads_with_its_defaults_or_a_batch():
         ("bert-large", {"seq_len": 600}, "seq_len=600: bert-large has learned positions for 512"),
         ("gpt2", {"seq_len": 2048}, "seq_len=2048: gpt2 has learned positions for 1024"),
         ("llama-3-8b", {"kv_heads": 5}, "num_key_value_heads=5: must divide num_attention_heads=32"),
+        ("transformer", {"layers": 2**31 - 1}, "network transformer: has more than 10,000 operators; use fewer layers"),
         ("dlrm", {"rows": (3, 4)}, "bags=26: must be one for each of the 2 tables"),
     ],
 )

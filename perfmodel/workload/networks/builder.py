@@ -26,6 +26,8 @@ from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, 
 
 Window = int | tuple[int, int]
 
+MAX_OPERATORS = 10_000  # the largest network known by name has a fifth of them
+
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -66,6 +68,8 @@ class NetworkBuilder:
 
     def add(self, operator: NetworkOperator, *shape: int) -> str:
         """Any operator; `shape` is that of its output."""
+        if len(self._operators) == MAX_OPERATORS:
+            raise InputError(f"network {self.name}: has more than {MAX_OPERATORS:,} operators; use fewer layers or blocks")
         self._operators.append(operator)
         self._made.add(operator.output.tensor)
         return self._declare(operator.output.tensor, shape, TensorRole.ACTIVATION)
