@@ -138,7 +138,9 @@ def run(arguments: list[str]) -> int:
         _complain(str(error))
         return EXIT_FAILED
     except TyperException as error:
-        _complain(f"{error.format_message().rstrip('.')}; see perfmodel {verb if verb in VERBS else ''} --help")
+        sentence = _meant(error, command.commands[verb].params) if verb in VERBS else ""  # type: ignore[attr-defined]
+        sentence = sentence or error.format_message().rstrip(".")
+        _complain(f"{sentence}; see perfmodel {verb if verb in VERBS else ''} --help")
         return EXIT_BAD_INPUT
     except InputError as error:
         _complain(str(error))
@@ -160,6 +162,29 @@ def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
         found = [name for name in given if name in names]
         if len(found) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(found)) == 1):
             raise InputError(f"{' and '.join(dict.fromkeys(found))}: takes one value and is given {len(found)} times; give it once")
+
+
+#: What other tools call a flag, where the nearest spelling here is another thing.
+_ELSEWHERE = {
+    "--batch": ("--global-batch", "--micro-batch", "--batch-tokens"),
+    "--batch-size": ("--global-batch", "--micro-batch", "--batch-tokens", "--batch"),
+    "--context-length": ("--seq-len",),
+    "--sequence-length": ("--seq-len",),
+    "--seq-length": ("--seq-len",),
+    "--devices": ("--chips",),
+    "--num-gpus": ("--chips",),
+    "--world-size": ("--chips",),
+    "--gpu": ("--gpus", "--chip"),
+    "--ddp": ("--dp", "--dp-replicate"),
+}
+
+
+def _meant(error: Exception, parameters: Iterable[Any]) -> str:
+    """Of an unknown flag that other tools have: what it is called here."""
+    asked = getattr(error, "option_name", "")
+    known = {name for parameter in parameters for name in parameter.opts}
+    meant = [name for name in _ELSEWHERE.get(asked, ()) if name in known]
+    return f"No such option: {asked} (here it is {' or '.join(meant)})" if meant else ""
 
 
 def _interrupted() -> int:

@@ -65,9 +65,11 @@ def limits(
     from perfmodel.limit_verbs import find_limits
 
     places = options.with_chip([cluster] if cluster else [], chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
-    options.needed(model, "--model", "a name from `perfmodel models` or a config.json")
-    options.needed(len(places) or None, "--cluster", "a name from `perfmodel clusters` or a cluster file")
-    options.needed(seq_len, "--seq-len", "the tokens of a sequence")
+    options.needed(
+        ("--model", model, "a name from `perfmodel models` or a config.json"),
+        ("--cluster", len(places) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),
+        ("--seq-len", seq_len, "the tokens of a sequence"),
+    )
     with Progress("limits") as progress:
         found = find_limits(
             model=model,

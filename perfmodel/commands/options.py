@@ -165,9 +165,11 @@ def only_one(values: list[str], field: str) -> str | None:
     return values[0] if values else None
 
 
-def needed(value: int | str | None, flag: str, meaning: str) -> None:
-    if not value and value != 0:
-        raise InputError(f"{flag}: is missing; give {meaning}")
+def needed(*given: tuple[str, int | str | None, str]) -> None:
+    """Flags that a verb cannot do without, their values and what each means: those that are missing are refused all at once."""
+    absent = [f"{flag}: is missing; give {meaning}" for flag, value, meaning in given if not value and value != 0]
+    if absent:
+        raise InputError("; ".join(absent))
 
 
 def check_csv(path: Path | None, *, json: bool) -> None:

@@ -70,7 +70,11 @@ def shard(
     if len(places) > 1:
         raise InputError("--chip: stands in place of --cluster; give one of the two")
     cluster = places[0] if places else ""
-    options.needed(cluster, "cluster", "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip")
+    may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
+    options.needed(
+        ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
+        ("--chips", may_have_chips or chips, "how many chips the job runs on, for example 64"),
+    )
     headroom = options.parse_fraction(memory_headroom, "memory_headroom")
     given: dict[str, Any] = {
         "cluster": cluster,
@@ -225,7 +229,7 @@ def _with_pipeline(
     from perfmodel.network_verbs import shard_pipeline
     from perfmodel.parallel.network_plan_file import write_network_plan
 
-    options.needed(batch, "batch", "the samples of a step")
+    options.needed(("--batch", batch, "the samples of a step"))
     with Progress("shard") as progress:
         zero, best = shard_pipeline(
             network,

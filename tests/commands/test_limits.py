@@ -31,6 +31,7 @@ def test_the_object_is_in_si_units(call_json):
     ("arguments", "sentence"),
     [
         (["--seq-len", "1k", "--cluster", "dgx-h100"], "--model: is missing"),
+        (["--seq-len", "1k"], "config.json; --cluster: is missing"),
         (["--model", "gpt2", "--seq-len", "1k"], "--cluster: is missing"),
         (["--model", "gpt2", "--cluster", "dgx-h100"], "--seq-len: is missing"),
         ([*JOB, "--tp", "x"], "--tp"),

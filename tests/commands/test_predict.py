@@ -250,6 +250,13 @@ def test_tokens_that_are_no_whole_sequences_are_refused(call):
     assert "batch_tokens=4000000: must be whole sequences of seq_len=8192 tokens; use 3997696 or 4005888" in err
 
 
+def test_flags_of_other_tools_are_named_as_they_are_here(call):
+    code, _, err = call("predict", *JOB, "--batch-size", "8")
+    assert code == 2
+    assert "No such option: --batch-size (here it is --global-batch or --micro-batch or --batch-tokens)" in err
+    assert "(here it is --batch)" in call("shard", "alexnet", "--batch-size", "8")[2]
+
+
 def test_a_batch_of_millions_is_one_of_tokens(call):
     code, _, err = call("predict", *with_flags(JOB, "--global-batch", "4M"))
     assert code == 2

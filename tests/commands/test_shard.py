@@ -156,6 +156,7 @@ def test_an_imported_module_is_searched_and_says_what_stays_whole(call, tmp_path
         (("nope", "--cluster", "dgx-h100", "--chips", "8"), "network=nope: no network has this name"),
         (("alexnet", "--cluster", "dgx-h100"), "chips: is missing"),
         (("alexnet", "--chips", "8"), "cluster: is missing"),
+        (("alexnet",), "or --chip with a chip; --chips: is missing"),
         (("alexnet", "--cluster", "dgx-h100", "--chips", "0"), "chips=0"),
         (("alexnet", "--cluster", "dgx-h100", "--chips", "7"), "chips=7: no dim of a product in alexnet divides by 7"),
         (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--size", "depth=3"), "depth=3: is no size of alexnet"),
