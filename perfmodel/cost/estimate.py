@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
     activation_terms,
-    gradient_growth,
     kept_on_rank,
     rank_moments,
     static_memory,
@@ -21,6 +20,7 @@ from perfmodel.cost.memory import (
 from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
+from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import (
     MemoryRow,
     RankMemory,
@@ -418,15 +418,21 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     terms, stages = scalar_terms(row.terms), scalar_stages(row.stages)
     if place == 1:
         stages = replace(stages, middle=layers)
-    kept = kept_on_rank(
-        found.activations,
-        found.pipelining,
-        estimator.profile,
-        rank=float(rank),
-        num_layers=layers,
-        has_embedding=float(rank == 0),
-        has_head=float(rank == p - 1),
-        activation_bytes=activation_bytes,
+    live = live_layers(
+        schedule=plan.schedule, chunks=plan.stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches
+    )
+    saved, kept = (
+        kept_on_rank(
+            found.activations,
+            found.pipelining,
+            estimator.profile,
+            rank=float(rank),
+            live_layers=alive,
+            has_embedding=float(rank == 0),
+            has_head=float(rank == p - 1),
+            activation_bytes=activation_bytes,
+        )
+        for alive in (live.at_first, live.most)
     )
     moments = rank_moments(
         found.activations,
@@ -444,12 +450,12 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         stages,
         estimator.sizes,
         rank=place,
-        growth=gradient_growth(found.pipelining, float(rank)),
+        live=live,
         profile=estimator.profile,
         activation_bytes=activation_bytes,
     )
     static = static_memory(terms, stages, estimator.sizes, num_replicas=scalar(replicas(row.grid)))
-    return scalar(kept[0]), *memory_by_class(static[place], kept, moments, unreduced)
+    return scalar(saved[0]), *memory_by_class(static[place], kept, moments, unreduced)
 
 
 def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:

@@ -11,6 +11,7 @@ used again before the chip has caught up with the host. Both are measured, and b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from perfmodel.cost.lifetimes import FLOAT32_BYTES
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.pipeline import live_microbatches
+from perfmodel.cost.pipeline import LiveLayers, live_microbatches
 from perfmodel.cost.program import SAVED, peak_index
 from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements, run_ahead_fraction
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
@@ -141,12 +142,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelining:
-    """What a schedule does with microbatches, as columns."""
+    """What a schedule does with microbatches, as columns. live: passes of layers under way on the first, a middle and the last rank."""
 
     schedule: PipelineSchedule
     num_ranks: Any
     num_microbatches: Any
     virtual_stages: Any
+    live: Sequence[LiveLayers]
 
     @property
     def ranks(self) -> tuple[Any, Any, Any]:
@@ -164,7 +166,7 @@ def kept_memory(
             pipelining,
             profile,
             rank=rank,
-            num_layers=stages.layers[i],
+            live_layers=pipelining.live[i].most,
             has_embedding=stages.has_embedding[i],
             has_head=stages.has_head[i],
             activation_bytes=activation_bytes,
@@ -179,14 +181,14 @@ def kept_on_rank(
     profile: ExecutionProfile,
     *,
     rank: Any,
-    num_layers: Any,
+    live_layers: Any,
     has_embedding: Any,
     has_head: Any,
     activation_bytes: float,
 ) -> tuple[Any, Any]:
     """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives. [byte]
 
-    rank, num_layers         its index and its layers over all its virtual stages
+    rank, live_layers        its index and the passes of layers that it has under way
     has_embedding, has_head  1 or 0
 
     Of the passes under way at most one has run the last virtual stage (gpipe: all have). torch's schedules keep what a stage has sent
@@ -201,7 +203,7 @@ def kept_on_rank(
     if pipelining.schedule is PipelineSchedule.INTERLEAVED:
         begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the others of these microbatches, then pp - 1 first passes more
     begun = has_embedding * begun
-    of_layers, of_ends = alive * (num_layers * layer), begun * embedding + ended * head
+    of_layers, of_ends = live_layers * layer, begun * embedding + ended * head
     is_pipelined = np.minimum(p - 1.0, 1.0)
     if not profile.pipeline_keeps_boundaries:
         return of_layers + of_ends, is_pipelined * (2.0 * activations.boundary)
@@ -209,34 +211,6 @@ def kept_on_rank(
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
     receives = m * ((2.0 * v - has_embedding) - has_head)
     return of_layers + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """How gradients that nothing reduces yet come to lie beside activations, on one rank.
-
-    present   share of them that is there when most activations are
-    fewer     what has gone of the activations once all of them are, in units of one microbatch's on the whole rank
-    """
-
-    present: Any
-    fewer: Any
-
-
-def gradient_growth(pipelining: Pipelining, rank: Any) -> Growth:
-    """A rank runs its virtual stages' backward passes from the last to the first, pp microbatches each; until its forward passes have
-    ended, as many passes are under way as at most."""
-    p, m, v = pipelining.num_ranks, pipelining.num_microbatches, pipelining.virtual_stages
-    alive = live_microbatches(schedule=pipelining.schedule, rank=rank, num_ranks=p, num_microbatches=m, virtual_stages=v) * v
-    steps = m * v - alive  # backward passes before the last forward pass
-    present = np.minimum(np.ceil(steps / p), v) / v
-    fewer = np.minimum(np.maximum((p * (v - 1.0) + 1.0) - steps, 0.0), alive - 1.0) / v
-    return Growth(present=present, fewer=fewer)
-
-
-def gradient_growths(pipelining: Pipelining) -> list[Growth]:
-    """Of the first, a middle and the last rank."""
-    return [gradient_growth(pipelining, rank) for rank in pipelining.ranks]
 
 
 def rank_moments(
@@ -286,18 +260,21 @@ def unreduced_gradients(
     sizes: Bytes,
     *,
     rank: int,
-    growth: Growth,
+    live: LiveLayers,
     profile: ExecutionProfile,
     activation_bytes: float,
     factor: float = 1.0,
 ) -> Unreduced:
-    """Of the first (0), a middle (1) or the last (2) rank, where weights stay gathered; else nothing. `factor`: the allocator's."""
+    """Of the first (0), a middle (1) or the last (2) rank, where weights stay gathered; else nothing. `factor`: the allocator's.
+
+    They come to lie beside activations: a rank runs its virtual stages' backward passes from the last to the first.
+    """
     if not keeps_gathered(terms.program):
         return Unreduced()
     gradients = held_elements(terms, stages, sharded=False)[rank] * (sizes.whole_gradient * factor)
     output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
-    freed = (stages.layers[rank] * activations.kept[LAYER] + stages.has_head[rank] * (activations.kept[HEAD] + output)) * factor
-    return Unreduced(early=growth.present * gradients, later=gradients, freed=growth.fewer * freed)
+    freed = live.fewer * activations.kept[LAYER] + (live.ended * stages.has_head[rank]) * (activations.kept[HEAD] + output)
+    return Unreduced(early=live.present * gradients, later=gradients, freed=freed * factor)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,9 +6,13 @@ even stages and for the slowest-stage bound of uneven ones; `tests/oracles` hold
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.compute import Num
 from perfmodel.parallel.layout import PipelineSchedule
@@ -94,3 +98,113 @@ def live_microbatches(*, schedule: PipelineSchedule, rank: Num, num_ranks: Num, 
             return np.minimum(m, p - i)
         case PipelineSchedule.INTERLEAVED:
             return np.minimum(m * v, 2.0 * (p - i - 1.0) + (v - 1.0) * p + 1.0) / v
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLayers:
+    """Forward passes of layers that a rank has under way, each virtual stage's passes times its own layers.
+
+    at_first  when the first backward pass begins
+    most      at most
+    present   share of the layers that have had a backward pass when as many as `most` are under way for the last time   [-]
+    fewer     by how many fewer than `most` are under way once all layers have had one
+    ended     1 where passes of the last virtual stage have gone by then, else 0
+    """
+
+    at_first: Any
+    most: Any
+    present: Any
+    fewer: Any
+    ended: Any
+
+
+#: Groups of pp microbatches from which on more change nothing: forward and backward passes alternate through a whole group.
+_STEADY_GROUPS = 3
+
+
+def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:
+    """Of one rank, by the layers of each of its virtual stages."""
+    rows = _live_rows(schedule, tuple(chunks), rank, num_ranks)
+    return _columns(rows[_live_row(schedule, num_ranks, num_microbatches)], schedule, num_microbatches)
+
+
+def three_live_layers(table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any) -> list[LiveLayers]:
+    """Of the first, a middle and the last rank, from a `live_table`, or from several side by side [row, schedule, rank, field]: then with
+    a last dim for schedules."""
+    found = table[_live_row(schedule, num_ranks, num_microbatches)]
+    return [_columns(found[..., i, :], schedule, num_microbatches) for i in range(3)]
+
+
+@lru_cache(maxsize=4096)
+def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ranks: int) -> NDArray[np.float64]:
+    """[number of microbatches, rank, field of `LiveLayers`] of the first, the fullest middle (zeros without one) and the last rank.
+
+    Rows are found by `_live_row`; what gpipe has under way is per microbatch.
+    """
+    p = num_ranks
+    first, last = (_live_rows(schedule, stage_layers[rank::p], rank, p) for rank in (0, p - 1))
+    # of ranks with the same layers the first has the most under way
+    ranks = {stage_layers[rank::p]: rank for rank in range(p - 2, 0, -1)}
+    middle = np.zeros_like(first)
+    if ranks:
+        each = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
+        middle = np.take_along_axis(each, each[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
+    return np.stack([first, middle, last], axis=1)
+
+
+def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Any) -> LiveLayers:
+    at_first, most, present, fewer, ended = (found[..., i] if found.ndim > 1 else float(found[i]) for i in range(5))
+    if schedule is PipelineSchedule.GPIPE:
+        at_first, most = num_microbatches * at_first, num_microbatches * most
+    return LiveLayers(at_first=at_first, most=most, present=present, fewer=fewer, ended=ended)
+
+
+def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any) -> Any:
+    """Where so many microbatches are in a table: those beyond its last row change nothing."""
+    match schedule:
+        case PipelineSchedule.GPIPE:
+            row = np.minimum(num_microbatches, 2.0)
+        case PipelineSchedule.ONE_F_ONE_B:
+            row = np.minimum(num_microbatches, num_ranks + 1.0)
+        case PipelineSchedule.INTERLEAVED:
+            row = np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
+    return np.asarray(row).astype(np.int64) - 1
+
+
+@lru_cache(maxsize=4096)
+def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+    p, held = num_ranks, float(sum(chunks))
+    if schedule is PipelineSchedule.INTERLEAVED:
+        ahead = 2 * (p - rank - 1) + (len(chunks) - 1) * p
+        return np.array([_live_passes(chunks, p, groups * p, ahead) for groups in range(1, _STEADY_GROUPS + 1)])
+    rows = []
+    for m in range(1, 3 if schedule is PipelineSchedule.GPIPE else p + 2):
+        alive = m if schedule is PipelineSchedule.GPIPE else min(m, p - rank)
+        ends = float(m == alive > 1)  # no forward pass after the first backward one
+        most = held if schedule is PipelineSchedule.GPIPE else alive * held
+        rows.append((most, most, float(m > alive), ends * held, ends))
+    return np.array(rows)
+
+
+def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int, ahead: int) -> tuple[float, ...]:
+    """The fields of `LiveLayers` from the order of passes: `ahead` forward ones, a forward and a backward one in turn, the other backward.
+
+    Microbatches go in groups of pp through the virtual stages, forward from the first to the last and backward from the last to the
+    first.
+    """
+    p, v = num_ranks, len(chunks)
+    total = num_microbatches * v
+    layers = np.repeat(np.array(chunks, dtype=np.float64), p)
+    groups = -(-num_microbatches // p)
+    done = np.arange(total)  # backward passes
+    begun = np.minimum(ahead + 1 + done, total)
+    forward, backward = (np.concatenate(([0.0], np.cumsum(np.tile(each, groups)))) for each in (layers, layers[::-1]))
+    alive = forward[begun] - backward[done]
+    most = alive.max()
+    last = total - 1 - int(alive[::-1].argmax())
+    first_of_all = min(p * (v - 1) + 1, total - 1)  # passes after which the first virtual stage has had one
+    gone = max(first_of_all - last, 0)
+    share = min(-(-last // p), v)
+    present = sum(chunks[v - share :]) / sum(chunks) if sum(chunks) else share / v
+    fewer = most - alive[first_of_all:].max() if gone else 0.0
+    return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1))

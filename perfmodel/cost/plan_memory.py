@@ -13,14 +13,11 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
     MEMORY,
     ActivationTerms,
-    Growth,
     Moment,
     Pipelining,
     Unreduced,
     base_memory,
     fixed_memory,
-    gradient_growths,
-    keeps_gathered,
     kept_memory,
     largest,
     outside_bytes,
@@ -31,6 +28,7 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
     waiting_memory,
 )
+from perfmodel.cost.pipeline import live_table, three_live_layers
 from perfmodel.cost.step import Bytes, ParameterTerms, Stages
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
@@ -67,13 +65,18 @@ def memory_row(
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
     activations, terms, stages = _scalar_activations(columns), scalar_terms(parameter_columns), scalar_stages(stage_columns)
     m, p, tp = float(plan.num_microbatches), float(plan.layout.pp), float(plan.layout.tp)
-    pipelining = Pipelining(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages))
+    live = three_live_layers(
+        live_table(plan.schedule, plan.stage_layers, plan.layout.pp),
+        schedule=plan.schedule,
+        num_ranks=plan.layout.pp,
+        num_microbatches=plan.num_microbatches,
+    )
+    pipelining = Pipelining(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages), live=live)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     static = static_memory(terms, stages, sizes, num_replicas=scalar(num_replicas))
     kept = kept_memory(activations, stages, pipelining, profile, activation_bytes=activation_bytes)
     moments, unreduced, totals = [], [], []
-    growths = gradient_growths(pipelining) if keeps_gathered(terms.program) else [Growth(present=1.0, fewer=0.0)] * 3
-    for rank, growth in enumerate(growths):
+    for rank in range(3):
         moments.append(
             rank_moments(
                 activations,
@@ -93,7 +96,7 @@ def memory_row(
                 stages,
                 sizes,
                 rank=rank,
-                growth=growth,
+                live=live[rank],
                 profile=profile,
                 activation_bytes=activation_bytes,
                 factor=factor,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.pipeline import live_table
 from perfmodel.cost.step import Stages, stages_of
 from perfmodel.errors import InputError, suggest
 from perfmodel.parallel.layout import (
@@ -76,20 +77,28 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineChoice:
-    """How microbatches go through a pipeline, and the layers of each virtual stage. unequal: `Stages.unequal` of these."""
+    """How microbatches go through a pipeline, and the layers of each virtual stage.
+
+    unequal, live   `Stages.unequal` and the `live_table` of these
+    """
 
     schedule: PipelineSchedule
     virtual_stages: int
     stage_layers: tuple[int, ...]
     unequal: float
+    live: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineGroup:
-    """Choices whose ranks hold the same layers: they differ in the schedule alone, not in what a rank has to hold."""
+    """Choices whose ranks hold the same layers: they differ in the schedule alone, not in what a rank has to hold.
+
+    fuller_middle   whether a middle rank has more layers than the first, or more passes of them under way
+    """
 
     stages: Stages
     choices: tuple[PipelineChoice, ...]
+    fuller_middle: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,8 +178,15 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
                 continue
             stages = stages_of(layers, pp)
             _, choices = groups.setdefault(stages.layers, (stages, []))
-            choices.append(PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal))
-    return tuple(PipelineGroup(stages=stages, choices=tuple(choices)) for stages, choices in groups.values())
+            live = live_table(schedule, layers, pp)
+            choices.append(
+                PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal, live=live)
+            )
+    found = []
+    for stages, choices in groups.values():
+        fuller = stages.middle > stages.first or any(bool((each.live[:, 1] > each.live[:, 0]).any()) for each in choices)
+        found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller))
+    return tuple(found)
 
 
 def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory import (
     ActivationTerms,
-    Growth,
     Pipelining,
     Unreduced,
     base_memory,
     fixed_memory,
-    gradient_growths,
     keeps_gathered,
     kept_memory,
     largest,
@@ -35,6 +33,7 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
     waiting_memory,
 )
+from perfmodel.cost.pipeline import LiveLayers, three_live_layers
 from perfmodel.cost.plan_memory import replicas
 from perfmodel.cost.step import (
     ParameterTerms,
@@ -303,10 +302,10 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     regions, activations, grid, m, pp = block.regions, block.activations, block.grid, block.num_microbatches, block.rows.pp
     sequence_parallel, activation_bytes = block.sequence_parallel, block.activation_bytes
-    ranks = _ranks_to_compare(profile, stages, pp)
+    ranks = _ranks_to_compare(profile, pipelines, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     least = 1 if state.space.runs.few_microbatches else pp
-    pipeline, kept, growths, legal = _schedule_columns(
+    pipeline, kept, live, legal = _schedule_columns(
         estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, ranks, least
     )
     _, num_micro, num_recompute, num_choices = pipeline.shape
@@ -351,7 +350,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                     stages,
                     sizes,
                     rank=rank,
-                    growth=growths[rank],
+                    live=live[rank],
                     profile=profile,
                     activation_bytes=activation_bytes,
                     factor=factor,
@@ -422,12 +421,13 @@ def _column_grid(grid: LayoutGrid) -> LayoutGrid:
     )
 
 
-def _ranks_to_compare(profile: ExecutionProfile, stages: Stages, pp: int) -> tuple[int, ...]:
+def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
     """Pipeline ranks (first, middle, last) of which one is the fullest.
 
-    A middle one with no more layers holds no more than the first, unless it has room for twice the boundaries; rounding keeps the order.
+    A middle one with no more layers, and no more of them under way, holds no more than the first, unless it has room for twice the
+    boundaries; rounding keeps the order.
     """
-    if pp > 2 and (profile.pipeline_keeps_boundaries or stages.middle > stages.first):
+    if pp > 2 and (profile.pipeline_keeps_boundaries or pipelines.fuller_middle):
         return (0, 1, 2)
     return (0, 2)
 
@@ -472,13 +472,13 @@ def _schedule_columns(
     choices: tuple[PipelineChoice, ...],
     ranks: tuple[int, ...],
     least_microbatches: int,
-) -> tuple[Array, dict[int, Array], dict[int, Growth], NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, growth of gradients there
+) -> tuple[Array, dict[int, Array], dict[int, LiveLayers], NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, layers under way there
     [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
     shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
     pipeline, kept = np.empty(shape), {rank: np.empty(shape) for rank in ranks}
     cells = (1, m.size, 1, len(choices))
-    growths = {rank: Growth(present=np.ones(cells), fewer=np.zeros(cells)) for rank in ranks}
+    lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     count = m.reshape(-1)
     legal = np.empty((len(count), len(choices)), dtype=bool)
     profile = estimator.profile
@@ -513,14 +513,17 @@ def _schedule_columns(
             hop=wide_hop,
             profile=profile,
         )
-        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=wide_m, virtual_stages=v)
-        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
         interleaved = schedule is PipelineSchedule.INTERLEAVED
+        # choices of one virtual stage differ in the schedule
+        table = np.stack([choices[i].live for i in here], axis=1) if interleaved else choices[here[0]].live
+        live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m)
+        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=wide_m, virtual_stages=v, live=live)
+        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
         if pp > 1 and profile.pipeline_keeps_parameters:
-            found = gradient_growths(pipelining)
             for rank in ranks:
-                growths[rank].present[..., at] = found[rank].present if interleaved else np.asarray(found[rank].present)[..., None]
-                growths[rank].fewer[..., at] = found[rank].fewer if interleaved else np.asarray(found[rank].fewer)[..., None]
+                for each in fields(LiveLayers):
+                    found = getattr(live[rank], each.name)
+                    getattr(lives[rank], each.name)[..., at] = found if interleaved else found[..., None]
         pipeline[..., at] = time if interleaved else time[..., None]
         for rank in ranks:
             both = (moving[rank][0] + moving[rank][1]) * factor
@@ -536,7 +539,7 @@ def _schedule_columns(
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
         kept[0] += blocked
-    return pipeline, kept, growths, legal
+    return pipeline, kept, lives, legal
 
 
 def _identity(x: Any) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.cost.estimate import evaluate_plan, memory_on_rank, rank_memories
 from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank, largest
+from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import memory_by_class
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
@@ -87,10 +88,13 @@ def test_classes_add_up_to_the_rank():
 def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     estimator = estimator_of()
     row = evaluate_plan(estimator, plan_of(estimator, pp=4, tp=4, schedule="1f1b")).memory_row
-    pipelining = Pipelining(schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual))
+    pipelining = Pipelining(
+        schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual), live=()
+    )
     terms = replace(row.activations, kept=(0.0, row.activations.kept[1], row.activations.kept[2]))
+    live = live_layers(schedule=pipelining.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8).most
     kept, _ = kept_on_rank(
-        terms, pipelining, estimator.profile, rank=0.0, num_layers=2.0, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
+        terms, pipelining, estimator.profile, rank=0.0, live_layers=live, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
     )
     assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
 

@@ -98,3 +98,21 @@ def _most_held(order: Sequence[Pass]) -> int:
         held += 1 if kind == FORWARD else -1
         most = max(most, held)
     return most
+
+
+def layers_held(order: Sequence[Pass], layers: Sequence[int]) -> list[tuple[int, frozenset[int]]]:
+    """As each backward pass of a rank begins: passes of layers that it holds, and its chunks whose backward has run for some microbatch.
+
+    layers: of each chunk.
+    """
+    alive: set[tuple[int, int]] = set()
+    ran: set[int] = set()
+    held = []
+    for kind, chunk, microbatch in order:
+        if kind == FORWARD:
+            alive.add((chunk, microbatch))
+            continue
+        held.append((sum(layers[each] for each, _ in alive), frozenset(ran)))
+        alive.remove((chunk, microbatch))
+        ran.add(chunk)
+    return held

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
+from perfmodel.cost.pipeline import live_layers, live_microbatches, live_table, pipeline_time, send_delay, three_live_layers
 from perfmodel.parallel.layout import PipelineSchedule, even_stage_layers
-from tests.oracles.simulated_pipeline import gpipe_order, interleaved_order, one_f_one_b_order, simulate
+from tests.oracles.simulated_pipeline import gpipe_order, interleaved_order, layers_held, one_f_one_b_order, simulate
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
 
@@ -86,6 +86,42 @@ def test_live_microbatches_of_every_rank(schedule, p, m, v):
             schedule=schedule, rank=float(rank), num_ranks=float(p), num_microbatches=float(m), virtual_stages=float(v)
         )
         assert float(live) == pytest.approx(held[rank] / v, rel=1e-12), rank
+
+
+@st.composite
+def uneven_pipelines(draw):
+    schedule = draw(st.sampled_from([GPIPE, ONE_F_ONE_B, INTERLEAVED]))
+    p = draw(st.integers(1, 7))
+    v = draw(st.integers(1, 5)) if schedule is INTERLEAVED else 1
+    m = p * draw(st.integers(1, 6)) if schedule is INTERLEAVED else draw(st.integers(1, 20))
+    layers = st.lists(st.integers(0, 5), min_size=p * v, max_size=p * v)
+    return schedule, p, v, m, tuple(draw(layers))
+
+
+@given(uneven_pipelines())
+@settings(max_examples=300)
+def test_live_layers_of_uneven_stages(pipeline):
+    """Each chunk's passes count with its own layers, at every moment of the schedule's table."""
+    schedule, p, v, m, layers = pipeline
+    each = []
+    for rank in range(p):
+        chunks = layers[rank::p]
+        orders = {GPIPE: gpipe_order, ONE_F_ONE_B: one_f_one_b_order}
+        order = interleaved_order(rank, p, m, v) if schedule is INTERLEAVED else orders[schedule](rank, p, m)
+        held = layers_held(order, chunks)
+        live = live_layers(schedule=schedule, chunks=chunks, rank=rank, num_ranks=p, num_microbatches=m)
+        each.append(live)
+        most = max(alive for alive, _ in held)
+        last = max(i for i, (alive, _) in enumerate(held) if alive == most)
+        assert (live.at_first, live.most) == (held[0][0], most)
+        if sum(chunks):
+            assert live.present == pytest.approx(sum(chunks[i] for i in held[last][1]) / sum(chunks))
+        all_ran = [alive for alive, ran in held[last:] if len(ran) == v]
+        if all_ran and sum(chunks):
+            assert (live.fewer, live.ended) == (most - max(all_ran), float(len(held[last][1]) < v))
+    first, middle, last = three_live_layers(live_table(schedule, layers, p), schedule=schedule, num_ranks=p, num_microbatches=m)
+    assert (first, last) == (each[0], each[-1])
+    assert middle.most == max((live.most for live in each[1:-1]), default=0)
 
 
 @pytest.mark.parametrize("p, v", [(2, 2), (4, 2), (4, 6), (8, 3)])
