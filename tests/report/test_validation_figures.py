@@ -51,7 +51,7 @@ def test_figures_are_written_to_a_new_folder(tmp_path):
 def test_a_folder_that_cannot_be_is_told_before_anything_is_written(tmp_path):
     path, out = write(tmp_path / "cases.jsonl", [CASE]), tmp_path / "results.csv"
     (tmp_path / "file").write_text("", encoding="utf-8")
-    for folder, reason in ((tmp_path / "file", "is a file"), (tmp_path / "no" / "plots", "parent folder does not exist")):
+    for folder, reason in ((tmp_path / "file", "is a file"), (tmp_path / "no" / "plots", "its folder does not exist")):
         with pytest.raises(InputError, match=reason):
             validate_cases(path, out=out, plots=folder)
     assert not out.exists()
