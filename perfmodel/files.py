@@ -56,7 +56,7 @@ def read_bytes(path: str | Path, what: str) -> bytes:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(f"{one_line(path, 200)}: cannot be read ({reason}); give the path of a {what}") from error
     if len(content) > MAX_FILE_BYTES:
-        raise InputError(f"{one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB, which no {what} is; give the path of one")
+        raise InputError(f"{one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB; give the path of a {what}")
     return content
 
 

@@ -405,6 +405,8 @@ def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Network:
 def _built_in(name: str, batch: int, sizes: Sizes) -> Network:
     from perfmodel.workload.networks import load_network
 
+    if not all(isinstance(name, str) for name in sizes):
+        raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
     if "batch" in sizes:
         raise bad_field("size", f"batch={sizes['batch']}", "the batch is no size of a network", "give it as batch (--batch)")
     return load_network(name, batch=batch, **sizes)

@@ -21,10 +21,11 @@ from perfmodel.cost.compute import attention_backward_time, attention_time, conv
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import redistribution_time
 from perfmodel.dtypes import itemsize
-from perfmodel.errors import bad_field
+from perfmodel.errors import bad_field, shown
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.network_plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Pass, Product, Stream, Work
 
@@ -55,8 +56,9 @@ class StepSetting:
     def __post_init__(self) -> None:
         if self.zero not in ZERO_STAGES:
             raise bad_field("zero", self.zero, "is no stage of ZeRO", "use 0, 1, 2 or 3")
-        if isinstance(self.num_microbatches, bool) or not isinstance(self.num_microbatches, int) or self.num_microbatches < 1:
-            raise bad_field("num_microbatches", self.num_microbatches, "must be a whole number of at least 1", "use 1")
+        count = self.num_microbatches
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SIZE:
+            raise bad_field("num_microbatches", shown(count), f"must be a whole number from 1 to {MAX_SIZE}", "use 1")
 
     @property
     def activation_bytes(self) -> float:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfmodel.errors import InputError, bad_field
+from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.units import exact_quantity, parse_quantity
 
 _STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out)=[^=]*?)+) *")
@@ -84,10 +84,13 @@ def _absolute(path: str) -> str:
 def _rate(value: str | float | None, field: str) -> float | None:
     if value is None:
         return None
-    rate = parse_quantity(value, "bandwidth", field=field) if isinstance(value, (str, bool)) else float(value)
-    if not 0 < rate < float("inf"):
-        raise bad_field(field, value, "must be positive", "give one direction of one chip, such as '450 GB/s' or '400 Gbit/s'")
-    return rate
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        rate: float = value
+    else:
+        rate = parse_quantity(value, "bandwidth", field=field)
+    if not 0 < rate < 1e18:
+        raise bad_field(field, shown(value), "must be positive and below 1e18 B/s", "give one direction of one chip, such as '450 GB/s'")
+    return float(rate)
 
 
 def _count(value: int | str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, one_line, shown, suggest
+from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.files import read_yaml
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan
 from perfmodel.resources import write_atomically
@@ -137,6 +137,8 @@ def is_network_plan(path: str | Path) -> bool:
 
 def write_network_plan(plan: NetworkPlan, path: str | Path) -> None:
     """Write a plan: to a temporary name, then renamed."""
+    if not isinstance(plan, NetworkPlan):
+        raise bad_field("plan", shown(plan), "must be a NetworkPlan", "read one, search one or make one")
     import yaml
 
     text = yaml.dump(network_plan_to_dict(plan), sort_keys=False, default_flow_style=None, width=120)

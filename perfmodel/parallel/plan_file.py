@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, one_line, shown, suggest
+from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.files import listed, read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
@@ -220,6 +220,8 @@ def read_plan(path: str | Path) -> Plan:
 
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a strategy file: to a temporary name, then renamed."""
+    if not isinstance(plan, Plan):
+        raise bad_field("plan", shown(plan), "must be a Plan", "read one, search one or make one")
     import yaml
 
     content = plan_to_dict(plan)

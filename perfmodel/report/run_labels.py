@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.errors import InputError, one_line, suggest
+from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.report.case_plan import PlannedCase
 from perfmodel.report.cases import Case
 from perfmodel.report.predictions import degrees_line
@@ -69,6 +69,8 @@ FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier
 
 def check_fields(names: Iterable[str]) -> tuple[str, ...]:
     """The fields, each once, or what is wrong with them."""
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(FIELDS)}")
     fields = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
     for name in fields:
         if name not in FIELDS:
