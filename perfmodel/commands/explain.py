@@ -19,7 +19,7 @@ def explain(
     why_not: Annotated[
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
     ] = [],  # noqa: B006  # typer wants a list; nobody changes it
-    profile: options.Profile = None,
+    profile: options.PlanProfile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     json: options.Json = False,
@@ -54,7 +54,7 @@ def explain(
 
 def compare(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml PLAN.yaml...", help="Plan files, or expert plans by name.")],
-    profile: options.Profile = None,
+    profile: options.PlanProfile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     json: options.Json = False,

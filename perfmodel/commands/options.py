@@ -58,7 +58,7 @@ Profiles = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME|PATH",
-        help="The framework that is assumed (`perfmodel profiles`); if left out megatron, on localhost torch-gloo. [*]",
+        help="The framework that is assumed (`perfmodel profiles`); by the chip's maker if left out: megatron on NVIDIA's. [*]",
     ),
 ]
 
@@ -90,7 +90,13 @@ Profile = Annotated[
     typer.Option(
         "--profile",
         metavar="NAME|PATH",
-        help="Framework habits (`perfmodel profiles`); by the chip's maker if left out: megatron on NVIDIA's.",
+        help="The framework that is assumed (`perfmodel profiles`); by the chip's maker if left out: megatron on NVIDIA's.",
+    ),
+]
+PlanProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", metavar="NAME|PATH", help="The framework that is assumed (`perfmodel profiles`); the plan's own if left out."
     ),
 ]
 Calibration = Annotated[
