@@ -196,9 +196,8 @@ def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[C
             mentions = name.encode(errors="replace") in read_bytes(path, "calibration")
         except InputError as error:
             raise InputError(f"{error}; make {path.name} readable or remove it") from error
-        if (
-            mentions
-        ):  # a file without the name cannot be for the chip; one with it may mean a longer name, or speak of the chip in its source
+        # A file without the name cannot be for the chip; one with it may mean a longer name, or speak of the chip in its source.
+        if mentions:
             calibration = _read_calibration(path)
             if name in (*calibration.chips, *calibration.relatives):
                 found.append(_at_power_of(name, calibration))
