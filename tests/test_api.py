@@ -253,3 +253,11 @@ def test_a_utilisation_above_the_peak_says_what_it_counts():
     assert told(prediction, setting).warnings == ()
     (warning,) = told(dataclasses.replace(prediction, mfu_palm=1.1), setting).warnings
     assert "full square of attention" in warning
+
+
+def test_an_explanation_prints_as_sentences():
+    lines = str(perfmodel.explain_plan(perfmodel.predict(**JOB, tp=2).plan, why_not={"tp": 4})).splitlines()
+    assert lines[0].startswith("why not tp=4: ")
+    assert "the same plan with one knob turned:" in lines
+    assert not any("none of 1 such" in line for line in lines)
+    assert not any("Alternative(" in line or "Prediction(" in line for line in lines)

@@ -41,7 +41,7 @@ class Alternative:
     parts: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation:
     """neighbours: the same plan with one knob turned; why_not: the answers to what was asked."""
 
@@ -49,6 +49,13 @@ class Explanation:
     bottleneck: str
     neighbours: tuple[Alternative, ...]
     why_not: tuple[Alternative, ...]
+
+    def __str__(self) -> str:
+        asked = [f"why not {each.reason}" for each in self.why_not]
+        turned = ["the same plan with one knob turned:", *(f"  {each.reason}" for each in self.neighbours)]
+        return "\n".join([*asked, str(self.prediction), f"mostly {self.bottleneck.replace('_', ' ')}", *turned])
+
+    __repr__ = __str__
 
 
 def parse_knobs(text: str) -> dict[str, int | str | bool]:
@@ -204,8 +211,9 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
     if not other.fits:
         lacking = other.memory["total"] - own.memory_usable * (1.0 - headroom)
         largest = max((c for c in other.memory if c != "total"), key=lambda c: other.memory[c])
+        none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
         reason = (
-            f"{named}: none of {state.num_evaluated:,} such plans fits; the smallest needs {format_bytes(other.memory['total'])}, "
+            f"{named}: {none} needs {format_bytes(other.memory['total'])}, "
             f"{format_bytes(lacking)} too much (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])})"
         )
     else:

@@ -208,8 +208,8 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
         axes.grid(alpha=0.25)
         axes.margins(x=0.12)
     if len(shown) > 1:
-        left.set_yscale("log", base=2)
-        plain_numbers(left.yaxis, subs=(1.0,), base=2.0)
+        left.set_yscale("log")
+        plain_numbers(left.yaxis)
     left.set_ylabel(f"throughput [{unit}tokens/s]")
     left.set_title("Throughput of the best plan; dotted: in proportion to the chips", fontsize=9)
     right.set_ylabel("MFU (PaLM) [%]")

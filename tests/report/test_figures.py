@@ -88,6 +88,7 @@ def test_several_numbers_of_chips_are_all_drawn():
     assert [list(line.get_xdata()) for line in (*drawn, *right.lines)] == [[64, 128, 256]] * 4
     assert list(right.lines[1].get_ydata()) == [pytest.approx(100 * each.mfu_palm) for each in found[3:]]
     assert "tokens/s]" in left.get_ylabel()
+    assert not {512.0, 1024.0, 2048.0} & set(left.get_yticks())
     assert "MFU" in right.get_ylabel()
 
 
