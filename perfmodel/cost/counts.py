@@ -15,25 +15,28 @@ import numpy as np
 
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.microbatch import amounts
-from perfmodel.cost.program import COMM, PHASES, Program
+from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.dtypes import itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, profile_events
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.job import PrecisionPolicy
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.operator import REGIONS, Operand, Operator
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
 EXECUTOR_PROFILE = "torch-gloo"
 _KIND_OF_CODE = {code: str(kind) for kind, code in COLLECTIVE_CODE.items()}
 #: Products of unfused attention: their work depends on how far along the sequence the rank's queries lie.
 _SQUARES = ("scores", "context")
+
+#: Of the dim of keys, those that a chunk looks at.
+_SEEN = "keys seen"
 
 #: Shares by which saved activations (a loss is a number, a token has an index) and the peak may differ from torch's.
 SAVED_TOLERANCE, PEAK_TOLERANCE = 0.01, 0.03
@@ -119,9 +122,47 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
     _count_activations(counts, program, plan, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)
     _Parameters(estimator.profile, plan, place, program.parameters, grid).count(counts)
-    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(estimator, plan, place["pp"])
+    own = _with_keys_seen(estimator, plan, place["cp"])
+    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
     counts.peak = sum(counts.peak_by_class.values())
     return counts
+
+
+def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
+    """The estimator for what that chunk of a sequence keeps: unfused attention has no more columns of scores than keys that it looks at.
+
+    Keys and values themselves lie in the tensors that were gathered, but for the copies that are made for query heads that share them.
+    """
+    if plan.attention is not AttentionKernel.UNFUSED or chunk + 1 == plan.layout.cp:
+        return estimator
+    kept = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators).derivation
+    size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
+    model = plan.job.model
+    copies = model.num_attention_heads > model.num_key_value_heads and plan.recompute is Recompute.NONE
+    operators = tuple(_seeing(op, size, copies) for op in kept.graph.operators)
+    program = compile_program(
+        replace(kept, graph=replace(kept.graph, operators=operators)),
+        estimator.profile,
+        recompute_operators=plan.recompute_operators,
+        attention_kernel=str(plan.attention),
+    )
+    return replace(estimator, programs={(plan.rule_set, plan.attention, plan.recompute_operators): program})
+
+
+def _seeing(op: Operator, keys: int, copies: bool) -> Operator:
+    """The operator with that many keys in tensors of queries and keys; also in those of keys alone, where they are `copies`."""
+
+    def seen(operand: Operand) -> Operand:
+        if "q" not in operand.dims and not copies:
+            return operand
+        return replace(operand, dims=tuple(_SEEN if dim == "z" else dim for dim in operand.dims))
+
+    whole = next((dim for dim in op.dims if dim.name == "z"), None)
+    if whole is None:
+        return op
+    return replace(
+        op, dims=(*op.dims, replace(whole, name=_SEEN, size=keys)), inputs=tuple(seen(each) for each in op.inputs), output=seen(op.output)
+    )
 
 
 def _times(estimator: Estimator, plan: Plan, rank: int) -> dict[tuple[str, str], int]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.counts import AuditRow, audit_rows
 from perfmodel.execute.audit import ranks_to_audit
+from tests.execute.jobs import tiny, tiny_plan
 from tests.execute.random_plans import grown, plans
 from tests.execute.test_audit import predicted
 
@@ -38,6 +39,22 @@ def check(counting, plan, stage):
 @given(plan=plans(), stage=st.sampled_from([0, 1, -1]))
 def test_random_plans_audit_clean(counting, plan, stage):
     check(counting, plan, stage)
+
+
+UNEVEN = tiny_plan(
+    num_chips=2, pp=2, schedule="interleaved", virtual_stages=3, stage_layers=(0, 1, 3, 0, 1, 2), model=tiny(num_hidden_layers=7)
+)
+CHUNKS = {model: tiny_plan(num_chips=4, cp=4, attention="unfused", model=tiny(model)) for model in ("gpt2", "qwen3")}
+
+
+@pytest.mark.parametrize("plan, rank", [(UNEVEN, 0), (UNEVEN, 1), (CHUNKS["gpt2"], 1), (CHUNKS["qwen3"], 0)])
+def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, rank):
+    """Virtual stages of unlike layers; ranks whose scores have fewer columns than those of the last."""
+    rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+    assert [row for row in rows if row.difference and not row.tolerance] == []
+    memory = {row.name: row for row in audit_rows(predicted(grown(plan), rank), counting.count(grown(plan), rank).counts)}
+    assert memory["saved activations"].passes(SAVED), memory["saved activations"]
+    assert memory["peak"].passes(PEAK), memory["peak"]
 
 
 @pytest.mark.slow
