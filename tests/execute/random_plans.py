@@ -77,6 +77,11 @@ def pipelines(draw: st.DrawFn, num_layers: int) -> dict[str, Any]:
     if pp == 2 and virtual == 1 and draw(st.booleans()):
         first = draw(st.integers(0, num_layers))
         knobs["stage_layers"] = (first, num_layers - first)
+    if virtual > 1 and draw(st.booleans()):
+        layers = [0, *[1] * (pp * virtual - 2), 0]
+        for _ in range(num_layers - sum(layers)):
+            layers[draw(st.integers(0, len(layers) - 1))] += 1
+        knobs["stage_layers"] = tuple(layers)
     return knobs
 
 
