@@ -21,6 +21,7 @@ from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.units import format_bytes, format_time
 from perfmodel.values import share
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.network import Network
@@ -42,7 +43,7 @@ Sizes: TypeAlias = Mapping[str, int | tuple[int, ...]]
 _ZERO_STAGES = (0, 1, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ShardResult:
     """strategies: what people use, by name, on the same cluster; searches: one for each ZeRO stage that was tried.
 
@@ -69,6 +70,20 @@ class ShardResult:
     @property
     def is_proved(self) -> bool:
         return all(search.is_proved for search in self.searches.values())
+
+    def __str__(self) -> str:
+        best = self.best
+        memory = f"{format_bytes(best.memory['total'])} of {format_bytes(best.memory_usable)} usable: {best.verdict}"
+        facts = (
+            ("network", f"{self.network.name}, {len(self.network.operators)} operators"),
+            ("best plan", f"{format_time(best.step_time)} a step with ZeRO {self.zero}; lower bound {format_time(self.lower_bound)}"),
+            ("memory", memory),
+            *((name, f"{format_time(each.step_time)} a step") for name, each in self.strategies.items()),
+        )
+        width = max(len(name) for name, _ in facts)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

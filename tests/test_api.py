@@ -261,3 +261,10 @@ def test_an_explanation_prints_as_sentences():
     assert "the same plan with one knob turned:" in lines
     assert not any("none of 1 such" in line for line in lines)
     assert not any("Alternative(" in line or "Prediction(" in line for line in lines)
+
+
+def test_a_sharded_network_prints_as_a_summary():
+    printed = str(perfmodel.shard_network("alexnet", cluster="dgx-h100", chips=2))
+    assert printed.startswith("network ")
+    assert "data parallel" in printed
+    assert len(printed.splitlines()) < 10
