@@ -124,6 +124,7 @@ def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
 
 
 def _post(connection: Connection, kind: str, data: bytes, path: Path) -> None:
+    """Send data, a long one through a file that this receiver alone reads: another's would be written again while it is read."""
     if len(data) > _LONGEST_MESSAGE:
         path.write_bytes(data)
         data = b""
@@ -162,7 +163,7 @@ def worker_main(descriptor: int, rank: int, world_size: int, device: str, place:
                 _, message = connection.recv()
             except (EOFError, OSError):
                 os._exit(0)
-            function, arguments = _posted(message, folder / "call")
+            function, arguments = _posted(message, folder / f"call{rank}")
             worker.beat(f"starting {getattr(function, '__name__', function)}")
             result = function(worker, *arguments)
             worker.beat("done")
@@ -263,7 +264,7 @@ class WorkerGroup:
         try:
             for process in self._processes:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead rank is found below
-                    _post(process.connection, "call", message, self._folder / "call")
+                    _post(process.connection, "call", message, self._folder / f"call{process.rank}")
             return self._receive(timeout)
         except BaseException:
             self.close()
