@@ -34,7 +34,7 @@ from perfmodel.hardware.calibration import Calibration, default_calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
 from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.report.case_plan import HardwareOfCase, PlannedCase, plan_of_case
@@ -248,9 +248,7 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
     v = np.array([float(plan.virtual_stages) for plan in plans])
     regions = region_times(micro, profile, first.recompute, tp)
     stages = _stages(plans)
-    parameters = estimator.parameter_program(
-        program, first.rule_set, int(first.zero), pipelined=first.layout.pp > 1, recompute_full=first.recompute is Recompute.FULL
-    )
+    parameters = estimator.parameter_program(program, first.rule_set, int(first.zero), pipelined=first.layout.pp > 1)
     terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
     hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.sequence_parallel)
     pipeline = pipeline_step_time(

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.microbatch import amounts
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
@@ -25,7 +26,6 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, profile_events
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.job import PrecisionPolicy
 from perfmodel.workload.operator import REGIONS, Operand, Operator
 
@@ -317,7 +317,6 @@ class _Parameters:
             zero=int(self.plan.zero),
             pipelined=self.plan.layout.pp > 1,
             joins_ends=self._joins_ends,
-            recompute_full=self.plan.recompute is Recompute.FULL,
         )
 
     def count(self, counts: RankCounts) -> None:
@@ -354,7 +353,7 @@ class _Parameters:
         number: dict[tuple[str, str, str], int] = {}
         for parameter in unit.members:
             events = self._events(parameter)
-            scattered = any(event.kind is Collective.REDUCE_SCATTER for event in events)
+            scattered = any(event.kind is CollectiveKind.REDUCE_SCATTER for event in events)
             for event in events:
                 times = unit.number * (self.plan.num_microbatches if event.times == "microbatch" else 1)
                 itemsize_ = weight if event.dtype == "parameter" else reduced
@@ -368,10 +367,10 @@ class _Parameters:
                 key = (str(event.kind), axes, str(event.what))
                 number[key] = times
                 if self.plan.zero < 2:
-                    elements = self._flat(unit) // (self.ways if scattered and event.kind is Collective.ALL_REDUCE else 1)
+                    elements = self._flat(unit) // (self.ways if scattered and event.kind is CollectiveKind.ALL_REDUCE else 1)
                     calls[key] = elements * itemsize_
                     continue
-                elements = self._padded_shard(parameter) * (1 if event.kind is Collective.ALL_REDUCE else self.ways)
+                elements = self._padded_shard(parameter) * (1 if event.kind is CollectiveKind.ALL_REDUCE else self.ways)
                 calls[key] = calls.get(key, 0.0) + elements * itemsize_
         for key, num_bytes in calls.items():
             counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)

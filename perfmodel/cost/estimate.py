@@ -84,7 +84,7 @@ class Estimator:
     profile: ExecutionProfile
     sizes: Bytes
     programs: dict[tuple[str, AttentionKernel, tuple[str, ...]], Program] = field(default_factory=dict)
-    parameter_programs: dict[tuple[str, AttentionKernel, int, bool, bool], ParameterProgram] = field(default_factory=dict)
+    parameter_programs: dict[tuple[str, int, bool], ParameterProgram] = field(default_factory=dict)
     graphs: dict[AttentionKernel, Graph] = field(default_factory=dict)
     rule_sets: dict[str, RuleSet] = field(default_factory=dict)
 
@@ -117,8 +117,8 @@ class Estimator:
             self.rule_sets[rule_set] = load_rule_set(rule_set)
         return apply_rules(self.graph(attention), self.rule_sets[rule_set])
 
-    def parameter_program(self, program: Program, rule_set: str, zero: int, *, pipelined: bool, recompute_full: bool) -> ParameterProgram:
-        key = (rule_set, AttentionKernel.FLASH, zero, pipelined, recompute_full)
+    def parameter_program(self, program: Program, rule_set: str, zero: int, *, pipelined: bool) -> ParameterProgram:
+        key = (rule_set, zero, pipelined)
         if key not in self.parameter_programs:
             self.parameter_programs[key] = compile_parameters(
                 program.parameters,
@@ -127,7 +127,6 @@ class Estimator:
                 pipelined=pipelined,
                 parameter_bytes=self.sizes.gathered,
                 gradient_bytes=self.sizes.reduced,
-                recompute_full=recompute_full,
             )
         return self.parameter_programs[key]
 
@@ -207,9 +206,7 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     m, v = np.array([float(plan.num_microbatches)]), np.array([float(plan.virtual_stages)])
     regions = region_times(micro, profile, plan.recompute, tp)
     stages = _stage_columns(plan)
-    parameters = estimator.parameter_program(
-        program, plan.rule_set, int(plan.zero), pipelined=layout.pp > 1, recompute_full=plan.recompute is Recompute.FULL
-    )
+    parameters = estimator.parameter_program(program, plan.rule_set, int(plan.zero), pipelined=layout.pp > 1)
     cost = parameter_cost(parameters, profile, machine, grid)
     terms = parameter_terms(parameters, cost)
     hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=plan.sequence_parallel)

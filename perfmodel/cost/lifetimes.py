@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from perfmodel.parallel.derive import Amount, Derivation, Phase, amount_of
+from perfmodel.collectives import CollectiveKind
+from perfmodel.parallel.derive import Amount, Derivation, amount_of
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.sharding import Collective
-from perfmodel.workload.operator import Operand, Operator, OperatorKind, TensorRole
+from perfmodel.workload.operator import Operand, Operator, OperatorKind, Pass, TensorRole
 
 #: Bytes over and above the gradient that an elementwise chain holds while its backward runs, in units of the tensor: torch's
 #: rotary embedding as separate operators (two products, a negated half, a concatenation).
@@ -191,7 +191,7 @@ class _Backward:
         storage = self.gradients.pop(tensor, None)
         if storage is None:
             return None
-        traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Phase.BACKWARD]
+        traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.BACKWARD]
         if not traffic or tensor in self.internal:
             return storage
         axes = frozenset(axis for t in traffic for axis in t.axes)
@@ -199,7 +199,7 @@ class _Backward:
         result = _Storage(((own, frozenset()),))
         copies: list[Term] = []
         if self.profile.redistribution_copies:
-            copies = [(t.amount, t.axes) for t in traffic if t.kind in (Collective.REDUCE_SCATTER, Collective.ALL_GATHER)]
+            copies = [(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # one copy of it where no axis has more than one rank: then nothing is redistributed
         self.note([(own, axes)], copies)
         self.add(result.terms)
@@ -207,7 +207,7 @@ class _Backward:
         return result
 
     def gathered_axes(self, tensor: str) -> frozenset[str]:
-        return frozenset(a for t in self.derivation.traffic if t.tensor == tensor and t.phase is Phase.FORWARD for a in t.axes)
+        return frozenset(a for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.FORWARD for a in t.axes)
 
 
 def _always(amounts: Iterable[Amount]) -> list[Term]:

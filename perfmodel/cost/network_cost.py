@@ -27,7 +27,8 @@ from perfmodel.parallel.network_plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
-from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Pass, Product, Stream, Work
+from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Product, Stream, Work
+from perfmodel.workload.operator import Pass
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]

@@ -29,7 +29,8 @@ from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.network_plan import NetworkPlan, check_plan, gradient_of_input, left_layout, needed_layout
 from perfmodel.parallel.network_traffic import elements_of, network_traffic
 from perfmodel.parallel.sharding import Layout
-from perfmodel.workload.network import Network, Pass, TensorRole
+from perfmodel.workload.network import Network, TensorRole
+from perfmodel.workload.operator import Pass
 
 #: One row: a plan alone.
 _ONE = np.zeros(1, dtype=np.int64)

@@ -20,7 +20,6 @@ from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.operator import REGIONS
 
 Array = NDArray[np.float64]
@@ -41,8 +40,6 @@ class ParameterProgram:
     zero: int
     parameters: tuple[ParameterLayout, ...]
     event_parameter: NDArray[np.int64]
-    event_kind: NDArray[np.int64]
-    event_mask: NDArray[np.int64]
     event_itemsize: NDArray[np.float64]
     event_on_shard: NDArray[np.bool_]
     event_is_whole: NDArray[np.bool_]
@@ -108,7 +105,6 @@ def compile_parameters(
     pipelined: bool,
     parameter_bytes: float,
     gradient_bytes: float,
-    recompute_full: bool = False,
 ) -> ParameterProgram:
     """The events of `zero`, in a pipeline or not; the tied embedding's are the pipeline's (`cost/step.py`)."""
     keeps = pipelined and profile.pipeline_keeps_parameters
@@ -121,14 +117,14 @@ def compile_parameters(
     events = []
     for i, parameter in enumerate(parameters):
         region = "embedding" if joins_ends and "layer" not in parameter.regions else parameter.regions[0]
-        found = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends, recompute_full=recompute_full)
-        scattered = any(e.kind is Collective.REDUCE_SCATTER for e in found)
+        found = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
+        scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in found)
         for event in found:
             what = _WHAT_OF[str(event.what)]
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             # after the reduce-scatter only the shard is left to reduce over the other axes
-            on_shard = scattered and event.kind is Collective.ALL_REDUCE and what != "sum"
-            key = (what, str(event.times), REGIONS.index(region), str(event.kind), mask(event.axes))
+            on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
+            key = (what, str(event.times), REGIONS.index(region), event.kind, mask(event.axes))
             unit = (*key, i if what == "sum" or (profile.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=lambda entry: entry[0])
@@ -138,13 +134,11 @@ def compile_parameters(
         zero=zero,
         parameters=parameters,
         event_parameter=np.array([e[1] for e in events], dtype=np.int64),
-        event_kind=np.array([COLLECTIVE_CODE[CollectiveKind(str(e[2].kind))] for e in events], dtype=np.int64),
-        event_mask=np.array([mask(e[2].axes) for e in events], dtype=np.int64),
         event_itemsize=np.array([[e[3]] for e in events]).reshape(-1, 1),
         event_on_shard=np.array([[e[4]] for e in events], dtype=bool).reshape(-1, 1),
         event_is_whole=np.array([[zero == 0 or e[2].what == "sum"] for e in events], dtype=bool).reshape(-1, 1),
         unit_starts=np.array(starts, dtype=np.int64),
-        unit_kind=np.array([COLLECTIVE_CODE[CollectiveKind(units[i][3])] for i in starts], dtype=np.int64),
+        unit_kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
         unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
         unit_cell=np.array([cell(units[i][0], units[i][1], REGIONS[units[i][2]]) for i in starts], dtype=np.int64),
         unit_merges=_mergeable_units([units[i] for i in starts], tuple(masks)),

@@ -17,12 +17,12 @@ from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.cost.lifetimes import FLOAT32_BYTES, Kept, Moment, backward_moments, operand_bytes
 from perfmodel.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
-from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, amount_of
+from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.parameters import TENSOR_AXES, with_gathered_bias_gradients
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.sharding import Collective, gradient_layout
-from perfmodel.workload.operator import REGIONS, Graph, Operand, Operator, OperatorKind, TensorRole
+from perfmodel.parallel.sharding import gradient_layout
+from perfmodel.workload.operator import REGIONS, Graph, Operand, Operator, OperatorKind, Pass, TensorRole
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 
@@ -406,7 +406,7 @@ def comm_class(axes: frozenset[str]) -> str:
 
 def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
     """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
-    if traffic.phase is not Phase.BACKWARD or traffic.kind not in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER):
+    if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
         return False
     is_tensor_parallel = bool(traffic.axes & TENSOR_AXES)
     return is_tensor_parallel and any(op.kind is OperatorKind.EINSUM for op, _ in graph.consumers(traffic.tensor))
@@ -419,13 +419,13 @@ def _traffic_rows(
     graph = derivation.graph
     entries: list[tuple[int, str, dict[str, int]]] = []
 
-    def add(region: str, phase: str, kind: str, name: str, code: Collective, axes: frozenset[str], amount: Amount) -> None:
-        columns = {"kind": COLLECTIVE_CODE[CollectiveKind(str(code))], "group": compiler.mask(axes), "amount": compiler.amount(amount)}
+    def add(region: str, phase: str, kind: str, name: str, code: CollectiveKind, axes: frozenset[str], amount: Amount) -> None:
+        columns = {"kind": COLLECTIVE_CODE[code], "group": compiler.mask(axes), "amount": compiler.amount(amount)}
         entries.append((segment(region, phase) * len(COMM) + COMM.index(kind), name, columns))
 
     for traffic in derivation.traffic:
         phase = "backward"
-        if traffic.phase is Phase.FORWARD:
+        if traffic.phase is Pass.FORWARD:
             phase = phases[traffic.operator]
             first_tail = next((name for name, p in phases.items() if p == "tail"), "")
             if phase == "tail" and traffic.operator == first_tail:
@@ -453,7 +453,7 @@ def _traffic_rows(
                     continue
                 seen.add((operand.tensor, target))
                 for traffic in derivation.traffic:
-                    if traffic.tensor == operand.tensor and traffic.phase is Phase.FORWARD and traffic.kind is Collective.ALL_GATHER:
+                    if traffic.tensor == operand.tensor and traffic.phase is Pass.FORWARD and traffic.kind is CollectiveKind.ALL_GATHER:
                         add(op.region, "backward", "regather", operand.tensor, traffic.kind, traffic.axes, traffic.amount)
     return entries, regathers
 

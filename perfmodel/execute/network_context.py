@@ -14,7 +14,8 @@ from perfmodel.errors import RunError
 from perfmodel.execute import network_mesh
 from perfmodel.execute.network_mesh import NetworkMesh, Purpose
 from perfmodel.parallel.sharding import Sharding
-from perfmodel.workload.network import NetworkOperator, Pass
+from perfmodel.workload.network import NetworkOperator
+from perfmodel.workload.operator import Pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.execute.launch import Worker
 from perfmodel.parallel.network_plan import MeshAxis
 from perfmodel.parallel.network_traffic import NetworkTraffic
-from perfmodel.workload.network import Pass
+from perfmodel.workload.operator import Pass
 
 #: Collectives of a step by what they are; the value counts them. `repeats` of a key is 1.
 Record = Counter[NetworkTraffic]

@@ -24,7 +24,8 @@ from perfmodel.execute.network_redistribute import Redistribution, Transition, l
 from perfmodel.execute.network_refuse import check_runnable, parameter_layouts
 from perfmodel.parallel.network_plan import Held, NetworkPlan, gradient_of_input, left_layout, needed_layout
 from perfmodel.parallel.sharding import Layout
-from perfmodel.workload.network import Network, NetworkOperator, Pass, TensorRole
+from perfmodel.workload.network import Network, NetworkOperator, TensorRole
+from perfmodel.workload.operator import Pass
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from perfmodel.execute.network_context import OperatorContext
-from perfmodel.workload.network import Pass
+from perfmodel.workload.operator import Pass
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from perfmodel.collectives import CollectiveKind
 from perfmodel.execute.network_mesh import NetworkMesh, Purpose, all_gather, reduce_scatter
-from perfmodel.parallel.sharding import Collective, Layout, Step, redistribute
+from perfmodel.parallel.sharding import Layout, Step, redistribute
 
 #: Indices that a rank holds at each position.
 Holding = tuple[np.ndarray, ...]
@@ -79,9 +79,9 @@ def _stages(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequen
     that does both takes the new cuts that cost nothing innermost, exchanges its chunks, and loses the innermost ones that are gathered.
     """
     axes_of = {step.kind: step.axes for step in steps}
-    scatter = axes_of.get(Collective.REDUCE_SCATTER, frozenset())
-    exchange = axes_of.get(Collective.ALL_TO_ALL, frozenset())
-    gather = axes_of.get(Collective.ALL_GATHER, frozenset())
+    scatter = axes_of.get(CollectiveKind.REDUCE_SCATTER, frozenset())
+    exchange = axes_of.get(CollectiveKind.ALL_TO_ALL, frozenset())
+    gather = axes_of.get(CollectiveKind.ALL_GATHER, frozenset())
     place = mesh.place(rank)
     found: list[tuple[np.ndarray, ...]] = []
     for size, have, want in zip(shape, source.cuts, target.cuts, strict=True):
@@ -272,21 +272,20 @@ def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequenc
     elements = float(prod(shape))
     held, moves = mine.first, []
     kinds = [step.kind for step in steps]
-    if Collective.REDUCE_SCATTER not in kinds and _shape(mine.scattered) != _shape(held):
+    if CollectiveKind.REDUCE_SCATTER not in kinds and _shape(mine.scattered) != _shape(held):
         moves.append(_Move(None, out=(_selection(held, mine.scattered),)))
         held = mine.scattered
     for step in steps:
         axes = tuple(axis.name for axis in mesh.axes if axis.name in step.axes)
         peers = [_stages(source, target, steps, shape, mesh, rank) for rank in mesh.members(axes)]
-        kind = CollectiveKind(str(step.kind))
         nominal = elements / mesh.size(step.remaining)
-        if step.kind is Collective.REDUCE_SCATTER:
+        if step.kind is CollectiveKind.REDUCE_SCATTER:
             goals = [peer.scattered for peer in peers]
             position = _joined_position(goals, held)
             placements = (Partial(), Shard(position)) if position >= 0 else None
             moves.append(
                 _Move(
-                    kind,
+                    step.kind,
                     axes,
                     nominal,
                     placements,
@@ -295,11 +294,11 @@ def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequenc
                 )
             )
             held = mine.scattered
-        elif step.kind is Collective.ALL_TO_ALL:
+        elif step.kind is CollectiveKind.ALL_TO_ALL:
             parts = [_meet(peer.scattered, mine.exchanged) for peer in peers]
             moves.append(
                 _Move(
-                    kind,
+                    step.kind,
                     axes,
                     nominal,
                     out=tuple(_selection(held, _meet(held, peer.exchanged)) for peer in peers),
@@ -309,21 +308,21 @@ def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequenc
                 )
             )
             held = mine.exchanged
-        elif step.kind is Collective.ALL_REDUCE:
-            moves.append(_Move(kind, axes, nominal, (Partial(), Replicate())))
+        elif step.kind is CollectiveKind.ALL_REDUCE:
+            moves.append(_Move(step.kind, axes, nominal, (Partial(), Replicate())))
         else:
             had = [peer.exchanged for peer in peers]
             union = tuple(np.unique(np.concatenate(rows)) for rows in zip(*had, strict=True))
             position = _joined_position(had, union)
             parts = [_meet(each, mine.last) for each in had]
             if position >= 0:
-                moves.append(_Move(kind, axes, nominal, (Shard(position), Replicate())))
+                moves.append(_Move(step.kind, axes, nominal, (Shard(position), Replicate())))
                 if _shape(union) != _shape(mine.last):
                     moves.append(_Move(None, out=(_selection(union, mine.last),)))
             else:
                 moves.append(
                     _Move(
-                        kind,
+                        step.kind,
                         axes,
                         nominal,
                         into=tuple(_selection(mine.last, part) for part in parts),

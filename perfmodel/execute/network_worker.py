@@ -24,7 +24,8 @@ from perfmodel.execute.network_redistribute import Redistribution, local_part
 from perfmodel.execute.rank_results import CollectiveTally, RankCheck, RankTimes
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.network_plan import NetworkPlan, left_layout
-from perfmodel.workload.network import Network, Pass
+from perfmodel.workload.network import Network
+from perfmodel.workload.operator import Pass
 
 
 @dataclass(slots=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
 from perfmodel.parallel.sharding import (
-    Collective,
     Layout,
     Sharding,
     Step,
@@ -24,14 +23,7 @@ from perfmodel.parallel.sharding import (
     redistribute,
     sliced_towards,
 )
-from perfmodel.workload.operator import Dim, Graph, Operator, OperatorKind, TensorRole
-
-
-class Phase(StrEnum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    REGATHER = "regather"
-    """A saved shard gathered again for backward (R17)."""
+from perfmodel.workload.operator import Dim, Graph, Operator, OperatorKind, Pass, TensorRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +49,11 @@ class Amount:
 class Traffic:
     """One collective, once a microbatch (and once a layer in the layer region). `amount`: full buffer in the group, in bytes."""
 
-    kind: Collective
+    kind: CollectiveKind
     axes: frozenset[str]
     amount: Amount
     region: str
-    phase: Phase
+    phase: Pass
     tensor: str
     operator: str
 
@@ -73,7 +65,6 @@ class ParameterLayout:
     num_rows, num_columns   of the stored matrix; row_axes, column_axes: what cuts them in the operator (tensor parallelism)
     gradient_axes           axes on which its gradient is partial after a microbatch: the group of the gradient reduction
     sum_axes                of the bias of a linear: axes over which the linear's output is summed before the bias is added
-    padded_rows             rows are padded where they do not divide (vocabulary)
     regions                 where it is used; more than one: tied
     """
 
@@ -84,7 +75,6 @@ class ParameterLayout:
     column_axes: frozenset[str]
     gradient_axes: frozenset[str]
     sum_axes: frozenset[str]
-    padded_rows: bool
     regions: tuple[str, ...]
 
     @property
@@ -131,7 +121,7 @@ def _step_amount(operator: Operator, source: Layout, target: Layout, step: Step,
     position_of = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
     before = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
     # an all-to-all counts the local buffer that leaves; what comes after it finds the axes at their new positions
-    after_exchange = step.kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER)
+    after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
     position_of = before | position_of if after_exchange else position_of | before
     base, per_sample, cutting = itemsize, False, set[str]()
     padded_size, padded_axes = 1.0, frozenset[str]()
@@ -165,7 +155,7 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
     merged = _merged_inputs(graph, left)
     traffic: list[Traffic] = []
 
-    def add(producer: Operator, source: Layout, target: Layout, *, phase: Phase, region: str, reader: str) -> None:
+    def add(producer: Operator, source: Layout, target: Layout, *, phase: Pass, region: str, reader: str) -> None:
         tensor = producer.output.tensor
         for step in redistribute(source, target):
             amount = _step_amount(producer, source, target, step, graph.tensors[tensor].itemsize)
@@ -180,13 +170,13 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
             continue  # added up locally with another partial input, reduced with it (R7)
         start = left[tensor]
         for target, op in _distinct_targets([(needed[op.name, i], op) for op, i in readers]):
-            add(producer, start, target, phase=Phase.FORWARD, region=op.region, reader=op.name)
+            add(producer, start, target, phase=Pass.FORWARD, region=op.region, reader=op.name)
             if start.partial:
                 start = target  # a second layout starts from the first, already reduced
         goal = left[tensor].resolved()
         gradients = [sliced_towards(gradient_layout(op, shardings[op.name], op.inputs[i]), goal) for op, i in readers]
         for gradient in join_gradients(gradients):
-            add(producer, gradient, goal, phase=Phase.BACKWARD, region=readers[0][0].region, reader=producer.name)
+            add(producer, gradient, goal, phase=Pass.BACKWARD, region=readers[0][0].region, reader=producer.name)
     for op in graph.operators:
         traffic.extend(_own_traffic(op, shardings[op.name]))
     return Derivation(
@@ -267,16 +257,22 @@ def _own_traffic(op: Operator, sharding: Sharding) -> list[Traffic]:
     rows = tuple(dim for dim in op.output.dims if dim not in op.reduced_dims)
     fp32 = 4.0
 
-    def one(phase: Phase, factor: float) -> Traffic:
+    def one(phase: Pass, factor: float) -> Traffic:
         amount = amount_of(op, sharding, rows, scale=fp32 * factor)
         return Traffic(
-            kind=Collective.ALL_REDUCE, axes=axes, amount=amount, region=op.region, phase=phase, tensor=op.output.tensor, operator=op.name
+            kind=CollectiveKind.ALL_REDUCE,
+            axes=axes,
+            amount=amount,
+            region=op.region,
+            phase=phase,
+            tensor=op.output.tensor,
+            operator=op.name,
         )
 
     if op.kind is OperatorKind.CROSS_ENTROPY:
-        return [one(Phase.FORWARD, 1.0) for _ in range(3)]  # maximum, sum of exponentials, target logit; none backward
+        return [one(Pass.FORWARD, 1.0) for _ in range(3)]  # maximum, sum of exponentials, target logit; none backward
     words = 2.0 if op.kernel_class == "layernorm" else 1.0
-    return [one(Phase.FORWARD, words), one(Phase.BACKWARD, words)]
+    return [one(Pass.FORWARD, words), one(Pass.BACKWARD, words)]
 
 
 def _sum_axes(graph: Graph, shardings: Mapping[str, Sharding], parameter: str) -> frozenset[str]:
@@ -316,7 +312,6 @@ def _parameters(
                 column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
                 gradient_axes=gradient_axes,
                 sum_axes=_sum_axes(graph, shardings, name),
-                padded_rows=any(op.dim(d).padded for d in rows),
                 regions=tuple(dict.fromkeys(op.region for op, _ in uses)),
             )
         )

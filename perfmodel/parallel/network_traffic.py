@@ -15,7 +15,8 @@ from math import ceil
 from perfmodel.collectives import CollectiveKind
 from perfmodel.parallel.network_plan import NetworkPlan, gradient_of_input, is_trained, left_layout, needed_layout
 from perfmodel.parallel.sharding import Layout, redistribute
-from perfmodel.workload.network import Extent, Network, Pass, TensorRole
+from perfmodel.workload.network import Extent, Network, TensorRole
+from perfmodel.workload.operator import Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ def _redistribution(
         for size in shape:
             total *= size
         yield NetworkTraffic(
-            kind=CollectiveKind(str(step.kind)),
+            kind=step.kind,
             axes=step.axes,
             num_elements=total / remaining,
             phase=phase,

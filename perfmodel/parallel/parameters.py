@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
 from perfmodel.parallel.derive import ParameterLayout
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.sharding import Collective
 
 #: Axes over which gradients may be partial without being data.
 TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
@@ -51,7 +51,7 @@ class ParameterEvent:
     dtype   in which it travels: the parameter's, or that of gradient reduction
     """
 
-    kind: Collective
+    kind: CollectiveKind
     axes: frozenset[str]
     what: What
     times: Times
@@ -70,7 +70,6 @@ def parameter_events(
     stores_shards_zero2: bool,
     reduces_each_microbatch: bool,
     keeps_gathered: bool,
-    recompute_full: bool = False,
     is_wanted_at_once: bool = False,
     reduces_tp_first: bool = False,
     tied_across_stages: bool = False,
@@ -80,14 +79,12 @@ def parameter_events(
     stores_shards_zero2      ZeRO-2 stores shards and gathers them for forward, instead of full copies published once a step
     reduces_each_microbatch  gradients go to their accumulator after each microbatch, instead of once a step
     keeps_gathered           gathered once a step, for all microbatches (pipelines)
-    recompute_full           changes nothing: one gather serves the recomputation and the backward after it
     is_wanted_at_once        its unit holds the head, whose backward follows its forward: not freed in between
     reduces_tp_first         where it stores shards, what is partial over tp is summed over it before it is scattered
     tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
     """
     if zero not in (0, 1, 2, 3):
         raise InputError(f"zero={zero}: must be a ZeRO stage; use 0, 1, 2 or 3")
-    del recompute_full
     cut = zero_axes(parameter) if zero else frozenset[str]()
     stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
     first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
@@ -95,35 +92,35 @@ def parameter_events(
     each: Times = "microbatch" if reduces_each_microbatch else "step"
     events: list[ParameterEvent] = []
 
-    def event(kind: Collective, axes: frozenset[str], what: What, times: Times) -> None:
+    def event(kind: CollectiveKind, axes: frozenset[str], what: What, times: Times) -> None:
         if axes:
             # a gradient that has not been accumulated is still in the dtype in which it was computed, the weight's
-            as_computed = kind is Collective.ALL_GATHER or (what == "sum" and times == "microbatch")
+            as_computed = kind is CollectiveKind.ALL_GATHER or (what == "sum" and times == "microbatch")
             dtype: Literal["parameter", "gradient"] = "parameter" if as_computed else "gradient"
             events.append(ParameterEvent(kind=kind, axes=axes, what=what, times=times, dtype=dtype))
 
     if stores_shards:
-        event(Collective.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
+        event(CollectiveKind.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
     if zero == 3 and not keeps_gathered and not is_wanted_at_once:
-        event(Collective.ALL_GATHER, cut, "gather_backward", "microbatch")
-    event(Collective.ALL_REDUCE, first, "sum", each)
+        event(CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch")
+    event(CollectiveKind.ALL_REDUCE, first, "sum", each)
     if zero >= 2:
-        event(Collective.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
+        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
     elif zero == 1:
-        event(Collective.REDUCE_SCATTER, cut, "finish", "step")
+        event(CollectiveKind.REDUCE_SCATTER, cut, "finish", "step")
     if zero == 0:
-        event(Collective.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", each)
+        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", each)
     else:
-        event(Collective.ALL_REDUCE, rest, "finish", "step")
+        event(CollectiveKind.ALL_REDUCE, rest, "finish", "step")
     if tied_across_stages and len(parameter.regions) > 1:
-        event(Collective.ALL_REDUCE, frozenset(("pp",)), "tied", "step")
+        event(CollectiveKind.ALL_REDUCE, frozenset(("pp",)), "tied", "step")
     if zero and not stores_shards:
-        event(Collective.ALL_GATHER, cut, "publish", "step")
+        event(CollectiveKind.ALL_GATHER, cut, "publish", "step")
     return tuple(events)
 
 
 def profile_events(
-    parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool, recompute_full: bool = False
+    parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool
 ) -> tuple[ParameterEvent, ...]:
     """`parameter_events` as the framework of `profile` has them. `joins_ends`: `is_one_end_unit` of all the parameters."""
     keeps = pipelined and profile.pipeline_keeps_parameters
@@ -136,7 +133,6 @@ def profile_events(
         reduces_each_microbatch=(profile.reduces_each_microbatch and zero >= 2 and not keeps)
         or (profile.pipeline_reduces_each_microbatch and zero == 0 and pipelined),
         keeps_gathered=keeps,
-        recompute_full=recompute_full,
         reduces_tp_first=profile.reduces_tp_gradients_first,
         is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
     )

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
 from perfmodel.workload.operator import Operand, Operator, OperatorKind
 
@@ -32,14 +32,6 @@ AXIS_PARTS: Mapping[str, tuple[str, ...]] = {
 
 #: dim name -> axes that cut it, outermost first
 Sharding = Mapping[str, tuple[str, ...]]
-
-
-class Collective(StrEnum):
-    ALL_REDUCE = "all_reduce"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_GATHER = "all_gather"
-    ALL_TO_ALL = "all_to_all"
-    SEND_RECV = "send_recv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +62,7 @@ class Step:
     """One collective of a redistribution. The full buffer in the group is the tensor divided by the axes `remaining`
     (for all-to-all: the local buffer; R11)."""
 
-    kind: Collective
+    kind: CollectiveKind
     axes: frozenset[str]
     remaining: frozenset[str]
 
@@ -164,16 +156,16 @@ def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:
     steps: list[Step] = []
     scatter = frozenset(axis for axis in partial if axis in goal)
     if scatter:
-        steps.append(Step(kind=Collective.REDUCE_SCATTER, axes=scatter, remaining=frozenset(current)))
+        steps.append(Step(kind=CollectiveKind.REDUCE_SCATTER, axes=scatter, remaining=frozenset(current)))
         current |= scatter
     if exchanged:
-        steps.append(Step(kind=Collective.ALL_TO_ALL, axes=frozenset(exchanged), remaining=frozenset(current)))
+        steps.append(Step(kind=CollectiveKind.ALL_TO_ALL, axes=frozenset(exchanged), remaining=frozenset(current)))
     reduce = partial - scatter
     if reduce:
-        steps.append(Step(kind=Collective.ALL_REDUCE, axes=reduce, remaining=frozenset(current)))
+        steps.append(Step(kind=CollectiveKind.ALL_REDUCE, axes=reduce, remaining=frozenset(current)))
     if gathered:
         current -= gathered
-        steps.append(Step(kind=Collective.ALL_GATHER, axes=frozenset(gathered), remaining=frozenset(current)))
+        steps.append(Step(kind=CollectiveKind.ALL_GATHER, axes=frozenset(gathered), remaining=frozenset(current)))
     return tuple(steps)
 
 

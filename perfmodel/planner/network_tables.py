@@ -31,7 +31,8 @@ from perfmodel.cost.network_cost import (
 )
 from perfmodel.cost.network_overlap import mixed_exposure
 from perfmodel.planner.network_space import Configurations, NetworkSpace
-from perfmodel.workload.network import Network, NetworkOperator, Operand, Pass, TensorRole
+from perfmodel.workload.network import Network, NetworkOperator, Operand, TensorRole
+from perfmodel.workload.operator import Pass
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]

@@ -175,7 +175,7 @@ class ParameterTable:
 def parameter_table(
     estimator: Estimator, program: Program, rule_set: str, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
-    compiled = estimator.parameter_program(program, rule_set, zero, pipelined=pipelined, recompute_full=False)
+    compiled = estimator.parameter_program(program, rule_set, zero, pipelined=pipelined)
     terms = parameter_terms(compiled, parameter_cost(compiled, estimator.profile, estimator.machine, grid))
     tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))

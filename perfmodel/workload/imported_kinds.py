@@ -11,18 +11,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from perfmodel.workload.imported_graph import ImportedKind, ImportedVertex
-from perfmodel.workload.network import (
-    CollectiveKind,
-    Extent,
-    FusedAttention,
-    NetworkOperator,
-    Operand,
-    OwnTraffic,
-    Pass,
-    Product,
-    Stream,
-    Work,
-)
+from perfmodel.workload.network import CollectiveKind, Extent, FusedAttention, NetworkOperator, Operand, OwnTraffic, Product, Stream, Work
+from perfmodel.workload.operator import Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,22 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import prod
 
 from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
-from perfmodel.workload.operator import Operand, TensorRole
+from perfmodel.workload.operator import Operand, Pass, TensorRole
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
 Extent = tuple[tuple[int, str], ...]
 
 Setting = int | float | str | bool | tuple[int, ...]
-
-
-class Pass(StrEnum):
-    FORWARD = "forward"
-    BACKWARD = "backward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,11 @@ class OperatorKind(StrEnum):
     """No work: a place where a layout is required (block boundaries, pipeline cuts)."""
 
 
+class Pass(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
 class TensorRole(StrEnum):
     ACTIVATION = "activation"
     PARAMETER = "parameter"

@@ -11,7 +11,7 @@ from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.pooling import pooling
-from perfmodel.workload.network import Pass
+from perfmodel.workload.operator import Pass
 from tests.cost.machines import make_machine
 
 PARTS = {

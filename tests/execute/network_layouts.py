@@ -13,7 +13,7 @@ from perfmodel.execute.network_mesh import NetworkMesh, Purpose
 from perfmodel.execute.network_redistribute import Redistribution, local_part
 from perfmodel.parallel.network_plan import MeshAxis
 from perfmodel.parallel.sharding import Layout
-from perfmodel.workload.network import Pass
+from perfmodel.workload.operator import Pass
 
 PURPOSE = Purpose(Pass.FORWARD, "x", "toy", "edge")
 

@@ -10,8 +10,9 @@ from perfmodel.collectives import CollectiveKind
 from perfmodel.execute.network_context import OperatorContext
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan
 from perfmodel.parallel.sharding import Sharding
-from perfmodel.workload.network import Network, NetworkOperator, Operand, OwnTraffic, Pass, Stream
+from perfmodel.workload.network import Network, NetworkOperator, Operand, OwnTraffic, Stream
 from perfmodel.workload.networks.builder import NetworkBuilder
+from perfmodel.workload.operator import Pass
 
 
 def two_layers(*, batch: int = 4, features: int = 8, hidden: int = 8, classes: int = 10) -> Network:

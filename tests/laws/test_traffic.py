@@ -2,11 +2,12 @@
 
 import pytest
 
-from perfmodel.parallel.derive import Phase, derive
+from perfmodel.collectives import CollectiveKind
+from perfmodel.parallel.derive import derive
 from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
-from perfmodel.parallel.sharding import Collective, gradient_layout, output_layout, redistribute
+from perfmodel.parallel.sharding import gradient_layout, output_layout, redistribute
 from perfmodel.workload.models import load_model
-from perfmodel.workload.operator import TensorRole
+from perfmodel.workload.operator import Pass, TensorRole
 from perfmodel.workload.transformer import build_graph
 from tests.laws.volumes import amount_bytes, derivation_of, group_size, layer_traffic, total_wire_bytes, totals
 from tests.parallel.small_graphs import SIZE, operator, small_graph
@@ -29,7 +30,7 @@ def residual_bytes(model: str, seq_len: int = 2048) -> float:
 def test_megatron_is_two_all_reduces_each_way_and_layer(model, attention, dropout):
     """Shoeybi et al. 2019: each of 2bsh bytes."""
     derivation = derivation_of(model, "megatron", attention=attention, dropout=dropout)
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Pass.FORWARD, Pass.BACKWARD):
         sent = layer_traffic(derivation, phase, TP8)
         assert [(kind, num_bytes) for kind, _, num_bytes in sent] == [("all_reduce", residual_bytes(model))] * 2
 
@@ -38,7 +39,7 @@ def test_megatron_is_two_all_reduces_each_way_and_layer(model, attention, dropou
 def test_sequence_parallel_is_reduce_scatter_and_all_gather(model):
     """Korthikanti et al. 2022: two of each, forward and backward, each of 2bsh bytes."""
     derivation = derivation_of(model, "megatron-sp", dropout=True)
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Pass.FORWARD, Pass.BACKWARD):
         sent = layer_traffic(derivation, phase, TP8)
         assert sorted((kind, num_bytes) for kind, _, num_bytes in sent) == [
             *[("all_gather", residual_bytes(model))] * 2,
@@ -91,8 +92,8 @@ def test_a_parallel_block_reduces_attention_and_mlp_together(model, backward):
     derivation = derivation_of(model, "megatron")
     sizes = {"tp_q": 8} if model == "falcon-7b" else TP8
     size = residual_bytes(model)
-    assert [(kind, b) for kind, _, b in layer_traffic(derivation, Phase.FORWARD, sizes)] == [("all_reduce", size)]
-    assert [(kind, b) for kind, _, b in layer_traffic(derivation, Phase.BACKWARD, sizes)] == [("all_reduce", size)] * backward
+    assert [(kind, b) for kind, _, b in layer_traffic(derivation, Pass.FORWARD, sizes)] == [("all_reduce", size)]
+    assert [(kind, b) for kind, _, b in layer_traffic(derivation, Pass.BACKWARD, sizes)] == [("all_reduce", size)] * backward
 
 
 def test_a_partial_sum_that_another_operator_reads_is_not_carried():
@@ -102,10 +103,10 @@ def test_a_partial_sum_that_another_operator_reads_is_not_carried():
     row = {"h": ("tp_kv",)}
     shardings = {"p": row, "q": row, "y": {}, "z": {}}
     alone = derive(small_graph(first, second, total), {k: shardings[k] for k in "pqy"})
-    assert [(t.kind, t.tensor) for t in alone.traffic] == [(Collective.ALL_REDUCE, "p")]
+    assert [(t.kind, t.tensor) for t in alone.traffic] == [(CollectiveKind.ALL_REDUCE, "p")]
     other = operator("z[b,f] = p[b,f]", kernel_class="gelu")
     read = derive(small_graph(first, second, total, other), shardings)
-    assert [(t.kind, t.tensor) for t in read.traffic] == [(Collective.ALL_REDUCE, "p"), (Collective.ALL_REDUCE, "q")]
+    assert [(t.kind, t.tensor) for t in read.traffic] == [(CollectiveKind.ALL_REDUCE, "p"), (CollectiveKind.ALL_REDUCE, "q")]
 
 
 def test_tied_embeddings_are_one_parameter_with_two_uses():
@@ -113,7 +114,6 @@ def test_tied_embeddings_are_one_parameter_with_two_uses():
     tied = [p for p in derivation.parameters if len(p.regions) > 1]
     assert [(p.name, p.regions) for p in tied] == [("embedding.weight", ("embedding", "head"))]
     assert tied[0].row_axes == {"tp_kv", "tp_q"}
-    assert tied[0].padded_rows
 
 
 # --- context parallelism --------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_context_parallel_gathers_keys_and_values(attention):
     """Forward all-gather of k and v, backward reduce-scatter of their gradients; all weights are partial on cp."""
     derivation = derivation_of("llama-3-8b", "megatron", attention=attention)
     kv_bytes = 2.0 * 2048 * 8 * 128
-    for phase, kind in ((Phase.FORWARD, "all_gather"), (Phase.BACKWARD, "reduce_scatter")):
+    for phase, kind in ((Pass.FORWARD, "all_gather"), (Pass.BACKWARD, "reduce_scatter")):
         assert sorted(layer_traffic(derivation, phase, {"cp": 4})) == [(kind, "k_rotary.out", kv_bytes), (kind, "v_proj.out", kv_bytes)]
     assert all("cp" in parameter.gradient_axes for parameter in derivation.parameters)
 
@@ -133,7 +133,7 @@ def test_ulysses_is_four_all_to_alls_each_way():
     """q, k, v and the output; of the local buffer (Jacobs et al. 2023)."""
     derivation = derivation_of("llama-3-8b", "ulysses")
     query, key = (2.0 * 2048 * heads * 128 / 4 for heads in (32, 8))
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Pass.FORWARD, Pass.BACKWARD):
         sent = layer_traffic(derivation, phase, {"cp": 4})
         assert {kind for kind, _, _ in sent} == {"all_to_all"}
         assert sorted(num_bytes for _, _, num_bytes in sent) == [key, key, query, query]
@@ -148,7 +148,7 @@ TP16 = {"tp_kv": 8, "tp_q": 2}
 def test_grouped_queries_in_weight_form_send_no_activations():
     """tp 16, 8 key-value heads: the weights of k and v are partial on the second half of tp, reduced once a step."""
     derivation = derivation_of("llama-3-8b", "megatron")
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
+    for phase in (Pass.FORWARD, Pass.BACKWARD):
         assert [kind for kind, _, _ in layer_traffic(derivation, phase, TP16)] == ["all_reduce"] * 2
     parameters = {p.name: p for p in derivation.parameters}
     for name in ("k_proj.weight", "v_proj.weight"):
@@ -160,8 +160,8 @@ def test_grouped_queries_in_weight_form_send_no_activations():
 def test_grouped_queries_in_activation_form_reduce_key_and_value_gradients():
     """Each of bs(g/tp_kv)d elements, every microbatch; still one reduction of bsh for q, k and v together."""
     derivation = derivation_of("llama-3-8b", "megatron", weight_form_kv=False)
-    assert [kind for kind, _, _ in layer_traffic(derivation, Phase.FORWARD, TP16)] == ["all_reduce"] * 2
-    backward = {tensor: num_bytes for kind, tensor, num_bytes in layer_traffic(derivation, Phase.BACKWARD, TP16) if kind == "all_reduce"}
+    assert [kind for kind, _, _ in layer_traffic(derivation, Pass.FORWARD, TP16)] == ["all_reduce"] * 2
+    backward = {tensor: num_bytes for kind, tensor, num_bytes in layer_traffic(derivation, Pass.BACKWARD, TP16) if kind == "all_reduce"}
     one = 2.0 * 2048 * (8 / 8) * 128
     size = residual_bytes("llama-3-8b")
     assert backward == {"k_rotary.out": one, "v_proj.out": one, "attention_norm.out": size, "mlp_norm.out": size}
@@ -183,8 +183,8 @@ def test_one_weird_trick():
     connected = operator("y[b,n] = a[b,c] * w[n,c]")
     derivation = derive(small_graph(convolution, connected), {"a": {"b": ("dp_shard",)}, "y": {"n": ("dp_shard",)}})
     assert [(t.kind, t.phase, t.amount.base, t.amount.axes) for t in derivation.traffic] == [
-        (Collective.ALL_GATHER, Phase.FORWARD, 2.0 * SIZE * SIZE, frozenset()),
-        (Collective.REDUCE_SCATTER, Phase.BACKWARD, 2.0 * SIZE * SIZE, frozenset()),
+        (CollectiveKind.ALL_GATHER, Pass.FORWARD, 2.0 * SIZE * SIZE, frozenset()),
+        (CollectiveKind.REDUCE_SCATTER, Pass.BACKWARD, 2.0 * SIZE * SIZE, frozenset()),
     ]
     assert {p.name: p.gradient_axes for p in derivation.parameters} == {"k": {"dp_shard"}, "w": frozenset()}
 
@@ -193,7 +193,7 @@ def test_a_free_slice_is_paid_backward():
     made = operator("a[b,h] = x[b,h] * k[h,b]")
     read = operator("y[b,h] = a[b,h]", kernel_class="gelu")
     derivation = derive(small_graph(made, read), {"a": {}, "y": {"b": ("cp",)}})
-    assert [(t.kind, t.phase) for t in derivation.traffic] == [(Collective.ALL_GATHER, Phase.BACKWARD)]
+    assert [(t.kind, t.phase) for t in derivation.traffic] == [(CollectiveKind.ALL_GATHER, Pass.BACKWARD)]
 
 
 def test_one_tensor_in_two_layouts_is_reduced_once():
@@ -202,9 +202,9 @@ def test_one_tensor_in_two_layouts_is_reduced_once():
     cut = operator("y[b,f] = a[b,f]", kernel_class="gelu")
     whole = operator("z[b,f] = a[b,f]", kernel_class="tanh")
     derivation = derive(small_graph(made, cut, whole), {"a": {"h": ("tp_kv",)}, "y": {"b": ("tp_kv",)}, "z": {}})
-    forward = [(t.kind, t.amount.base, t.amount.axes) for t in derivation.traffic if t.phase is Phase.FORWARD]
+    forward = [(t.kind, t.amount.base, t.amount.axes) for t in derivation.traffic if t.phase is Pass.FORWARD]
     size = 2.0 * SIZE * SIZE
-    assert forward == [(Collective.REDUCE_SCATTER, size, frozenset()), (Collective.ALL_GATHER, size, frozenset())]
+    assert forward == [(CollectiveKind.REDUCE_SCATTER, size, frozenset()), (CollectiveKind.ALL_GATHER, size, frozenset())]
 
 
 def test_hidden_cut_everywhere_reduces_statistics_in_every_norm():
@@ -212,8 +212,8 @@ def test_hidden_cut_everywhere_reduces_statistics_in_every_norm():
     derivation = derivation_of(
         "llama-3-8b", RuleSet(name="hidden", rules={"batch": ("dp_replicate", "dp_shard"), "hidden": ("tp_kv",)}, source="")
     )
-    norms = [t for t in derivation.traffic if t.tensor.endswith("norm.out") and t.kind is Collective.ALL_REDUCE]
-    assert {(t.phase, amount_bytes(t.amount, {"tp_kv": 8})) for t in norms} == {(Phase.FORWARD, 4.0 * 2048), (Phase.BACKWARD, 4.0 * 2048)}
+    norms = [t for t in derivation.traffic if t.tensor.endswith("norm.out") and t.kind is CollectiveKind.ALL_REDUCE]
+    assert {(t.phase, amount_bytes(t.amount, {"tp_kv": 8})) for t in norms} == {(Pass.FORWARD, 4.0 * 2048), (Pass.BACKWARD, 4.0 * 2048)}
     assert {p.gradient_axes for p in derivation.parameters if "norm" in p.name} == {frozenset(("dp_replicate", "dp_shard"))}
 
 
@@ -256,7 +256,7 @@ def test_reducing_each_consumers_gradient_alone_gives_torchs_count():
     """Without adding gradients first there are 5 backward all-reduces a layer, not 2: torch's 226, 30.333 GB."""
     derivation = derivation_of("llama-3-8b", "megatron", seq_len=8192, itemsize=4.0)
     graph, shardings = derivation.graph, derivation.shardings
-    count = totals(derivation, TP8, lambda t: t.phase is Phase.FORWARD and residual_stream_only(t))["all_reduce"][0]
+    count = totals(derivation, TP8, lambda t: t.phase is Pass.FORWARD and residual_stream_only(t))["all_reduce"][0]
     for producer in graph.operators:
         goal = output_layout(producer, shardings[producer.name]).resolved()
         for reader, i in graph.consumers(producer.output.tensor):

@@ -6,17 +6,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from math import ceil, prod
 
-from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Phase, Traffic, derive
+from perfmodel.collectives import CollectiveKind
+from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Traffic, derive
 from perfmodel.parallel.parameters import ParameterEvent, parameter_events, stored_rows, zero_axes
 from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
-from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.models import load_model
+from perfmodel.workload.operator import Pass
 from perfmodel.workload.transformer import build_graph
 
 Sizes = Mapping[str, int]
 
 #: Bytes that one chip sends, over the full buffer in the group (R11).
-WIRE_FACTOR = {Collective.ALL_REDUCE: 2, Collective.REDUCE_SCATTER: 1, Collective.ALL_GATHER: 1, Collective.ALL_TO_ALL: 1}
+WIRE_FACTOR = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.REDUCE_SCATTER: 1, CollectiveKind.ALL_GATHER: 1, CollectiveKind.ALL_TO_ALL: 1}
 
 
 def derivation_of(model: str, rules: str | RuleSet, *, seq_len: int = 2048, itemsize: float = 2.0, **changes) -> Derivation:
@@ -36,7 +37,7 @@ def amount_bytes(amount: Amount, sizes: Sizes, *, micro_batch: int = 1) -> float
     return amount.base * (micro_batch if amount.per_sample else 1) * rows / group_size(axes, sizes)
 
 
-def wire_bytes(kind: Collective, num_bytes: float, group: int) -> float:
+def wire_bytes(kind: CollectiveKind, num_bytes: float, group: int) -> float:
     return WIRE_FACTOR[kind] * num_bytes * (group - 1) / group
 
 
@@ -60,7 +61,7 @@ def total_wire_bytes(derivation: Derivation, sizes: Sizes) -> float:
     )
 
 
-def layer_traffic(derivation: Derivation, phase: Phase, sizes: Sizes) -> list[tuple[str, str, float]]:
+def layer_traffic(derivation: Derivation, phase: Pass, sizes: Sizes) -> list[tuple[str, str, float]]:
     """(kind, tensor, bytes) of one layer."""
     return [
         (str(t.kind), t.tensor, amount_bytes(t.amount, sizes))
@@ -78,7 +79,7 @@ def event_elements(parameter: ParameterLayout, event: ParameterEvent, *, zero: i
     columns = parameter.num_columns / group_size(parameter.column_axes, sizes)
     cut = group_size(zero_axes(parameter), sizes) if zero else 1
     shard = float(stored_rows(rows, cut)) * columns
-    return shard if event.kind is Collective.ALL_REDUCE else shard * cut
+    return shard if event.kind is CollectiveKind.ALL_REDUCE else shard * cut
 
 
 def parameter_traffic(

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.parallel.sharding import Collective, Layout, Step, redistribute
+from perfmodel.collectives import CollectiveKind
+from perfmodel.parallel.sharding import Layout, Step, redistribute
 
 Rank = tuple[int, ...]
 Redistribute = Callable[[Layout, Layout], tuple[Step, ...]]
@@ -190,9 +191,9 @@ def execute(
         constraints=[dict.fromkeys(cut, "source") for cut in source.cuts],
     )
     state.indices = state.place()
-    in_exchange = frozenset(a for s in steps if s.kind is Collective.ALL_TO_ALL for a in s.axes)
-    in_gather = frozenset(a for s in steps if s.kind is Collective.ALL_GATHER for a in s.axes)
-    scattered = frozenset(a for s in steps if s.kind is Collective.REDUCE_SCATTER for a in s.axes)
+    in_exchange = frozenset(a for s in steps if s.kind is CollectiveKind.ALL_TO_ALL for a in s.axes)
+    in_gather = frozenset(a for s in steps if s.kind is CollectiveKind.ALL_GATHER for a in s.axes)
+    scattered = frozenset(a for s in steps if s.kind is CollectiveKind.REDUCE_SCATTER for a in s.axes)
     slices = [a for cut in target.cuts for a in cut if a not in source.cut_axes and a not in scattered]
     assert not source.partial & frozenset(slices), "a partial sum is sliced without being reduced"
     early = [a for a in slices if all(a in step.remaining for step in steps)]
@@ -206,9 +207,9 @@ def execute(
         before = {rank: _size(i) for rank, i in state.indices.items()}
         groups = mesh.groups(step.axes)
         old, values = state.indices, {}
-        if step.kind in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
+        if step.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE):
             assert step.axes <= source.partial
-            for axis in target_order(target, step.axes) if step.kind is Collective.REDUCE_SCATTER else ():
+            for axis in target_order(target, step.axes) if step.kind is CollectiveKind.REDUCE_SCATTER else ():
                 state.constrain(axis, "inner" if axis in in_exchange | in_gather else "target")
             new = state.place()
             for group in groups:
@@ -217,7 +218,7 @@ def execute(
                 for rank in group:
                     values[rank] = _pick(total, old[group[0]], new[rank])
             elements = before
-        elif step.kind is Collective.ALL_TO_ALL:
+        elif step.kind is CollectiveKind.ALL_TO_ALL:
             state.release(step.axes)
             for axis in (*target_order(target, step.axes), *sorted(step.axes - target.cut_axes)):
                 state.constrain(axis, "target" if axis in target.cut_axes else "inner")
@@ -228,7 +229,7 @@ def execute(
             assert all(_size(new[rank]) == before[rank] for rank in mesh.ranks), "an uneven all-to-all"
             elements = before
         else:
-            assert step.kind is Collective.ALL_GATHER
+            assert step.kind is CollectiveKind.ALL_GATHER
             state.release(step.axes)
             gathered = state.place()
             for group in groups:

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from perfmodel.parallel.sharding import Collective, Layout, Step, redistribute
+from perfmodel.collectives import CollectiveKind
+from perfmodel.parallel.sharding import Layout, Step, redistribute
 from tests.oracles.simulated_ranks import SimulatedMesh, check_reassembles, distribute, execute
 
 MESHES = (
@@ -119,13 +120,13 @@ def test_reduce_scatter_before_all_reduce_leaves_it_a_shard():
 
 def reduces_then_slices(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Wrong: forgets that the all-reduce has not happened where a slice of a partial sum is taken."""
-    return tuple(step for step in redistribute(source, target) if step.kind is not Collective.REDUCE_SCATTER)
+    return tuple(step for step in redistribute(source, target) if step.kind is not CollectiveKind.REDUCE_SCATTER)
 
 
 def gathers_outer_axis_alone(source: Layout, target: Layout) -> tuple[Step, ...]:
     """Wrong: gathers only the axes that leave, so chunks stay interleaved (R10)."""
     leaves = source.cut_axes - target.cut_axes
-    return (Step(kind=Collective.ALL_GATHER, axes=leaves, remaining=source.cut_axes - leaves),)
+    return (Step(kind=CollectiveKind.ALL_GATHER, axes=leaves, remaining=source.cut_axes - leaves),)
 
 
 def slices_outside(source: Layout, target: Layout) -> tuple[Step, ...]:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from perfmodel.parallel.derive import Phase, derive
+from perfmodel.parallel.derive import derive
 from perfmodel.parallel.sharding import gradient_layout, output_layout
-from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
+from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Pass, Tensor, TensorRole
 
 N = 4
 
@@ -78,8 +78,8 @@ def test_norm_over_a_cut_dim_reduces_statistics_once_each_way(kind):
     )
     derivation = derive(graph, {"op": {"h": ("tp_kv",)}})
     assert [(t.phase, t.kind, t.amount.base) for t in derivation.traffic] == [
-        (Phase.FORWARD, "all_reduce", 4.0 * words * 8),
-        (Phase.BACKWARD, "all_reduce", 4.0 * words * 8),
+        (Pass.FORWARD, "all_reduce", 4.0 * words * 8),
+        (Pass.BACKWARD, "all_reduce", 4.0 * words * 8),
     ]
     assert sum(t.amount.base for t in derivation.traffic) == 4.0 * messages
     assert derivation.left["out"].cuts == ((), ("tp_kv",))
@@ -112,7 +112,7 @@ def test_cross_entropy_over_a_cut_vocabulary_reduces_three_numbers_a_token():
         reduced="v",
     )
     derivation = derive(graph, {"op": {"v": ("tp_kv",)}})
-    assert [(t.phase, t.kind, t.amount.base) for t in derivation.traffic] == [(Phase.FORWARD, "all_reduce", 4.0 * 8)] * 3
+    assert [(t.phase, t.kind, t.amount.base) for t in derivation.traffic] == [(Pass.FORWARD, "all_reduce", 4.0 * 8)] * 3
     assert derivation.left["out"].partial == frozenset()
 
 

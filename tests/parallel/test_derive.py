@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.errors import InputError
-from perfmodel.parallel.derive import Phase, amount_of, derive
+from perfmodel.parallel.derive import amount_of, derive
 from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
-from perfmodel.parallel.sharding import Collective
 from perfmodel.workload.models import load_model
+from perfmodel.workload.operator import Pass
 from perfmodel.workload.transformer import build_graph
 from tests.laws.volumes import amount_bytes, derivation_of
 from tests.parallel.small_graphs import SIZE, operator, small_graph
@@ -81,7 +82,7 @@ def test_vocabulary_is_padded_up():
     """50257 over 4 chips is 12565 on each."""
     derivation = derivation_of("gpt2", "megatron")
     table = next(p for p in derivation.parameters if p.name == "embedding.weight")
-    assert (table.num_rows, table.padded_rows) == (50257, True)
+    assert table.num_rows == 50257
     head = next(op for op in derivation.graph.operators if op.name == "lm_head")
     logits = amount_of(head, derivation.shardings["lm_head"], ("b", "s", "v"))
     assert amount_bytes(logits, {"tp_kv": 4}, micro_batch=2) == 2 * 2048 * 12565
@@ -92,8 +93,8 @@ def test_a_padded_dim_that_moves_is_counted_at_one_position():
     v_cut = replace(MADE, dims=tuple(replace(d, padded=d.name == "f", size=5 if d.name == "f" else SIZE) for d in MADE.dims))
     read = replace(READ, dims=tuple(replace(d, size=5 if d.name == "f" else SIZE) for d in READ.dims))
     derivation = derive(small_graph(v_cut, read), {"a": {"f": ("tp_kv",)}, "y": {"b": ("tp_kv",)}})
-    (exchange,) = (t for t in derivation.traffic if t.phase is Phase.FORWARD)
-    assert exchange.kind is Collective.ALL_TO_ALL
+    (exchange,) = (t for t in derivation.traffic if t.phase is Pass.FORWARD)
+    assert exchange.kind is CollectiveKind.ALL_TO_ALL
     assert amount_bytes(exchange.amount, {"tp_kv": 4}) == 2.0 * SIZE * 2
 
 
@@ -107,8 +108,8 @@ def test_microbatches_scale_activations_and_not_weights():
 def test_all_to_all_counts_the_local_buffer_and_gathers_the_whole():
     exchanged = derive(small_graph(MADE, READ), {"a": {"f": ("tp_kv",)}, "y": {"b": ("tp_kv",)}})
     gathered = derive(small_graph(MADE, READ), {"a": {"f": ("tp_kv",)}, "y": {}})
-    assert [(t.kind, t.amount.axes) for t in exchanged.traffic] == [(Collective.ALL_TO_ALL, {"tp_kv"})] * 2
-    assert [(t.kind, t.amount.axes) for t in gathered.traffic] == [(Collective.ALL_GATHER, frozenset())]
+    assert [(t.kind, t.amount.axes) for t in exchanged.traffic] == [(CollectiveKind.ALL_TO_ALL, {"tp_kv"})] * 2
+    assert [(t.kind, t.amount.axes) for t in gathered.traffic] == [(CollectiveKind.ALL_GATHER, frozenset())]
 
 
 # --- parameters and records -------------------------------------------------------------------------------------------

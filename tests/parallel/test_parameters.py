@@ -20,7 +20,6 @@ def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[st
         column_axes=frozenset(),
         gradient_axes=frozenset(gradient_axes.split()),
         sum_axes=frozenset(),
-        padded_rows=False,
         regions=regions,
     )
 
@@ -51,7 +50,6 @@ PUBLISH = ("all_gather", SHARD, "publish", "step")
         (2, {"reduces_each_microbatch": True}, [SCATTER_EACH, REST, PUBLISH]),
         (2, {"stores_shards_zero2": True, "reduces_each_microbatch": True}, [GATHER, SCATTER_EACH, REST]),
         (3, {"reduces_each_microbatch": True}, [GATHER, GATHER_AGAIN, SCATTER_EACH, REST]),
-        (3, {"reduces_each_microbatch": True, "recompute_full": True}, [GATHER, GATHER_AGAIN, SCATTER_EACH, REST]),
         (3, {}, [GATHER, GATHER_AGAIN, SCATTER_ONCE, REST]),
         (3, {"keeps_gathered": True}, [(*GATHER[:3], "step"), SCATTER_ONCE, REST]),
         (2, {"keeps_gathered": True, "stores_shards_zero2": True}, [(*GATHER[:3], "step"), SCATTER_ONCE, REST]),
@@ -120,9 +118,7 @@ def test_tied_across_stages():
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gathers_carry_parameters_and_reductions_gradients(zero):
-    for event in parameter_events(
-        parameter(), zero=zero, stores_shards_zero2=True, reduces_each_microbatch=True, keeps_gathered=False, recompute_full=False
-    ):
+    for event in parameter_events(parameter(), zero=zero, stores_shards_zero2=True, reduces_each_microbatch=True, keeps_gathered=False):
         assert event.dtype == ("parameter" if event.kind == "all_gather" else "gradient")
 
 

@@ -18,8 +18,9 @@ from perfmodel.planner.network_space import dim_classes, network_space
 from perfmodel.planner.network_strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, OwnTraffic, Pass, Stream, TensorRole
+from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, OwnTraffic, Stream, TensorRole
 from perfmodel.workload.networks import load_network
+from perfmodel.workload.operator import Pass
 from tests.planner.network_cases import machine, planner, setting
 
 

@@ -13,7 +13,8 @@ from perfmodel.parallel.network_traffic import network_traffic
 from perfmodel.workload.imported_graph import ImportedKind
 from perfmodel.workload.imported_kinds import KINDS
 from perfmodel.workload.imported_network import network_of
-from perfmodel.workload.network import Pass, TensorRole
+from perfmodel.workload.network import TensorRole
+from perfmodel.workload.operator import Pass
 from tests.execute.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
 

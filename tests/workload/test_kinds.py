@@ -34,12 +34,12 @@ from perfmodel.workload.network import (
     NetworkTensor,
     Operand,
     OwnTraffic,
-    Pass,
     Product,
     Stream,
     TensorRole,
 )
 from perfmodel.workload.networks.builder import NetworkBuilder
+from perfmodel.workload.operator import Pass
 
 
 def operand(tensor, dims):

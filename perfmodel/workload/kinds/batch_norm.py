@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from perfmodel.errors import InputError
 from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Pass, Stream
+from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Stream
+from perfmodel.workload.operator import Pass
 
 
 def batch_norm(

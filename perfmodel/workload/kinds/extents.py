@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from perfmodel.errors import InputError
-from perfmodel.workload.network import CollectiveKind, Extent, OwnTraffic, Pass
+from perfmodel.workload.network import CollectiveKind, Extent, OwnTraffic
+from perfmodel.workload.operator import Pass
 
 
 def extent(dims: Mapping[str, int], names: Iterable[str]) -> Extent:

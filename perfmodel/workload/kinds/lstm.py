@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Pass, Product, Stream
+from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Product, Stream
+from perfmodel.workload.operator import Pass
 
 
 def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> NetworkOperator:
