@@ -20,13 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from perfmodel.calibrate.cross_validate import cross_validate, summary
 from perfmodel.commands.left_out_fits import LeftOut, Prediction
 from perfmodel.commands.left_out_runs import read_runs
 from perfmodel.errors import InputError, PerfModelError
 from perfmodel.report import accuracy_lines as rules
 from perfmodel.report.accuracy import AccuracyReport
-from perfmodel.report.judgement import error_summary, quantile
+from perfmodel.report.judgement import error_summary
 from perfmodel.report.plan_choice import PlanChoices, plan_choices
 from perfmodel.report.run_labels import RunLabels
 from perfmodel.report.validate import validate_cases
@@ -68,7 +70,7 @@ def figures(errors: Sequence[float]) -> Figures:
         num_runs=len(absolute),
         mean=sum(absolute) / len(absolute),
         median=median(absolute),
-        p90=quantile(absolute, 0.9),
+        p90=float(np.quantile(absolute, 0.9)),
         largest=absolute[-1],
         bias=median(errors),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
+from perfmodel.disjoint_sets import DisjointSets
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.workload.network import Network, NetworkOperator, OwnTraffic
 
@@ -43,25 +44,15 @@ def padded_network(network: Network, plan: NetworkPlan) -> Network:
     return replace(network, operators=operators, tensors=tensors)
 
 
-def _same_sizes(network: Network) -> dict[tuple[str, str | int], object]:
+def _same_sizes(network: Network) -> dict[tuple[str, str | int], tuple[str, str | int]]:
     """Dims of operators and positions of tensors -> one mark for all that must be padded alike."""
-    parent: dict[tuple[str, str | int], tuple[str, str | int]] = {}
-
-    def find(key: tuple[str, str | int]) -> tuple[str, str | int]:
-        parent.setdefault(key, key)
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
+    joined = DisjointSets[tuple[str, str | int]]((operator.name, dim) for operator in network.operators for dim in operator.dims)
     for operator in network.operators:
-        for dim in operator.dims:
-            find((operator.name, dim))
         for operand in (*operator.inputs, operator.output):
             for place, dim in enumerate(operand.dims):
                 if dim:
-                    parent[find((operator.name, dim))] = find((f"tensor {operand.tensor}", place))
-    return {key: find(key) for key in list(parent)}
+                    joined.join((operator.name, dim), (f"tensor {operand.tensor}", place))
+    return joined.representatives()
 
 
 def _resized(operator: NetworkOperator, dims: dict[str, int]) -> NetworkOperator:

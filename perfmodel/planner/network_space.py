@@ -16,6 +16,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.disjoint_sets import DisjointSets
 from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
 from perfmodel.parallel.sharding import Sharding
 from perfmodel.workload.network import Network, NetworkOperator, TensorRole
@@ -94,29 +95,18 @@ def _row(masks: Masks, wanted: Sequence[int]) -> int:
 
 def dim_classes(network: Network) -> tuple[Mapping[tuple[int, str], int], int]:
     """(operator, dim) -> class: dims joined where they are one position of a tensor; classes count from 0 by first appearance."""
-    parent: dict[tuple[int, str], tuple[int, str]] = {}
-
-    def find(key: tuple[int, str]) -> tuple[int, str]:
-        parent.setdefault(key, key)
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
+    joined = DisjointSets[tuple[int, str]]()
     at: dict[tuple[str, int], tuple[int, str]] = {}
     for index, operator in enumerate(network.operators):
-        for dim in operator.dims:
-            find((index, dim))
         for operand in (*operator.inputs, operator.output):
             for position, dim in enumerate(operand.dims):
                 if dim:
-                    first = at.setdefault((operand.tensor, position), (index, dim))
-                    parent[find((index, dim))] = find(first)
+                    joined.join((index, dim), at.setdefault((operand.tensor, position), (index, dim)))
     order: dict[tuple[int, str], int] = {}
     classes = {}
     for index, operator in enumerate(network.operators):
         for dim in operator.dims:
-            classes[index, dim] = order.setdefault(find((index, dim)), len(order))
+            classes[index, dim] = order.setdefault(joined.find((index, dim)), len(order))
     return classes, len(order)
 
 

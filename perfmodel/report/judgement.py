@@ -6,6 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
 
 from perfmodel.report.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.report.run_labels import UNKNOWN, RunLabels, order_of_labels
@@ -332,15 +335,7 @@ def _statistics(errors: list[float]) -> tuple[float, float, float, float]:
     if not errors:
         return (math.nan,) * 4
     absolute = sorted(abs(error) for error in errors)
-    return sum(absolute) / len(absolute), quantile(absolute, 0.5), quantile(absolute, 0.9), quantile(errors, 0.5)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Linear between neighbours."""
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return sum(absolute) / len(absolute), median(absolute), float(np.quantile(absolute, 0.9)), median(errors)
 
 
 def _kind_of(reason: str) -> str:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from perfmodel.errors import InputError, PerfModelError
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.residuals import ModelResiduals, Residuals, scale_of
@@ -174,13 +176,7 @@ def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
 def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
     """At (i + 1/2) / n, linear between runs."""
     count = min(len(ordered), _MOST_QUANTILES)
-    found = []
-    for i in range(count):
-        place = min(max((i + 0.5) / count * len(ordered) - 0.5, 0.0), len(ordered) - 1.0)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        found.append(round(ordered[low] + (place - low) * (ordered[high] - ordered[low]), 4))
-    return tuple(found)
+    return tuple(round(float(value), 4) for value in np.quantile(ordered, (np.arange(count) + 0.5) / count, method="hazen"))
 
 
 def residuals_text(residuals: Residuals) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from perfmodel.errors import InputError
 from perfmodel.report.figures import new_figure, plain_numbers, write_figure
-from perfmodel.report.judgement import ValidationResult, ValidationRow, quantile
+from perfmodel.report.judgement import ValidationResult, ValidationRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,11 +85,11 @@ def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
     for row in known:
         by_count.setdefault(row.labels.num_chips, []).append(_shown(row.time_error))
     places = sorted(count for count, errors in by_count.items() if len(errors) >= _ENOUGH)
-    marks = [(count, sorted(by_count[count])) for count in places]
-    axes.vlines(places, [quantile(e, 0.1) for _, e in marks], [quantile(e, 0.9) for _, e in marks], color="black", linewidth=1.5, zorder=5)
+    low, middle, high = np.transpose([np.quantile(by_count[count], (0.1, 0.5, 0.9)) for count in places]) if places else ((), (), ())
+    axes.vlines(places, low, high, color="black", linewidth=1.5, zorder=5)
     axes.plot(
         places,
-        [quantile(e, 0.5) for _, e in marks],
+        middle,
         "D",
         color="white",
         markeredgecolor="black",

@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from perfmodel.disjoint_sets import DisjointSets
 from perfmodel.errors import InputError, bad_field
 from perfmodel.search.bounds import Relaxation
 from perfmodel.search.dominance import undominated
@@ -227,21 +228,14 @@ class _Search:
         return _FOREST_MOVES * self.sweep_effort(relaxation.problem)
 
     def random_forest(self) -> list[bool]:
-        root = list(range(len(self.neighbours)))
-
-        def find(v: int) -> int:
-            while root[v] != v:
-                root[v] = root[root[v]]
-                v = root[v]
-            return v
-
-        inside = [False] * len(root)
+        trees = DisjointSets[int]()
+        inside = [False] * len(self.neighbours)
         for v in next(self.permutations):
-            trees = [find(u) for u in self.neighbours[v] if inside[u]]
-            if len(set(trees)) == len(trees):
+            met = [trees.find(u) for u in self.neighbours[v] if inside[u]]
+            if len(set(met)) == len(met):
                 inside[v] = True
-                for tree in trees:
-                    root[tree] = find(v)
+                for tree in met:
+                    trees.join(tree, v)
         return inside
 
     def eliminate_survivors(self, relaxation: Relaxation, *, most_work: float, is_quick: bool) -> bool:

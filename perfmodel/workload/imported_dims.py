@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from perfmodel.disjoint_sets import DisjointSets
 from perfmodel.workload.imported_graph import DimLink, ImportedGraph, ImportedKind, ImportedVertex
 
 #: What is cut: a dim of a vertex ("vertex", index, dim), a position of an output that has no dim there ("output", vertex, output, position)
@@ -98,23 +99,16 @@ class Pieces:
 
     def classes(self) -> dict[Piece, Piece]:
         """One piece for all those that links make the same."""
-        parent = {piece: piece for place in self.cuts for piece in self.of(place)}
-
-        def find(piece: Piece) -> Piece:
-            while parent[piece] != piece:
-                parent[piece] = parent[parent[piece]]
-                piece = parent[piece]
-            return piece
-
+        joined = DisjointSets(piece for place in self.cuts for piece in self.of(place))
         for links in self.links.values():
             for link in links:
                 if link.second and not link.is_broken:
                     for piece in self.of(link.first, link.first_inner, link.size):
                         inner = link.second_inner * (piece.inner // link.first_inner)
                         other = Piece(place=link.second, inner=inner, size=piece.size)
-                        if other in parent:
-                            parent[find(other)] = find(piece)
-        return {piece: find(piece) for piece in parent}
+                        if other in joined:
+                            joined.join(other, piece)
+        return joined.representatives()
 
     # How they are found
 
