@@ -201,6 +201,7 @@ def shard_network(
     zero           ZeRO stage; None: the best of 0, 1 and 3
     """
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
+    sizes = _as_run_by(place.profile, network, sizes)
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
     memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
@@ -235,6 +236,17 @@ def shard_network(
         strategies={name: with_record(prediction) for name, prediction in strategies.items()},
         treatments=treatments,
     )
+
+
+def _as_run_by(profile: ExecutionProfile, network: Name | Network, sizes: Sizes | None) -> Sizes | None:
+    """The sizes of a built-in network, with unfused attention where the framework has no fused kernel and nobody said."""
+    from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.workload.networks import network_sizes
+
+    is_built_in = not isinstance(network, Network) and ":" not in str(network)
+    if not is_built_in or profile.default_attention == AttentionKernel.FLASH or not isinstance(sizes or {}, Mapping):
+        return sizes
+    return {"fused_attention": False} | dict(sizes or {}) if "fused_attention" in network_sizes(str(network)) else sizes
 
 
 def _recorded(
@@ -318,6 +330,7 @@ def shard_pipeline(
     if ":" in network:
         raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
+    sizes = _as_run_by(place.profile, network, sizes)
     found: dict[int, PipelinePrediction] = {}
     reasons: list[InputError] = []
     tried = (3, 1) if zero is None else (zero,)

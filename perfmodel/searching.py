@@ -125,7 +125,9 @@ def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, i
     """The chips that would be enough, doubling them up to eight times; 0 where no such number is."""
     from perfmodel.planner.search import sweep
 
-    degrees = (knobs.dp_replicate, knobs.dp_shard, knobs.cp, knobs.tp, knobs.pp)
+    fixed = knobs.searched()
+    data = ("dp",) if "dp" in fixed else ("dp_replicate", "dp_shard")
+    degrees = [fixed.get(axis) for axis in (*data, "cp", "tp", "pp")]
     given = math.prod(degree or 1 for degree in degrees)
     chips = setting.cluster.num_chips
     for _ in range(8):

@@ -224,6 +224,7 @@ TOO_LARGE = {"model": "gpt3-175b", "global_batch": 64, "seq_len": 2048}
         ({}, 64),
         ({"dp_replicate": 1, "dp_shard": 4}, 64),  # the pipeline may still grow
         ({"tp": 8, "pp": 1, "cp": 1, "dp_replicate": 1, "dp_shard": 1}, 0),  # nothing may
+        ({"tp": 4, "pp": 1, "cp": 1, "dp": 2}, 0),  # nor here: the product of the data-parallel degrees is said
     ],
 )
 def test_the_chips_that_would_be_enough(given, enough):
@@ -231,13 +232,14 @@ def test_the_chips_that_would_be_enough(given, enough):
     assert least_chips_that_fit(setting, Knobs(**given), {}) == enough
 
 
-def test_no_space_is_swept_whose_degrees_do_not_divide_the_chips(monkeypatch):
+@pytest.mark.parametrize("given", [{"tp": 3}, {"dp": 3}, {"tp": 4, "pp": 1, "cp": 1, "dp": 2}])
+def test_no_space_is_swept_whose_degrees_do_not_divide_the_chips(given, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("swept")
 
     monkeypatch.setattr("perfmodel.planner.search.sweep", refuse)
     setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
-    assert least_chips_that_fit(setting, Knobs(tp=3), {}) == 0
+    assert least_chips_that_fit(setting, Knobs(**given), {}) == 0
 
 
 def test_a_search_prints_as_a_table():

@@ -132,14 +132,20 @@ def _check_pase(network: str, **given: Any) -> None:
             raise bad_field(name, given[name], "the paper's cost knows no pipelines and no memory, its plans no place", "use --cost own")
 
 
+_FLAGS = {"true": True, "false": False}
+
+
 def parse_sizes(given: list[str]) -> dict[str, int | tuple[int, ...]]:
-    """`layers=2`, `filters=4,8,8`."""
+    """`layers=2`, `filters=4,8,8`, `fused_attention=false`."""
     sizes: dict[str, int | tuple[int, ...]] = {}
     for item in given:
         name, _, value = item.partition("=")
+        if name and value in _FLAGS:
+            sizes[name] = _FLAGS[value]
+            continue
         numbers = tuple(number for number in map(whole_number, value.split(",")) if number is not None)
         if not name or len(numbers) != len(value.split(",")):
-            raise bad_field("size", item, "must be a name and whole numbers", "write --size layers=2")
+            raise bad_field("size", item, "must be a name and whole numbers, or true or false", "write --size layers=2")
         sizes[name] = numbers[0] if len(numbers) == 1 else numbers
     return sizes
 

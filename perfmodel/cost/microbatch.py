@@ -29,9 +29,9 @@ _SEGMENTS = len(REGIONS) * len(PHASES)
 class MicrobatchCost:
     """Columns of one microbatch.
 
-    matmul, attention, streaming   [segments, rows] seconds of work; segment = region * 4 + phase (core, rest, tail, backward)
-    communication                  [segments * 3, rows] seconds, by class (tensor parallel, context parallel, re-gather)
-    saved                          [regions * 3, rows] bytes (kept, dropped by selective recomputation, block boundary)
+    matmul, attention, streaming   [segments, rows] seconds of work; segment = region * len(PHASES) + phase, both as `program.py` lists them
+    communication                  [segments * len(COMM), rows] seconds, a segment's classes of communication one after another
+    saved                          [regions * len(SAVED), rows] bytes, likewise
     peaks                          [cases * 2, rows] bytes over what is kept, at the peak of a backward pass (`peak_index`)
     boundary, logits               bytes of a stage boundary; logit elements
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0

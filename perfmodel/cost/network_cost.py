@@ -215,8 +215,9 @@ class ParameterTimes:
 def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> ParameterTimes:
     """Collectives of one parameter and its optimizer step, for each microbatch. [s]
 
-    ZeRO 0: all-reduce of the gradient once a step. 1, 2: reduce-scatter, and all-gather of the new weights, once a step.
-    3: all-gather for forward and again for backward, reduce-scatter, each microbatch.
+    ZeRO 0: all-reduce of the gradient once a step. 1: reduce-scatter, and all-gather of the new weights, once a step. 2: the same, but
+    reduce-scatter each microbatch, since shards are all that stays of gradients. 3: that, and all-gather for forward and again for
+    backward, each microbatch.
     """
     w, groups, times = parameter.elements, parameter.groups, 1.0 / setting.num_microbatches
 
@@ -236,7 +237,8 @@ def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: M
     scatter = collective(CollectiveKind.REDUCE_SCATTER, gradient)
     gather = collective(CollectiveKind.ALL_GATHER, weight)
     if setting.zero < 3:
-        return ParameterTimes(reductions=times * (scatter + gather), gathers=np.zeros(len(w)), optimizer=optimizer)
+        scatters = 1.0 if setting.zero == 2 else times
+        return ParameterTimes(reductions=scatters * scatter + times * gather, gathers=np.zeros(len(w)), optimizer=optimizer)
     return ParameterTimes(reductions=scatter, gathers=2.0 * gather, optimizer=optimizer)
 
 
@@ -282,11 +284,11 @@ def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: M
     return np.asarray(weights + gradients + state)
 
 
-def saved_inputs(network: Network, operator: NetworkOperator) -> tuple[int, ...]:
+def saved_inputs(operator: NetworkOperator) -> tuple[int, ...]:
     """Which inputs an operator keeps for backward."""
     return tuple(position for position, operand in enumerate(operator.inputs) if operand.tensor in operator.kept)
 
 
-def saves_output(network: Network, operator: NetworkOperator) -> bool:
+def saves_output(operator: NetworkOperator) -> bool:
     """Whether it keeps its output for backward."""
     return operator.output.tensor in operator.kept

@@ -160,7 +160,7 @@ def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> fl
         sharding = plan.shardings[operator.name]
         parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
         left = list(operator.saved)
-        for position in saved_inputs(network, operator):
+        for position in saved_inputs(operator):
             operand = operator.inputs[position]
             shape = network.tensors[operand.tensor].shape
             left.remove(tuple(zip(shape, operand.dims, strict=True)))
@@ -169,7 +169,7 @@ def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> fl
             kept[operand.tensor, at_hand] = elements_of(shape, at_hand, plan)
             if needed != at_hand:
                 copies += elements_of(shape, needed, plan)
-        if saves_output(network, operator):
+        if saves_output(operator):
             shape = network.tensors[operator.output.tensor].shape
             left.remove(tuple(zip(shape, operator.output.dims, strict=True)))
             kept[operator.output.tensor, left_layout(operator, sharding)] = elements_of(shape, left_layout(operator, sharding), plan)

@@ -454,10 +454,10 @@ class _Pipeline:
         times = setting.num_microbatches
         reductions = sum(float(c.reductions[i]) for c, i in columns)
         gathers = sum(float(c.gathers[i]) for c, i in columns)
-        each = 0.0 if setting.zero < 3 else reductions
+        each = reductions if setting.zero >= 2 else 0.0
         shown = float(exposed_time(reductions=each, gathers=gathers, forward=forward, backward=backward, setting=setting))
-        # gradients of a step leave under the backward pass of the last microbatch
-        once = 0.0 if setting.zero == 3 else times * reductions
+        # else gradients of a step leave under the backward pass of the last microbatch
+        once = 0.0 if setting.zero >= 2 else times * reductions
         late = float(exposed_time(reductions=once, gathers=0.0, forward=0.0, backward=backward, setting=setting))
         optimizer = times * sum(float(c.optimizer[i]) for c, i in columns)
         state = sum(float(c.state_bytes[i]) for c, i in columns)

@@ -138,7 +138,7 @@ class _Tables:
         self.known_edges: dict[object, Array] = {}
         self.known_bytes: dict[object, Array] = {}
         self.layer_parameters = self.network.layer_parameters
-        self.kept = [saved_inputs(self.network, operator) for operator in self.network.operators]
+        self.kept = [saved_inputs(operator) for operator in self.network.operators]
 
     def build(self) -> NetworkTables:
         vertices = [self.operator_vertex(index) for index in range(len(self.network.operators))]
@@ -223,7 +223,7 @@ class _Tables:
         """Whether the tensor is kept where it is held or made: a reader then keeps another copy only if it needs another layout."""
         if tensor in self.held:
             return True
-        return tensor in self.producers and saves_output(self.network, self.network.operators[self.producers[tensor]])
+        return tensor in self.producers and saves_output(self.network.operators[self.producers[tensor]])
 
     def saved_extents(self, index: int) -> list[tuple[tuple[int, str], ...]]:
         """What the operator keeps beside its inputs that are kept before."""
@@ -259,7 +259,7 @@ class _Tables:
         saved = zero
         shape = self.network.tensors[tensor].shape
         producer = self.network.operators[self.producers[tensor]]
-        if self.is_kept_by_readers(tensor) and not saves_output(self.network, producer):
+        if self.is_kept_by_readers(tensor) and not saves_output(producer):
             saved = np.full(len(layouts), self.setting.activation_bytes)
             for position, size in enumerate(shape):
                 saved = saved * np.ceil(size / layouts.parts[:, position])
@@ -319,7 +319,7 @@ class _Tables:
         """Where both ends keep the tensor: another copy, if the consumer needs it in another layout."""
         operators = len(self.space.operators)
         by_readers = tensor in self.held and self.is_kept_by_readers(tensor)
-        producer_keeps = saves_output(self.network, self.network.operators[self.producers[tensor]])
+        producer_keeps = saves_output(self.network.operators[self.producers[tensor]])
         source_keeps = by_readers if source >= operators else producer_keeps
         end_keeps = by_readers if consumer >= operators else position in self.kept[consumer]
         if not (source_keeps and end_keeps):

@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from perfmodel.errors import InputError, PerfModelError, one_line
 from perfmodel.hardware.reader import list_calibrations, load_calibration
@@ -172,9 +173,8 @@ def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], other
 
 
 def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
-    means = sorted(error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)]))
-    middle = means[len(means) // 2] if len(means) % 2 else sum(means[len(means) // 2 - 1 : len(means) // 2 + 1]) / 2 if means else math.nan
-    return f"{name}: the median over these lines of their means is {_pct(middle)}."
+    means = [error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
+    return f"{name}: the median over these lines of their means is {_pct(median(means) if means else math.nan)}."
 
 
 def _largest(rows: Sequence[ValidationRow]) -> float:

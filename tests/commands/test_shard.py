@@ -75,6 +75,18 @@ def test_every_zero_stage_is_searched_though_memory_does_not_bind(call, call_jso
     assert found["zero_searched"] == [0, 1, 3]
 
 
+def test_a_framework_without_a_fused_kernel_has_scores_as_tensors_and_the_plan_says_so(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    job = ("gpt2", "--cluster", "dgx-a100", "--chips", "2", "--batch", "8", "--size", "layers=2", "--zero", "1", "--profile", "deepspeed")
+    unfused, fused = call_json("shard", *job, "--save", str(path)), call_json("shard", *job, "--size", "fused_attention=true")
+    assert any("softmax" in name for name in unfused["best"]["plan"]["shardings"])
+    assert not any("softmax" in name for name in fused["best"]["plan"]["shardings"])
+    assert unfused["best"]["memory"]["saved_activations"] > fused["best"]["memory"]["saved_activations"]
+    assert call_json("predict", str(path))["step_time"] == unfused["best"]["step_time"]
+    code, _, error = call("shard", *job[:5], "--size", "fused_attention=maybe")
+    assert (code, "fused_attention=maybe" in error) == (2, True)
+
+
 def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
     found = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
     assert found["cost_flops"] == 97098296512

@@ -1,12 +1,16 @@
 """What an operator of a network costs where the calibration has a rate of its own for its kind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.compute import convolution_time, matmul_time, streaming_time
 from perfmodel.cost.network_cost import MeshPrices, ParameterColumns, StepSetting, parameter_times, work_time
 from perfmodel.dtypes import Dtype
 from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
+from perfmodel.parallel.network_plan import MeshAxis
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.kinds.convolution import convolution
@@ -92,3 +96,12 @@ def test_an_optimizer_takes_time_for_bytes_and_elements(optimizer, expected):
     num_bytes = 28e6 if optimizer is Optimizer.ADAMW else 12e6
     alone = streaming_time(num_bytes=num_bytes, num_elements=1e6, kernel_class=kernel, machine=CPU)
     assert found <= float(alone)
+
+
+@pytest.mark.parametrize(("zero", "per_step"), [(1, 1), (2, 4), (3, 4)])
+def test_gradients_of_which_a_shard_stays_are_scattered_each_microbatch(zero, per_step):
+    prices = MeshPrices(axes=(MeshAxis(name="a", size=4, tier=0),), machine=CPU)
+    column, group = ParameterColumns(elements=np.array([1e6]), groups=np.array([1]), unit=1.0), np.array([1])
+    found = parameter_times(column, replace(setting(), zero=zero, num_microbatches=4), prices)
+    scatter, gather = (prices.time(kind, group, np.array([4e6]))[0] for kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER))
+    assert 4 * found.reductions[0] == pytest.approx(per_step * scatter + (gather if zero < 3 else 0.0))
