@@ -147,14 +147,11 @@ def find_place(
     """Cluster, calibration and profile; the precision is bf16-mixed where an accelerator has bf16, else fp32."""
     from perfmodel.cost.estimate import with_rates_of
     from perfmodel.cost.machine import resolve_machine
-    from perfmodel.cost.resolve import choose_calibration, choose_profile
     from perfmodel.dtypes import Dtype
-    from perfmodel.setting import check_names_of, find_cluster
+    from perfmodel.setting import constants_of, find_cluster
 
-    check_names_of(calibration, profile)
     reference, found = find_cluster(cluster, chips)
-    chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
-    habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
+    chosen, habits = constants_of(found, calibration, profile)
     has_bf16 = found.chip.unit_kind != "core" and Dtype.BF16 in found.chip.peak_flop_rate
     try:
         policy = Precision(precision) if precision is not None else Precision.BF16_MIXED if has_bf16 else Precision.FP32

@@ -156,22 +156,20 @@ def make_setting(
     calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
     profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
     """
-    from perfmodel.cost.resolve import calibration_reference, choose_calibration, choose_profile, resolve_estimator
+    from perfmodel.cost.resolve import calibration_reference, resolve_estimator
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
 
-    check_names_of(calibration, profile)
     reference, found = find_cluster(cluster, chips)
+    chosen, habits = constants_of(found, calibration, profile)
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
         notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
-    chosen = choose_calibration(found.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration
     if chosen.busy_fraction > MOST_BUSY:
         notes = (
             *notes,
             f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
             "calibrate again when the machine is quiet",
         )
-    habits = choose_profile(found.chip, profile or "") if profile is None or isinstance(profile, Name) else profile
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(
         reference=reference,
@@ -183,14 +181,21 @@ def make_setting(
     )
 
 
-def check_names_of(calibration: object, profile: object) -> None:
-    """Each is a name, a path, an object of its kind, or left out."""
+def constants_of(
+    cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None
+) -> tuple[Calibration, ExecutionProfile]:
+    """Objects as they are, names and paths read; None: what is usual for the cluster's chip."""
+    from perfmodel.cost.resolve import choose_calibration, choose_profile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.profile import ExecutionProfile
 
     for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
         if value is not None:
             check_name(value, field, kind, f"see `perfmodel {field}s`")
+    return (
+        choose_calibration(cluster.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration,
+        choose_profile(cluster.chip, profile or "") if profile is None or isinstance(profile, Name) else profile,
+    )
 
 
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
