@@ -256,10 +256,11 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
         profile=profile,
     )  # fmt: skip
     p, schedule = grid.degree["pp"], first.schedule
-    gather, reduction = parameter_time(terms, regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, profile=profile)
+    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
     if first.layout.pp > 1:
         pipeline = pipeline - sends_under_parameters(
-            exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total,
+            waits.total,
             beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
             schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile,
         )  # fmt: skip

@@ -214,11 +214,12 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
         regions, stages, schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
     )
     schedule = plan.schedule
-    gather, reduction = parameter_time(terms, regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, profile=profile)
+    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
     hidden_sends: Any = 0.0
     if layout.pp > 1:
         hidden_sends = sends_under_parameters(
-            exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total,
+            waits.total,
             beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
             schedule=schedule,
             num_ranks=p,

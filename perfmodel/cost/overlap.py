@@ -43,13 +43,12 @@ def parameter_time(
     terms: ParameterTerms,
     regions: RegionTimes,
     stages: Stages,
+    waits: Waits,
     *,
-    schedule: PipelineSchedule,
-    num_ranks: Any,
     num_microbatches: Any,
     profile: ExecutionProfile,
 ) -> tuple[Any, Any]:
-    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step. [s]
+    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step, whose microbatches each wait that much. [s]
 
     A layer's gather hides under the layer before it, the first one's under the embedding, the head's under the last layer; gathers and
     reductions of backward share the wire under backward. What is reduced once a step hides under what those leave of the last
@@ -60,7 +59,6 @@ def parameter_time(
     overlaps = profile.hides_reductions(terms.zero)
     slowdown = profile.compute_slowdown_under_communication
     happens = terms.program.happens
-    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=num_ranks, profile=profile)
     gather = m * waits.gather
     if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
         gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))

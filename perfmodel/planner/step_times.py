@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator, time_beside_pipeline
-from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters, waits_each_microbatch
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters, waits_each_microbatch
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
@@ -42,14 +42,21 @@ def step_times(
 
     Nothing beside the pipeline depends on the schedule, but for what every microbatch waits for: gpipe has a beat of its own.
     """
-    waits = pp > 1 and waits_each_microbatch(terms)
-    if waits:
-        pipeline = _less_hidden_sends(estimator, pipeline, terms, regions, stages, pp, num_microbatches, hop, choices)
-    step = pipeline + _beside(estimator, terms, tied, regions, stages, PipelineSchedule.ONE_F_ONE_B, pp, num_microbatches)
+    waiting = pp > 1 and waits_each_microbatch(terms)
     gpipe = [i for i, choice in enumerate(choices) if choice.schedule is PipelineSchedule.GPIPE]
-    if waits and gpipe:
-        own = _beside(estimator, terms, tied, regions, stages, PipelineSchedule.GPIPE, pp, num_microbatches)
-        step[..., gpipe] = pipeline[..., gpipe] + own
+
+    def waits_of(schedule: PipelineSchedule) -> Waits:
+        return exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=float(pp), profile=estimator.profile)
+
+    waits = waits_of(PipelineSchedule.ONE_F_ONE_B)  # interleaved too: the beat is the same
+    gpipe_waits = waits_of(PipelineSchedule.GPIPE) if waiting and gpipe else waits
+    if waiting:
+        pipeline = _less_hidden_sends(
+            estimator, pipeline, waits, gpipe_waits, regions, stages, pp=pp, m=num_microbatches, hop=hop, choices=choices
+        )
+    step = pipeline + _beside(estimator, terms, tied, regions, stages, waits, num_microbatches)
+    if waiting and gpipe:
+        step[..., gpipe] = pipeline[..., gpipe] + _beside(estimator, terms, tied, regions, stages, gpipe_waits, num_microbatches)
     return step
 
 
@@ -59,13 +66,12 @@ def _beside(
     tied: Any,
     regions: RegionTimes,
     stages: Stages,
-    schedule: PipelineSchedule,
-    pp: int,
+    waits: Waits,
     m: Array,
 ) -> Array:
     """What is added to the pipeline's time [layouts, micro-batches, recompute, 1]."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    gather, reduction = parameter_time(terms, regions, stages, schedule=schedule, num_ranks=float(pp), num_microbatches=m, profile=profile)
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
     optimizer = optimizer_time(terms, stages, sizes, machine)
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
     return np.asarray(time_beside_pipeline(gather, reduction, tied, optimizer, accumulation, profile, machine))[..., None]
@@ -74,9 +80,11 @@ def _beside(
 def _less_hidden_sends(
     estimator: Estimator,
     pipeline: Array,
-    terms: ParameterTerms,
+    waits: Waits,
+    gpipe_waits: Waits,
     regions: RegionTimes,
     stages: Stages,
+    *,
     pp: int,
     m: Array,
     hop: Array,
@@ -94,7 +102,7 @@ def _less_hidden_sends(
         if not here:
             continue
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-        exposed = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile).total
+        exposed = (gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total
         less[..., here] = pipeline[..., here] - sends_under_parameters(
             np.asarray(exposed)[..., None],
             np.asarray(beat)[..., None],

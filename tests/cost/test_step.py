@@ -8,7 +8,7 @@ import pytest
 from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.overlap import parameter_time
+from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.plan_memory import adding_up
 from perfmodel.cost.step import (
     HEAD,
@@ -92,16 +92,18 @@ def test_host_floor_is_a_smooth_maximum():
     assert row.regions.backward[LAYER] == pytest.approx(2 - 1 / 3, rel=1e-9)
 
 
-ALONE = {"schedule": PipelineSchedule.ONE_F_ONE_B, "num_ranks": 1.0}
+def parameter_time_alone(terms, regions, stages, *, num_microbatches, profile):
+    """Of one stage alone, with what its microbatches wait for."""
+    alone = {"schedule": PipelineSchedule.ONE_F_ONE_B, "num_ranks": 1.0}
+    waits = exposed_each_microbatch(terms, regions, stages, **alone, profile=profile)
+    return parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
 
 
 # --- what hides under what ----------------------------------------------------------------------------------------
 
 
 def times(row, profile, **changes):
-    return parameter_time(
-        row.terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=replace(profile, **changes)
-    )
+    return parameter_time_alone(row.terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=replace(profile, **changes))
 
 
 @pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2"])
@@ -124,7 +126,7 @@ def test_under_endless_compute_only_the_first_gather_shows():
     row = row_of(profile="torch-fsdp2", dp_shard=16, zero=3)
     long = replace(row.regions, forward=tuple(x + 1e3 for x in row.regions.forward), backward=tuple(x + 1e3 for x in row.regions.backward))
     profile = replace(profile_of("torch-fsdp2"), compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0)
-    gather, reduction = parameter_time(row.terms, long, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=profile)
+    gather, reduction = parameter_time_alone(row.terms, long, row.stages, num_microbatches=np.array([1.0]), profile=profile)
     terms = row.terms
     first = terms.gather_forward["microbatch"][0] + terms.gather_backward["microbatch"][0] + terms.gather_backward["microbatch"][HEAD]
     assert gather == pytest.approx(first, rel=1e-12)
@@ -158,7 +160,7 @@ def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backwar
     happens = row.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
     terms = replace(row.terms, reduce=each, program=replace(row.terms.program, happens=happens))
     profile = replace(profile_of("megatron"), exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
-    _, reduction = parameter_time(terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([3.0]), profile=profile)
+    _, reduction = parameter_time_alone(terms, row.regions, row.stages, num_microbatches=np.array([3.0]), profile=profile)
     t, w = stage_sums(each["microbatch"], row.stages)[0], stage_sums(row.regions.backward, row.stages)[0]
     assert float(t[0]) > float(w[0])
     assert float(reduction[0]) == pytest.approx(float((3 * (t - w) + 0.25 * w)[0]), rel=1e-12)
@@ -176,9 +178,9 @@ def test_time_of_windows_is_spent_once(prefetches):
     profile = replace(
         profile_of("torch-fsdp2"), prefetches_parameters=prefetches, compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0
     )
-    exposed = sum(parameter_time(terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=profile))
+    exposed = sum(parameter_time_alone(terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=profile))
     nothing = replace(profile, prefetches_parameters=False, overlaps_gradients=False)
-    everything = sum(parameter_time(terms, row.regions, row.stages, **ALONE, num_microbatches=np.array([1.0]), profile=nothing))
+    everything = sum(parameter_time_alone(terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=nothing))
     f, b = (stage_sums(x, row.stages)[0] for x in (row.regions.forward, row.regions.backward))
     assert 0.0 <= everything - exposed <= (f + b) * (1 + 1e-9)
 
