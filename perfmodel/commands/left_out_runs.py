@@ -17,7 +17,6 @@ from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import parameter_cost
 from perfmodel.cost.step import (
-    Stages,
     accumulation_time,
     beat_of,
     hop_time,
@@ -25,6 +24,7 @@ from perfmodel.cost.step import (
     parameter_terms,
     pipeline_step_time,
     region_times,
+    stage_columns,
     stages_of,
     tied_time,
 )
@@ -247,7 +247,7 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
     m = np.array([float(plan.num_microbatches) for plan in plans])
     v = np.array([float(plan.virtual_stages) for plan in plans])
     regions = region_times(micro, profile, first.recompute, tp)
-    stages = _stages(plans)
+    stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
     parameters = estimator.parameter_program(program, first.rule_set, int(first.zero), pipelined=first.layout.pp > 1)
     terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
     hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.sequence_parallel)
@@ -269,8 +269,3 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
     accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
     total = step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine)
     return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
-
-
-def _stages(plans: Sequence[Plan]) -> Stages:
-    found = [stages_of(plan.stage_layers, plan.layout.pp) for plan in plans]
-    return Stages(**{field.name: np.array([getattr(stages, field.name) for stages in found]) for field in fields(Stages)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,7 @@ from perfmodel.cost.step import (
     pipeline_step_time,
     recomputed_phases,
     region_times,
+    stage_columns,
     stage_sums,
     stages_of,
     tied_time,
@@ -185,12 +186,6 @@ class PlanRow:
     memory_row: MemoryRow
 
 
-def _stage_columns(plan: Plan) -> Stages:
-    """Layers of the first, the largest middle and the last pipeline rank, as columns of one."""
-    stages = stages_of(plan.stage_layers, plan.layout.pp)
-    return Stages(**{field.name: np.array([getattr(stages, field.name)]) for field in fields(Stages)})
-
-
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
@@ -205,7 +200,7 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     tp, p = grid.degree["tp"], grid.degree["pp"]
     m, v = np.array([float(plan.num_microbatches)]), np.array([float(plan.virtual_stages)])
     regions = region_times(micro, profile, plan.recompute, tp)
-    stages = _stage_columns(plan)
+    stages = stage_columns([stages_of(plan.stage_layers, layout.pp)])
     parameters = estimator.parameter_program(program, plan.rule_set, int(plan.zero), pipelined=layout.pp > 1)
     cost = parameter_cost(parameters, profile, machine, grid)
     terms = parameter_terms(parameters, cost)

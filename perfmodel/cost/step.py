@@ -7,7 +7,7 @@ dimension for each independent choice. The same code serves both, so their bits 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -236,6 +236,11 @@ def stages_of(stage_layers: Sequence[int], num_ranks: int) -> Stages:
         is_single=1.0 if num_ranks == 1 else 0.0,
         unequal=max(stage_layers) - max(per_rank) / virtual_stages,
     )
+
+
+def stage_columns(found: Sequence[Stages]) -> Stages:
+    """Of several plans as one, each field an array with a place for each of them."""
+    return Stages(**{field.name: np.array([getattr(stages, field.name) for stages in found]) for field in fields(Stages)})
 
 
 def stage_sums(values: tuple[Any, ...], stages: Stages) -> tuple[Any, Any, Any]:
