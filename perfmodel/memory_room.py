@@ -21,9 +21,14 @@ class Verdict(StrEnum):
     DOES_NOT_FIT = "does not fit"
 
 
+def room(usable: float, headroom: float) -> float:
+    """What a plan that fits may need. [byte]"""
+    return usable * (1.0 - headroom)
+
+
 def verdict(needed: float, usable: float, headroom: float) -> Verdict:
     """Fits: `headroom` of the usable bytes stays free. Tight: less does, so that fragments or another release may end it."""
-    if needed <= usable * (1.0 - headroom):
+    if needed <= room(usable, headroom):
         return Verdict.FITS
     return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom, room
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.units import format_bytes, format_time
 from perfmodel.values import share
@@ -202,7 +202,7 @@ def shard_network(
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
     memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
-    limit = place.machine.memory_usable * (1.0 - memory_headroom)
+    limit = room(place.machine.memory_usable, memory_headroom)
     searches: dict[int, NetworkSearch] = {}
     planners: dict[int, NetworkPlanner] = {}
     reasons: list[InputError] = []
@@ -345,7 +345,7 @@ def shard_pipeline(
                 num_chips=place.cluster.num_chips,
                 machine=place.machine,
                 setting=step_setting(place, optimizer=optimizer, zero=stage),
-                memory_limit=place.machine.memory_usable * (1.0 - memory_headroom),
+                memory_limit=room(place.machine.memory_usable, memory_headroom),
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((plan.step_time for plan in found.values()), default=math.inf),

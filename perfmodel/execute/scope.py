@@ -72,7 +72,7 @@ def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
         attentions=(
             (1, 4, 4, 64, 32), (2, 6, 6, 128, 64), (4, 3, 3, 128, 64), (4, 6, 6, 128, 64), (2, 6, 6, 256, 64), (4, 8, 2, 256, 32),
             (4, 6, 6, 256, 64), (1, 12, 12, 512, 64), (1, 8, 8, 512, 128), (1, 6, 6, 1024, 64),
-        )[:: 1],
+        ),
         message_bytes=tuple(2**exponent for exponent in range(8, 24 if brief else 27, 3 if brief else 2)),
         logit_bytes=logit_bytes,
         dtype=Dtype.FP32,

@@ -87,6 +87,10 @@ class Prediction:
         return self.memory_usable - self.memory["total"]
 
     @property
+    def largest_memory_class(self) -> str:
+        return max((name for name in self.memory if name != "total"), key=lambda name: self.memory[name])
+
+    @property
     def tokens_per_second(self) -> float:
         return self.tokens_per_second_per_chip * self.plan.num_chips
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, bad_field, shown, suggest, whole_number
-from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict
+from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict, room
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.prediction import Prediction
@@ -209,8 +209,8 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
     other = estimator.predict(state.plan(int(ids[0])), memory_headroom=headroom)
     difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
     if not other.fits:
-        lacking = other.memory["total"] - own.memory_usable * (1.0 - headroom)
-        largest = max((c for c in other.memory if c != "total"), key=lambda c: other.memory[c])
+        lacking = other.memory["total"] - room(own.memory_usable, headroom)
+        largest = other.largest_memory_class
         none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
         reason = (
             f"{named}: {none} needs {format_bytes(other.memory['total'])}, "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_plan
 from perfmodel.errors import InputError
+from perfmodel.memory_room import room
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
@@ -109,7 +110,7 @@ class Prober:
         except InputError:
             return False
         total = max(evaluate_plan(estimator, stretched).memory_row.total)
-        return total <= estimator.machine.memory_usable * (1.0 - self.headroom)
+        return total <= room(estimator.machine.memory_usable, self.headroom)
 
     def fastest(self, state: Sweep) -> tuple[Prediction, ...]:
         ids = state.best_time.ids[: min(1, state.num_feasible)]
@@ -120,11 +121,10 @@ class Prober:
         if not len(state.least.ids):
             return "divisibility", f"no plan has {what}: no degrees that were left divide it", ""
         least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom)
-        room = least.memory_usable * (1.0 - self.headroom)
-        largest = max((name for name in least.memory if name != "total"), key=lambda name: least.memory[name])
-        lacking = least.memory["total"] - room
+        allowed, largest = room(least.memory_usable, self.headroom), least.largest_memory_class
+        lacking = least.memory["total"] - allowed
         sentence = (
-            f"{what} would need {format_bytes(lacking)} more than the {format_bytes(room)} that may be used "
+            f"{what} would need {format_bytes(lacking)} more than the {format_bytes(allowed)} that may be used "
             f"(mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"
         )
         return "memory", sentence, largest
@@ -234,7 +234,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
     sizes, parameters = estimator.sizes, estimator.job.model.num_parameters
-    least = parameters * (sizes.stored + sizes.state) / (estimator.machine.memory_usable * (1.0 - prober.headroom))
+    least = parameters * (sizes.stored + sizes.state) / room(estimator.machine.memory_usable, prober.headroom)
     possible = [count for count in candidates if count >= least and count % given == 0]
     found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]

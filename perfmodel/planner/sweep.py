@@ -42,7 +42,7 @@ from perfmodel.cost.step import (
     hop_time,
     pipeline_step_time,
 )
-from perfmodel.memory_room import DEFAULT_HEADROOM
+from perfmodel.memory_room import DEFAULT_HEADROOM, room
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
@@ -164,7 +164,7 @@ def sweep(
     progress: Callable[[float], bool | None] | None = None,
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has."""
-    capacity = estimator.machine.memory_usable * (1.0 - memory_headroom)
+    capacity = room(estimator.machine.memory_usable, memory_headroom)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
         estimator=estimator,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.memory_room import room
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.result import SearchResult
 from perfmodel.report.predictions import degrees_line, workload_line
@@ -153,7 +154,7 @@ def search_figure(result: SearchResult) -> Figure:
             label=f"{baseline.name}{fits}",
             zorder=4,
         )
-    capacity = result.memory_usable * (1.0 - result.memory_headroom) / GIB
+    capacity = room(result.memory_usable, result.memory_headroom) / GIB
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
     axes.annotate(
         f"{capacity:.3g} GiB may be used ",
