@@ -20,6 +20,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Predictions
+from perfmodel.planner.ties import TIES
 from perfmodel.requests import make_requests, predict_requests, setting_of_request
 from perfmodel.resources import require_torch as require_torch
 from perfmodel.searching import search_in
@@ -186,7 +187,7 @@ def find_plans(
     profile: Several[Name | ExecutionProfile] = None,
     calibration: Name | Calibration | None = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
-    ties: float | str = 0.01,
+    ties: float | str = TIES,
     only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.planner.ties import TIES
 from perfmodel.setting import (
     Knobs,
     Setting,
@@ -34,7 +35,7 @@ def search_in(
     objective: str = "time",
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
-    ties: float = 0.01,
+    ties: float = TIES,
     only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:

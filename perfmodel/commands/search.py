@@ -12,6 +12,7 @@ from perfmodel.commands import options
 from perfmodel.commands.output import Progress, first_interrupt, print_facts, print_json, print_tables
 from perfmodel.errors import InputError
 from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.planner.ties import TIES
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
@@ -70,7 +71,7 @@ def search(
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
     ties: Annotated[
         str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
-    ] = "1%",
+    ] = f"{100 * TIES:g}%",
     only_runnable: Annotated[
         bool, typer.Option("--only-runnable", help="Search only what the assumed framework can run (`perfmodel profiles NAME`).")
     ] = False,

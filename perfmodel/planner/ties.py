@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
-from perfmodel.parallel.plan import Plan
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.plan import Plan
 
 #: Plans within this share of each other are ties. Among published runs that differ in their plan alone, the one predicted to be
 #: fastest is 1.2 % slower than the measured best on average (docs/accuracy.md, "Does it pick the right plan?"): closer plans cannot
