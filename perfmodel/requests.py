@@ -20,14 +20,13 @@ from perfmodel.setting import (
     Knobs,
     Setting,
     choice_of,
-    is_path,
     make_job,
     make_setting,
     plan_in,
     predict_in,
     setting_of_plan,
 )
-from perfmodel.values import check_name, several, whole
+from perfmodel.values import check_name, is_path, several, whole
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 

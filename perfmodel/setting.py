@@ -12,7 +12,7 @@ from perfmodel.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
-from perfmodel.values import check_name, text_of, whole, yes_or_no
+from perfmodel.values import check_name, is_path, text_of, whole, yes_or_no
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
@@ -220,12 +220,6 @@ def file_reference(name: Name) -> str:
         return str(Path(name).resolve()) if is_path(name) else str(name)
     except (OSError, RuntimeError, ValueError):  # no working folder, links in a circle, a null byte: the reader says what is wrong
         return str(name)
-
-
-def is_path(name: Name) -> bool:
-    """Whether somebody means a file and not a name."""
-    text = str(name)
-    return "/" in text or text.endswith((".yaml", ".yml"))
 
 
 def make_job(

@@ -93,6 +93,12 @@ def check_path(value: object, field: str) -> None:
         raise bad_field(field, shown(value), "must be a name or a path", f"write {field}='name' or the path of its file")
 
 
+def is_path(name: str | Path) -> bool:
+    """Whether somebody means a file and not a name."""
+    text = str(name)
+    return "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
+
+
 def several(value: object) -> list[Any]:
     """One value or several: `64,128` and [64, 128] are two, everything else is one; nothing is none."""
     if value is None:

@@ -34,14 +34,16 @@ def test_a_plan_its_file_and_its_knobs_predict_the_same(tmp_path):
     assert perfmodel.predict("fsdp").plan.layout.dp_shard == 64
 
 
-def test_a_cluster_file_is_named_in_full_so_that_the_plan_finds_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("path", ["./mine.yaml", "mine.json"])
+def test_a_cluster_file_is_named_in_full_so_that_the_plan_finds_it(tmp_path, monkeypatch, path):
     from perfmodel.hardware.writer import save_cluster
 
     save_cluster(perfmodel.load_cluster("dgx-h100"), tmp_path / "mine.yaml")
     monkeypatch.chdir(tmp_path)
-    prediction = perfmodel.predict(**dict(JOB, cluster="./mine.yaml"), tp=2)
+    (tmp_path / "mine.yaml").rename(path)
+    prediction = perfmodel.predict(**dict(JOB, cluster=path), tp=2)
     monkeypatch.chdir("/")
-    assert prediction.plan.cluster == str(tmp_path / "mine.yaml")
+    assert prediction.plan.cluster == str(tmp_path / path)
     assert perfmodel.predict(prediction.plan) == prediction
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.units import exact_quantity, parse_quantity
+from perfmodel.values import is_path
 
 _STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out)=[^=]*?)+) *")
 _FIELD = re.compile(r" +(per-node|scale-up|scale-out)=")
@@ -51,9 +52,8 @@ def state_chip_cluster(
     name = str(chip).strip()
     if not name:
         raise InputError("chip: is missing; give a name from `perfmodel chips` or the path of a chip file")
-    is_path = isinstance(chip, Path) or "/" in name or name.endswith((".yaml", ".yml"))
     return ChipCluster(
-        chip=_absolute(name) if is_path else name,
+        chip=_absolute(name) if isinstance(chip, Path) or is_path(name) else name,
         per_node=None if per_node is None else _count(per_node),
         scale_up=_rate(scale_up, "scale_up"),
         scale_out=_rate(scale_out, "scale_out"),

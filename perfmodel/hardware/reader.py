@@ -20,7 +20,7 @@ from perfmodel.hardware.network import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.resources import resource_dir
 from perfmodel.units import parse_quantity
-from perfmodel.values import check_name, check_path
+from perfmodel.values import check_name, check_path, is_path
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -65,7 +65,7 @@ def chip_called(text: str) -> str:
     if _is_shipped(text, "chips"):
         return text
     wanted = _plain_name(text)
-    if not wanted or "/" in text or text.endswith((".yaml", ".yml", ".json")):
+    if not wanted or is_path(text):
         return ""
     names = list_chips()
     found = [name for name in names if _plain_name(name) == wanted] or [name for name in names if wanted in _beginnings(name)]
@@ -295,8 +295,7 @@ def _files_in(folder: Path) -> list[Path]:
 def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
     """The file that a name or a path means. A name is looked up first, without listing the folder."""
     text = str(name_or_path)
-    is_path = isinstance(name_or_path, Path) or "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
-    if is_path:
+    if isinstance(name_or_path, Path) or is_path(text):
         path = Path(text)
         if not _is_file(path):
             raise InputError(
@@ -324,8 +323,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _relative_chip(chip: str, cluster_path: Path) -> str | Path:
-    is_path = "/" in chip or chip.endswith((".yaml", ".yml"))
-    return cluster_path.parent / chip if is_path else chip
+    return cluster_path.parent / chip if is_path(chip) else chip
 
 
 def _located(path: Path, build: Any) -> Any:

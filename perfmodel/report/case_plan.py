@@ -15,6 +15,7 @@ from perfmodel.errors import InputError, bad_field, one_line
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.report.frameworks import Framework, framework_of, stage_layers_by_cost, stage_layers_with_ends, with_settings
+from perfmodel.values import is_path
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.published import config_from_case
@@ -239,7 +240,7 @@ def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mappin
 
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     chip = inputs.get("chip")
-    if not isinstance(chip, str) or not chip.strip() or "/" in chip or "\\" in chip or chip.endswith((".yaml", ".yml", ".json")):
+    if not isinstance(chip, str) or not chip.strip() or is_path(chip):
         raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
     per_node = _optional_count(inputs, "chips_per_node")
     rate = inputs.get("inter_node_gbit_per_s_per_node")
