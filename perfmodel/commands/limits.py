@@ -146,9 +146,9 @@ def _show(found: Limits) -> None:
 
 
 def _table(found: Limits) -> Table:
-    from perfmodel.report.predictions import PLAN_HEADERS, plan_cells, step_text
+    from perfmodel.report.predictions import PLAN_HEADERS, plan_cells
     from perfmodel.report.table import Table
-    from perfmodel.units import format_bytes
+    from perfmodel.units import format_bytes, format_step
 
     rows = []
     for each in found:
@@ -163,7 +163,7 @@ def _table(found: Limits) -> Table:
                 value,
                 each.limited_by or "-",
                 format_bytes(plan.memory["total"]),
-                step_text(plan.step_time) if math.isfinite(plan.step_time) else "",
+                format_step(plan.step_time) if math.isfinite(plan.step_time) else "",
                 *plan_cells(plan.plan),
             )
         )

@@ -20,11 +20,6 @@ SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
 
 
-def step_text(time: float) -> str:
-    """A step's time, in seconds even where it takes minutes: steps are compared."""
-    return format_step(time)
-
-
 def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
     """Days and chip-hours to train on so many tokens, without a pause."""
     steps = tokens / prediction.plan.job.tokens_per_step
@@ -86,7 +81,7 @@ def confidence_object(prediction: Prediction, interval: StepInterval, named: Seq
 
 
 def confidence_lines(prediction: Prediction, interval: StepInterval) -> list[tuple[str, str]]:
-    low, high = (step_text(prediction.step_time * factor) for factor in (interval.low, interval.high))
+    low, high = (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
     return [(f"{COVERAGE:.0%} interval", f"{low} to {high}"), ("", f"from {interval.rests_on}")]
 
 
@@ -163,7 +158,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
     lines = [
         ("plan", plan_line(plan)),
         ("assumes", f"{plan.profile} as the framework, axes on the network {'-'.join(plan.order)} (innermost first)"),
-        ("step time", f"{step_text(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} tokens"),
+        ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} tokens"),
         (
             "throughput",
             f"{prediction.tokens_per_second_per_chip:,.0f} tokens/s a chip, {format_count(prediction.tokens_per_second)} tokens/s in all",

@@ -14,9 +14,9 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
-from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object, step_text
+from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object
 from perfmodel.report.table import Table, bytes_like, percent, times_like
-from perfmodel.units import format_bytes, format_time
+from perfmodel.units import format_bytes, format_step, format_time
 
 #: Of how many values of a knob the line of plans that are nearly the same names.
 _ALIKE_VALUES = 3
@@ -174,7 +174,7 @@ def ties_line(result: SearchResult) -> str:
     if tied < 2 or not result.ties:
         return ""
     by_memory = str(result.objective) == "memory"
-    least = "" if by_memory else f" (the least time of any plan that fits is {step_text(result.least_time)})"
+    least = "" if by_memory else f" (the least time of any plan that fits is {format_step(result.least_time)})"
     return (
         f"place: within {percent(result.ties)} plans are ties (--ties); of the first, plan 1 has the fewest forms of parallelism, "
         f"then the least {'time' if by_memory else 'memory'}{least}"

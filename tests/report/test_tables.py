@@ -6,9 +6,10 @@ import pytest
 
 import perfmodel
 from perfmodel.commands.output import print_table
-from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table, step_text, training_time
+from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table, training_time
 from perfmodel.report.searches import beside_lines, plans_legend, plans_table, rejected_table
 from perfmodel.report.table import bar, percent
+from perfmodel.units import format_step
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
 
@@ -87,7 +88,7 @@ def test_days_and_chip_hours(prediction):
 def test_numbers_as_text():
     assert [percent(share) for share in (0.0, 1e-5, 0.431, 0.9999, 1.5)] == ["0.0 %", "<0.1 %", "43.1 %", "100 %", "150 %"]
     assert [bar(share, 10) for share in (0.0, 1e-6, 0.5, 1.0, 3.0)] == ["", "#", "#####", "#" * 10, "#" * 10]
-    assert [step_text(time) for time in (0.0123, 7.44, 68.14, 4321.0)] == ["12.3 ms", "7.44 s", "68.1 s", "4,321 s"]
+    assert [format_step(time) for time in (0.0123, 7.44, 68.14, 4321.0)] == ["12.3 ms", "7.44 s", "68.1 s", "4,321 s"]
 
 
 @pytest.mark.parametrize("columns", [20, 80, 400])
