@@ -21,6 +21,7 @@ from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom, room
 from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.parallel.prediction import facts_text
 from perfmodel.units import format_bytes, format_time
 from perfmodel.values import share
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
@@ -80,8 +81,7 @@ class ShardResult:
             ("memory", memory),
             *((name, f"{format_time(each.step_time)} a step") for name, each in self.strategies.items()),
         )
-        width = max(len(name) for name, _ in facts)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+        return facts_text(facts)
 
     __repr__ = __str__
 

@@ -100,9 +100,7 @@ class Prediction:
         return self.mfu_palm * self.peak_flop_rate / 1e12
 
     def __str__(self) -> str:
-        facts = summary(self)
-        width = max(len(name) for name, _ in facts)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
+        return facts_text(summary(self))
 
     __repr__ = __str__
 
@@ -195,6 +193,12 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
 
 def _room(prediction: Prediction) -> str:
     return f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable: {prediction.verdict}"
+
+
+def facts_text(facts: Sequence[tuple[str, str]]) -> str:
+    """Names and what there is to say of each, a line each, the names in one column."""
+    width = max(len(name) for name, _ in facts)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
