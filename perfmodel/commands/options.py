@@ -11,13 +11,7 @@ from perfmodel import memory_room
 from perfmodel.errors import InputError, bad_field, whole_number
 from perfmodel.resources import check_can_be_written
 
-_JOB, _PLAN, _RESULT = "Job and cluster", "Plan", "Result"
-
 Model = Annotated[str, typer.Option("--model", metavar="NAME|PATH", help="A model's name (`perfmodel models`) or a config.json.")]
-ClusterNames = Annotated[
-    list[str],
-    typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file; may be given several times."),
-]
 Chip = Annotated[
     str,
     typer.Option("--chip", metavar="NAME|PATH", help="In place of --cluster: a chip (`perfmodel chips`) with its usual node and links."),
@@ -29,9 +23,6 @@ ScaleUp = Annotated[
 ScaleOut = Annotated[
     str, typer.Option("--scale-out", metavar="RATE", help="With --chip: what a chip sends between nodes, one direction, such as 400Gbit/s.")
 ]
-Chips = Annotated[str, typer.Option("--chips", metavar="N[,N...]", help="Chips to use; several numbers give one table.")]
-GlobalBatch = Annotated[int | None, typer.Option("--global-batch", metavar="N", help="Sequences in a step, on all chips together.")]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", metavar="N", help="Tokens in a sequence.")]
 Precision = Annotated[str, typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16.")]
 Optimizer = Annotated[str, typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, adam or adamw.")]
 
