@@ -107,7 +107,6 @@ def _root() -> Callable[..., None]:
     def root(version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version.")) -> None:
         """Options before the verb."""
 
-    root.__annotations__["version"] = bool
     return root
 
 
