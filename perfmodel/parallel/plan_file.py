@@ -165,9 +165,9 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
     known = {operator.name for operator in inside} | {operator.group for operator in inside if operator.group}
     for name in plan.recompute_operators:
         if name not in known:
-            shown = one_line(name, 80)
+            quoted = one_line(name, 80)
             raise InputError(
-                f"{where}: recompute_operators={shown}: no operator of a layer of {plan.job.model.name}{suggest(shown, known)}"
+                f"{where}: recompute_operators={quoted}: no operator of a layer of {plan.job.model.name}{suggest(quoted, known)}"
             )
 
 
