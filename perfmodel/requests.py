@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError, bad_field
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.overrides import Change, changes, overridden
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction
@@ -169,7 +170,7 @@ def predict_requests(
     *,
     plan: Plan | None = None,
     calibration: str | Path | Calibration | None = None,
-    memory_headroom: float | None = None,
+    memory_headroom: float = DEFAULT_HEADROOM,
 ) -> tuple[list[Answer], list[NotPredicted]]:
     """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised.
 
@@ -204,16 +205,15 @@ def check_names(requests: Iterable[Request]) -> None:
 
 
 def _answer(
-    request: Request, knobs: Knobs, plan: Plan | None, calibration: str | Path | Calibration | None, memory_headroom: float | None
+    request: Request, knobs: Knobs, plan: Plan | None, calibration: str | Path | Calibration | None, memory_headroom: float
 ) -> Answer:
-    headroom = {} if memory_headroom is None else {"memory_headroom": memory_headroom}
     setting = setting_of_request(request, plan=plan, calibration=calibration)
     if plan is None:
         wanted = plan_in(setting, knobs)
     else:
         wanted = overridden(plan, setting, knobs)
     setting = replace(setting, notes=(*setting.notes, *_notes_on(knobs, wanted)))
-    prediction = predict_in(setting, wanted, **headroom)
+    prediction = predict_in(setting, wanted, memory_headroom=memory_headroom)
     given = {*knobs.given(), *request.described()}
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 
