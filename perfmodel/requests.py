@@ -16,7 +16,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM
 from perfmodel.overrides import Change, changes, overridden
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.prediction import NotPredicted, Prediction
+from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
 from perfmodel.setting import (
     Knobs,
     Setting,
@@ -187,7 +187,7 @@ def predict_requests(
                 raise
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
     if not answers:
-        raise InputError("; ".join(list(dict.fromkeys(each.reason for each in failures))[:3]))
+        raise InputError(first_reasons(failures))
     return answers, failures
 
 

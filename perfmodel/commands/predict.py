@@ -252,5 +252,4 @@ def _show_several(
     for line in convention_lines(predictions):
         print(line)
     for failure in failures:
-        asked = ", ".join(f"{name} {value}" for name, value in failure.asked.items())
-        print(f"not predicted: {asked}: {failure.reason}")
+        print(f"not predicted: {failure}")

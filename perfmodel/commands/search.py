@@ -86,7 +86,7 @@ def search(
     A knob that is given is fixed; --max-tp and the like bound the others. Flags marked [*] take several values, as --seq-len 4k,8k or again
     and again. Exit code 2 when nothing fits; Ctrl-C shows the best so far.
     """
-    from perfmodel.parallel.prediction import NotPredicted
+    from perfmodel.parallel.prediction import NotPredicted, first_reasons
     from perfmodel.requests import check_names, make_requests, setting_of_request
     from perfmodel.setting import Knobs
 
@@ -158,7 +158,7 @@ def search(
         if was_interrupted:
             break
     if not found:
-        raise InputError("; ".join(list(dict.fromkeys(each.reason for each in failures))[:3]))
+        raise InputError(first_reasons(failures))
     written = _write(found, save, plot)
     if csv is not None:
         _write_csv(found, csv, tokens=num_tokens)
@@ -261,8 +261,7 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
             told = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
             print(f"{', '.join(told)}: {search_line(result)}")
         for failure in failures:
-            asked = ", ".join(f"{name} {value}" for name, value in failure.asked.items())
-            print(f"not searched: {asked}: {failure.reason}")
+            print(f"not searched: {failure}")
     else:
         _show_one(*found[0], tokens=tokens)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -37,6 +37,14 @@ class NotPredicted:
 
     asked: Mapping[str, Any]
     reason: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(f'{name} {value}' for name, value in self.asked.items())}: {self.reason}"
+
+
+def first_reasons(failures: Iterable[NotPredicted]) -> str:
+    """Why nothing could be predicted, in one sentence: what differs among the first reasons."""
+    return "; ".join(list(dict.fromkeys(each.reason for each in failures))[:3])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -126,7 +134,7 @@ class Predictions(Sequence[Prediction]):
         return len(self.predictions)
 
     def __str__(self) -> str:
-        return "\n".join([predictions_text(self), *(f"not predicted: {each.asked}: {each.reason}" for each in self.not_predicted)])
+        return "\n".join([predictions_text(self), *(f"not predicted: {each}" for each in self.not_predicted)])
 
     __repr__ = __str__
 
