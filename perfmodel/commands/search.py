@@ -23,6 +23,9 @@ EXIT_NOTHING_FITS = 2
 EXIT_INTERRUPTED = 130
 
 
+_COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
+
+
 def _maximum(flag: str) -> Any:
     return Annotated[int | None, typer.Option(f"--max-{flag}", metavar="N", help=f"Largest --{flag} to try.")]
 
@@ -268,17 +271,7 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
 
 def setting_words(setting: Setting) -> dict[str, str]:
     """What tells one search of a table from another."""
-    job = setting.job
-    return {
-        "cluster": setting.reference,
-        "chips": f"{setting.cluster.num_chips:,} chips",
-        "model": job.model.name,
-        "global_batch": f"{job.global_batch:,} sequences",
-        "seq_len": f"{job.seq_len:,} tokens",
-        "precision": str(job.precision),
-        "optimizer": str(job.optimizer),
-        "profile": setting.estimator.profile.name,
-    }
+    return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
 def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
