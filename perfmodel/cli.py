@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import typer
 
@@ -137,7 +137,7 @@ def run(arguments: list[str]) -> int:
         _complain(str(error))
         return EXIT_FAILED
     except TyperException as error:
-        sentence = _meant(error, command.commands[verb].params) if verb in VERBS else ""  # type: ignore[attr-defined]
+        sentence = _meant(error, verb, command.commands[verb].params) if verb in VERBS else ""  # type: ignore[attr-defined]
         sentence = sentence or error.format_message().rstrip(".")
         _complain(f"{sentence}; see perfmodel {verb if verb in VERBS else ''} --help")
         return EXIT_BAD_INPUT
@@ -178,12 +178,32 @@ _ELSEWHERE = {
 }
 
 
-def _meant(error: Exception, parameters: Iterable[Any]) -> str:
-    """Of an unknown flag that other tools have: what it is called here."""
+def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
+    """Of an unknown flag that other tools have: what it is called here. Of one that a plan's file says: how to get such a file."""
     asked = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
     meant = [name for name in _ELSEWHERE.get(asked, ()) if name in known]
-    return f"No such option: {asked} (here it is {' or '.join(meant)})" if meant else ""
+    if meant:
+        return f"No such option: {asked} (here it is {' or '.join(meant)})"
+    takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
+    if takes_plan and asked in _flags_of_plans():
+        written = f"perfmodel predict {asked} ... --save plan.yaml"
+        return f"No such option: {asked} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+    return ""
+
+
+def _flags_of_plans() -> set[str]:
+    """The flags that say what the file of a plan holds: the job, its place and the knobs."""
+    from dataclasses import fields
+
+    from typer.main import get_command
+
+    from perfmodel.requests import Request
+    from perfmodel.setting import Knobs
+
+    held = {"chip", "per_node", "scale_up", "scale_out"} | {field.name for kind in (Request, Knobs) for field in fields(kind)}
+    parameters = get_command(make_app("predict")).commands["predict"].params  # type: ignore[attr-defined]
+    return {name for parameter in parameters if parameter.name in held for name in parameter.opts}
 
 
 def _interrupted() -> int:

@@ -30,6 +30,17 @@ def test_neighbours_and_bottleneck(call, call_json):
     assert "one knob turned" in call("explain", "fsdp")[1]
 
 
+@pytest.mark.parametrize("typed", ["explain --model gpt2", "compare --gpus 8", "run plan.yaml --tp 2"])
+def test_what_takes_a_plan_says_how_to_get_one(typed, call):
+    code, _, err = call(*typed.split())
+    verb, flag = typed.split()[0], typed.split()[-2]
+    assert code == 2
+    assert (
+        f"No such option: {flag} ({verb} takes the file of a plan, which says that; `perfmodel predict {flag} ... --save plan.yaml`" in err
+    )
+    assert "Possible options: --why-not" in call("explain", "--why-no", "tp=2")[2]
+
+
 def test_neighbours_of_a_plan_with_uneven_stages(call, call_json):
     """126 layers on 16 ranks; a reason of the one that cannot be breaks into lines."""
     neighbours = call_json("explain", "llama-3.1-405b")["neighbours"]
