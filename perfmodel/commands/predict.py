@@ -220,6 +220,8 @@ def _changes_lines(changes: Sequence[Change]) -> list[str]:
 
 
 def _text(value: object) -> str:
+    if value == "":
+        return "none"
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -209,6 +209,7 @@ def test_flags_beside_a_plan_override_it_and_are_named(call, call_json, tmp_path
     }
     out = call("predict", path, "--chips", 128)[1]
     assert "overrides    chips 128 (the file: 64)\n             so that also dp_shard 64 (the file: 32)" in out
+    assert "calibration spec-sheet (the file: none)" in call("predict", path, "--calibration", "spec-sheet")[1]
 
 
 def with_flags_of_fsdp(flags):
