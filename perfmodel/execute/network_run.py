@@ -206,14 +206,17 @@ def measure_network_plans(
 ) -> tuple[NetworkMeasurement, ...]:
     """Time plans of one network in turn, A B C A B C, in float32: what else the machine does then disturbs all of them alike.
 
-    steps, rounds    timed steps of each plan, spread over the rounds; `warmup` steps before each of these
+    steps, rounds    timed steps of each plan, spread over so many rounds, or fewer where there are fewer steps; `warmup` steps before each
     check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does
     uses_dtensor     redistribute through DTensor: what that adds to each small collective is no part of a prediction
     """
     if not plans:
         raise InputError("plans=(): must be at least one; give a plan")
-    if rounds < 1 or steps < rounds or warmup < 0:
-        raise InputError(f"rounds={rounds}: must lie from 1 to steps={steps}, and warmup={warmup} not be negative; use 2")
+    if steps < 1 or warmup < 0:
+        raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 10")
+    if rounds < 1:
+        raise InputError(f"rounds={rounds}: must be at least 1; use 2")
+    rounds = min(rounds, steps)
     sizes = {plan.num_chips for plan in plans}
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")

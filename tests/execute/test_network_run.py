@@ -191,6 +191,8 @@ def test_what_cannot_be_run_is_refused(groups):
         check_network_plan(network, plan, dtype="bfloat16", group=groups(2))
     with pytest.raises(InputError, match="steps=0"):
         check_network_plan(network, plan, steps=0, group=groups(2))
+    with pytest.raises(InputError, match="steps=0, warmup=1: steps must be at least 1"):
+        measure_network_plans(network, [plan], steps=0, group=groups(2))
     with pytest.raises(InputError, match="must be at least one"):
         measure_network_plans(network, [], group=groups(2))
     with pytest.raises(InputError, match=r"are for \[2, 4\] chips"):
@@ -236,6 +238,8 @@ def test_plans_measured_together(groups):
     assert [(row["kind"], row["tensor"], row["count"]) for row in record["traffic"]] == [("all_reduce", "down.out", 1)]
     # half of the weights and of their gradients
     assert found[1].peak_memory < found[0].peak_memory
+    (once,) = measure_network_plans(network, [data], steps=1, group=groups(2))
+    assert len(once.step_times) == 1
 
 
 def test_a_tensor_held_whole_is_reduced_once(groups):
