@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.setting import Knobs, Setting
 
 
@@ -72,25 +72,5 @@ def _open_data_degrees(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
 
 def changes(before: Plan, after: Plan, given: set[str]) -> tuple[Change, ...]:
     """In what two plans differ; `given` names what was asked for."""
-    old, new = _flat(before), _flat(after)
+    old, new = plan_facts(before), plan_facts(after)
     return tuple(Change(knob=knob, before=old[knob], after=new[knob], follows=knob not in given) for knob in old if old[knob] != new[knob])
-
-
-def _flat(plan: Plan) -> dict[str, Any]:
-    job = plan.job
-    return {
-        "model": job.model.name,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
-        "precision": str(job.precision),
-        "optimizer": str(job.optimizer),
-        "cluster": plan.cluster,
-        "chips": plan.num_chips,
-        **{axis: plan.layout.degree(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
-        **{
-            field.name: value if isinstance(value, (int, tuple)) else str(value)
-            for field in fields(plan)
-            if field.name not in ("job", "cluster", "num_chips", "layout", "rule_set", "recompute_operators", "stage_layers")
-            for value in (getattr(plan, field.name),)
-        },
-    }

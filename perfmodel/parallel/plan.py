@@ -101,6 +101,31 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """Name and plain value of what flags say of a job, its place and its plan."""
+    job, layout = plan.job, plan.layout
+    return {
+        "model": job.model.name,
+        "cluster": plan.cluster,
+        "chips": plan.num_chips,
+        "global_batch": job.global_batch,
+        "seq_len": job.seq_len,
+        "precision": str(job.precision),
+        "optimizer": str(job.optimizer),
+        "profile": plan.profile,
+        **{axis: layout.degree(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
+        "zero": int(plan.zero),
+        "sequence_parallel": plan.sequence_parallel,
+        "micro_batch": plan.micro_batch,
+        "schedule": str(plan.schedule),
+        "virtual_stages": plan.virtual_stages,
+        "recompute": str(plan.recompute),
+        "attention": str(plan.attention),
+        "order": plan.order,
+        "calibration": plan.calibration,
+    }
+
+
 def recomputes_nothing_kept(plan: Plan) -> bool:
     """Selective recomputation of the core of attention, which a fused kernel keeps nothing of that could be saved."""
     is_default = plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS

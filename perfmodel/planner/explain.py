@@ -9,7 +9,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, bad_field, shown, suggest, whole_number
 from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict, room
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
-from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.space import KNOBS, Space
@@ -108,20 +108,8 @@ def check_knobs(knobs: object) -> dict[str, int | str | bool]:
 
 
 def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
-    layout = plan.layout
-    return {
-        "pp": layout.pp,
-        "virtual_stages": plan.virtual_stages,
-        "dp_replicate": layout.dp_replicate,
-        "dp_shard": layout.dp_shard,
-        "cp": layout.cp,
-        "tp": layout.tp,
-        "sequence_parallel": plan.sequence_parallel,
-        "zero": int(plan.zero),
-        "micro_batch": plan.micro_batch,
-        "recompute": str(plan.recompute),
-        "schedule": str(plan.schedule),
-    }
+    facts = plan_facts(plan)
+    return {knob: facts[knob] for knob in KNOBS}
 
 
 def explain(

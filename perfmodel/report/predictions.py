@@ -8,7 +8,7 @@ from typing import Any
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.memory_room import Verdict
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.plan import Plan, plan_to_dict
+from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.report.sensitivity import STEP, Sensitivity
@@ -362,7 +362,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         for name in predictions[0].memory
         if any(each.memory[name] for each in predictions)
     ]
-    knobs = [_flat(each) for each in predictions]
+    knobs = [_knobs(each) for each in predictions]
     differing = [row(words(knob), [values[knob] for values in knobs]) for knob in knobs[0] if len({values[knob] for values in knobs}) > 1]
     tables = [
         Table(title="Results", headers=("", *columns), rows=tuple(results), right=columns),
@@ -388,25 +388,13 @@ def _less(ratio: float) -> str:
     return "-" if ratio == 1.0 else f"-{percent(1 - ratio)}"
 
 
-def _flat(prediction: Prediction) -> dict[str, str]:
+def _knobs(prediction: Prediction) -> dict[str, str]:
     plan = prediction.plan
-    layout, job = plan.layout, plan.job
-    return {
-        "model": job.model.name,
+    facts = plan_facts(plan) | {
         "cluster": short_name(plan.cluster),
-        "chips": str(plan.num_chips),
-        "global_batch": str(job.global_batch),
-        "seq_len": str(job.seq_len),
-        "precision": str(job.precision),
-        "optimizer": str(job.optimizer),
-        **{axis: str(layout.degree(axis)) for axis in ("tp", "cp", "pp", "dp_replicate", "dp_shard")},
         "sequence_parallel": "yes" if plan.sequence_parallel else "no",
-        "zero": str(int(plan.zero)),
-        "micro_batch": str(plan.micro_batch),
         "schedule": schedule_text(plan),
-        "recompute": str(plan.recompute),
-        "attention": str(plan.attention),
         "order": "-".join(plan.order),
-        "profile": plan.profile,
         "calibration": prediction.calibration or plan.calibration,
     }
+    return {name: str(value) for name, value in facts.items() if name != "virtual_stages"}  # the schedule's text has them

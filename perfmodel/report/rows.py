@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import NotPredicted, Prediction
 from perfmodel.report.predictions import training_time
 
@@ -15,25 +16,8 @@ _JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "op
 
 def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
     """The job, the knobs, the results, the parts of the step and the classes of memory."""
-    plan, job = prediction.plan, prediction.plan.job
-    row: dict[str, Any] = {
-        "model": job.model.name,
-        "cluster": plan.cluster,
-        "chips": plan.num_chips,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
-        "precision": str(job.precision),
-        "optimizer": str(job.optimizer),
-        "profile": plan.profile,
-        **{axis: plan.layout.degree(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
-        "zero": int(plan.zero),
-        "sequence_parallel": plan.sequence_parallel,
-        "micro_batch": plan.micro_batch,
-        "schedule": str(plan.schedule),
-        "virtual_stages": plan.virtual_stages,
-        "recompute": str(plan.recompute),
-        "attention": str(plan.attention),
-        "order": "-".join(plan.order),
+    row: dict[str, Any] = plan_facts(prediction.plan) | {
+        "order": "-".join(prediction.plan.order),
         "calibration": prediction.calibration,
         "step_time": prediction.step_time,
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
