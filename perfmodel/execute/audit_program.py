@@ -83,7 +83,8 @@ class FakeProgram(TrainingProgram):
 def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[FakeProgram]:
     """The program of that rank at the plan's full size, inside the fake mode, after a first step.
 
-    The first step also does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state.
+    The first step also does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state. Its
+    last microbatch does all of that.
     """
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -91,7 +92,7 @@ def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[Fa
         stack.enter_context(_static_stages())
         program = FakeProgram(worker, plan, FakeTensorMode(allow_non_fake_inputs=True), dropout=dropout)
         stack.enter_context(program.mode)
-        program.step()
+        program.step(first_microbatch=plan.num_microbatches - 1)
         try:
             yield program
         finally:

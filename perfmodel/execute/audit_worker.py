@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -24,6 +25,9 @@ def main(descriptor: int, parent: int) -> None:
 
     import perfmodel.execute.audit_count  # noqa: F401 - before the forks
 
+    # What was imported stays: a fork that collects garbage would look at all of it, and copy the pages that it is on.
+    gc.collect()
+    gc.freeze()
     connection.send((0, "ready", str(torch.__version__)))
     while True:
         try:

@@ -197,18 +197,18 @@ class TrainingProgram:
         logits = logits[..., :real]
         return cross_entropy(logits, targets, first=first, group=self.mesh.group("tp")) * self.loss_scale
 
-    def forward_backward(self) -> None:
-        """Gradients of the whole step, reduced."""
+    def forward_backward(self, *, first_microbatch: int = 0) -> None:
+        """Gradients of the whole step, reduced; without a pipeline those of the microbatches from `first_microbatch` on."""
         self.data.begin_step()
-        self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches()
+        self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches(first_microbatch)
         self.worker.beat("gradient sync")
         self.data.finish_gradients()
         self.clock.mark("gradient_sync")
 
-    def _run_microbatches(self) -> list[torch.Tensor]:
+    def _run_microbatches(self, first: int) -> list[torch.Tensor]:
         plan, model = self.plan, self.stages[0]
         losses = []
-        for index in range(plan.num_microbatches):
+        for index in range(first, plan.num_microbatches):
             self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
             rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
             loss = self.loss(model(self.tokens[rows]), self.targets[rows])
@@ -237,9 +237,9 @@ class TrainingProgram:
             return 0.0
         return sum(float(loss) for loss in self.losses) / (self.loss_scale * self.plan.job.tokens_per_step)
 
-    def step(self) -> None:
+    def step(self, *, first_microbatch: int = 0) -> None:
         self.clock.mark("start")
-        self.forward_backward()
+        self.forward_backward(first_microbatch=first_microbatch)
         self.worker.beat("optimizer")
         self.data.optimizer_step()
         self.clock.mark("optimizer")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
+from perfmodel.execute import audit
 from perfmodel.execute.audit import CountingProcess
 from perfmodel.execute.launch import WorkerGroup
 
@@ -40,3 +42,9 @@ def counting() -> Iterator[CountingProcess]:
     """One process that counts for every test of an audit."""
     with CountingProcess() as process:
         yield process
+
+
+@pytest.fixture
+def audits_share_a_process(counting, monkeypatch) -> None:
+    """Audits that are asked for in this process count in the one of `counting` rather than each in one of its own."""
+    monkeypatch.setattr(audit, "CountingProcess", lambda: nullcontext(counting))

@@ -51,6 +51,7 @@ def test_a_killed_count_is_said_with_a_remedy(process):
     thread.join()
 
 
+@pytest.mark.slow
 def test_an_interrupted_count_does_not_answer_the_next_question(process):
     small, large = tiny_plan(2, zero=3), tiny_plan(2, seq_len=64)
     expected = process.count(large, 0).counts
@@ -81,6 +82,7 @@ def test_a_killed_process_is_said_with_a_remedy(process):
         process.count(tiny_plan(1), 0)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_said(process, monkeypatch):
     process._start()
     monkeypatch.setattr(audit, "STOPPED_TIMEOUT", 0.5)

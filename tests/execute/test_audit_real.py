@@ -12,6 +12,7 @@ from tests.execute.real_plans import PLANS, real_plan
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
+    pytest.mark.usefixtures("audits_share_a_process"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 
