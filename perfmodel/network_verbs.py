@@ -23,7 +23,7 @@ from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom, room
 from perfmodel.parallel.network_plan import NetworkPlan
 from perfmodel.parallel.prediction import facts_text
 from perfmodel.units import format_bytes, format_time
-from perfmodel.values import share
+from perfmodel.values import seconds, share
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.network import Network
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.planner.network_pipeline import PipelinePrediction
     from perfmodel.planner.network_search import NetworkPlanner, NetworkSearch
+    from perfmodel.search import Budget
 
 Name: TypeAlias = str | Path
 Sizes: TypeAlias = Mapping[str, int | tuple[int, ...]]
@@ -49,6 +50,8 @@ class ShardResult:
     """strategies: what people use, by name, on the same cluster; searches: one for each ZeRO stage that was tried.
 
     treatments   of an imported module: what had to stay whole, and why
+    cut_off      what ended a search before it was as close as it should be, or left a ZeRO stage out: `work limit`, `memory limit` or the
+                 user's `time limit`; else nothing
     """
 
     network: Network
@@ -57,6 +60,7 @@ class ShardResult:
     searches: Mapping[int, NetworkSearch]
     strategies: Mapping[str, NetworkPrediction]
     treatments: tuple[str, ...] = ()
+    cut_off: str = ""
 
     @property
     def search(self) -> NetworkSearch:
@@ -71,6 +75,11 @@ class ShardResult:
     @property
     def is_proved(self) -> bool:
         return all(search.is_proved for search in self.searches.values())
+
+    @property
+    def gap(self) -> float:
+        """The largest share by which one of the searches may be off."""
+        return max(search.gap for search in self.searches.values())
 
     def __str__(self) -> str:
         best = self.best
@@ -188,6 +197,7 @@ def shard_network(
     memory_headroom: float = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
+    time_limit: float | str | None = None,
     with_strategies: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> ShardResult:
@@ -196,7 +206,13 @@ def shard_network(
     batch          of one microbatch, on all chips together; 0: the network's default
     sizes          of a built-in network, beside its batch: {"image": 64}
     zero           ZeRO stage; None: the best of 0, 1 and 3
+    time_limit     after which the best plan so far is returned with its gap. None: searches end by the work that they have done, so that
+                   the plan does not depend on the machine or its load  [s]
     """
+    from perfmodel.search import OutOfBudget
+    from perfmodel.search.budget import MOST_WORK
+
+    budget = _budget(time_limit)
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
     sizes = _as_run_by(place.profile, network, sizes)
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
@@ -207,14 +223,21 @@ def shard_network(
     planners: dict[int, NetworkPlanner] = {}
     reasons: list[InputError] = []
     stages = _ZERO_STAGES if zero is None else (zero,)
+    cut_off = ""
     for index, stage in enumerate(stages):
+        if searches and budget.is_late:
+            cut_off = "time limit"
+            break
         if progress is not None:
             progress(index / len(stages), f"ZeRO {stage}")
         planners[stage] = make_planner(found, place, optimizer=optimizer, zero=stage, microbatches=microbatches)
         try:
-            searches[stage] = planners[stage].search(memory_limit=limit)
+            searches[stage] = planners[stage].search(memory_limit=limit, budget=budget.part(MOST_WORK))
+            cut_off = cut_off or searches[stage].cut_off
         except InputError as error:
             reasons.append(error)
+            if isinstance(error, OutOfBudget):
+                cut_off = budget.spent or "work limit"
     if not searches:
         raise reasons[-1]
     best = min(searches, key=lambda stage: searches[stage].best.step_time)
@@ -232,6 +255,7 @@ def shard_network(
         searches=searches,
         strategies={name: with_record(prediction) for name, prediction in strategies.items()},
         treatments=treatments,
+        cut_off=cut_off,
     )
 
 
@@ -244,6 +268,13 @@ def _as_run_by(profile: ExecutionProfile, network: Name | Network, sizes: Sizes 
     if not is_built_in or profile.default_attention == AttentionKernel.FLASH or not isinstance(sizes or {}, Mapping):
         return sizes
     return {"fused_attention": False} | dict(sizes or {}) if "fused_attention" in network_sizes(str(network)) else sizes
+
+
+def _budget(time_limit: float | str | None) -> Budget:
+    """Of a verb: seconds where its user says so; work is limited in each of its searches."""
+    from perfmodel.search import Budget
+
+    return Budget(math.inf, time_limit=math.inf if time_limit is None else seconds(time_limit, "time_limit"))
 
 
 def _recorded(
@@ -314,16 +345,19 @@ def shard_pipeline(
     memory_headroom: float = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
+    time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> tuple[int, PipelinePrediction]:
     """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
 
     network   a built-in one by its name; global_batch: samples of a step
     zero      None: the better of 1 and 3
+    time_limit   after which the best plan so far is returned; None: the plan does not depend on the machine or its load  [s]
     """
     from perfmodel.planner.network_pipeline import search_pipeline
     from perfmodel.workload.networks import load_network
 
+    budget = _budget(time_limit)
     if ":" in network:
         raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
     place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
@@ -331,7 +365,11 @@ def shard_pipeline(
     found: dict[int, PipelinePrediction] = {}
     reasons: list[InputError] = []
     tried = (3, 1) if zero is None else (zero,)
+    is_late = False
     for index, stage in enumerate(tried):
+        if found and budget.is_late:
+            is_late = True
+            break
 
         def report(done: float, what: str, start: float = index / len(tried), stage: int = stage) -> None:
             if progress is not None:
@@ -349,6 +387,7 @@ def shard_pipeline(
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((plan.step_time for plan in found.values()), default=math.inf),
+                budget=budget,
                 progress=report,
             )
         except InputError as error:
@@ -356,7 +395,7 @@ def shard_pipeline(
     if not found:
         raise reasons[-1]
     best = min(found, key=lambda stage: found[stage].step_time)
-    plan = found[best]
+    plan = replace(found[best], cut_off="time limit") if is_late else found[best]
     return best, replace(plan, plan=_recorded(plan.plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=calibration))
 
 

@@ -58,6 +58,17 @@ def share(value: object, field: str) -> float:
     return found
 
 
+def seconds(value: object, field: str) -> float:
+    """A time as a user limits something: 30, `30`, `30 s` or `500 ms`."""
+    is_bare = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str):
+        is_bare = re.fullmatch(r"\s*[0-9.]+\s*", value, re.ASCII) is not None
+    found = parse_quantity(f"{value} s" if is_bare else value, QuantityKind.TIME, field=field)
+    if found == 0.0:
+        raise bad_field(field, _quoted(value), "must be more than nothing", "write 30 (seconds)")
+    return found
+
+
 def token_count(value: object, field: str = "tokens") -> float:
     """Tokens to train on: `15T`, `300b`, 3e11."""
     text = value.strip() if isinstance(value, str) else value

@@ -103,6 +103,12 @@ MemoryHeadroom = Annotated[
     str,
     typer.Option("--memory-headroom", metavar="SHARE", help="Share of the usable memory that a plan that fits leaves free; 0: none."),
 ]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--time-limit", metavar="SECONDS", help="End after it with the best so far, and say so; else work decides and load changes nothing."
+    ),
+]
 Tokens = Annotated[str, typer.Option("--tokens", metavar="COUNT", help="Tokens to train on, such as 15T: adds days and chip-hours.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure (PNG, SVG or PDF).")]

@@ -51,6 +51,7 @@ def shard(
     profile: options.Profile = None,
     calibration: options.Calibration = None,
     memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    time_limit: options.TimeLimit = None,
     save: options.Save = None,
     json: options.Json = False,
 ) -> None:
@@ -84,6 +85,7 @@ def shard(
         "optimizer": optimizer,
         "zero": zero,
         "memory_headroom": headroom,
+        "time_limit": time_limit,
         "profile": profile,
         "calibration": calibration,
     }
@@ -174,7 +176,8 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
         "zero_searched": list(result.searches),
         "lower_bound": result.lower_bound,
         "is_proved": result.is_proved,
-        "gap": max(each.gap for each in result.searches.values()),
+        "gap": result.gap,
+        "cut_off": result.cut_off,
         "price": search.price,
         "has_equal_layers": search.has_equal_layers,
         "most_dims": search.most_dims,
@@ -192,8 +195,8 @@ def _show(result: ShardResult, cluster: str) -> None:
 
     network, search, best = result.network, result.search, result.best
     counts = search.num_configurations
-    gap = max(each.gap for each in result.searches.values())
-    proof = "each search proved" if result.is_proved else f"each search within {gap:.2%} of its best"
+    proof = "each search proved" if result.is_proved else f"each search within {result.gap:.2%} of its best"
+    proof += f", cut off by the {result.cut_off}" if result.cut_off else ""
     tables = sum(each.table_time for each in result.searches.values())
     spent = sum(each.search_time for each in result.searches.values())
     alike = "; equal layers choose alike" if search.has_equal_layers else ""
@@ -264,13 +267,14 @@ def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction
     from perfmodel.workload.networks import load_network
 
     fullest = max(best.stages, key=lambda stage: stage.memory["total"])
+    cut_off = f"; cut off by the {best.cut_off}" if best.cut_off else ""
     room = verdict(fullest.memory["total"], best.memory_usable, given["memory_headroom"])
     facts = [
         (
             "plan",
             f"{len(best.stages)} stages of {tiers_line(best.plan)}, {best.num_microbatches} microbatches of {best.plan.batch}; ZeRO {zero}",
         ),
-        ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}"),
+        ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}{cut_off}"),
         (
             "step time",
             f"{format_time(best.step_time)}; with as many stages and microbatches and ZeRO {zero} none can take less than "

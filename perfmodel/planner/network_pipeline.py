@@ -35,7 +35,8 @@ from perfmodel.errors import InputError, bad_field
 from perfmodel.parallel.network_plan import NetworkPlan, check_plan, mesh_axes
 from perfmodel.planner.network_fold import Fold, fold_layers
 from perfmodel.planner.network_search import NetworkPlanner, network_planner
-from perfmodel.search import Solution, eliminate, eliminate_within, partition_chain
+from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within, partition_chain
+from perfmodel.search.budget import MOST_WORK
 from perfmodel.units import format_bytes
 from perfmodel.workload.network import Network, TensorRole
 
@@ -47,14 +48,14 @@ MOST_AXES = 6
 #: took there at most this many times the best one's time.
 _FINE, _CLOSE = 2, 1.03
 _COARSE_DIMS = 2
-#: Finding the cuts may take so long. [s]
-_CUT_SECONDS = 2.0
+#: Finding the cuts may take so many entries (`search/budget.py`).
+_CUT_WORK = 6e8
 #: Mixtures of parameter collectives (`cost/network_overlap.py`) that are searched.
 _SHARES = (0.0, 0.5, 1.0)
 #: Exposed parameter collectives below this share of a step are left as they are.
 _HARDLY = 0.01
-#: A stage under its memory limit may be off by this share of its time, and take so long [s]: on the coarse space, on the whole one.
-_COARSE_EFFORT, _FINE_EFFORT = (0.03, 2.0), (0.005, 5.0)
+#: A stage under its memory limit may be off by this share of its time, and take so many entries: on the coarse space, on the whole one.
+_COARSE_EFFORT, _FINE_EFFORT = (0.03, 6e8), (0.005, 1.5e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,8 @@ class PipelinePrediction:
     """The best plan found: its stages, the sharding of every operator on the mesh of a stage, and the step time by parts. [s]
 
     lower_bound   no split into as many stages and microbatches takes less: (1 + (m - 1) / S) times the least time of all operators
+    cut_off       what ended a search of its cuts or of a stage before it was as close as it should be, or of other numbers of stages before
+                  they were all tried: `work limit`, `memory limit` or the user's `time limit`; else nothing
     """
 
     plan: NetworkPlan
@@ -96,6 +99,7 @@ class PipelinePrediction:
     price: float
     num_candidates: int
     search_time: float
+    cut_off: str = ""
 
     @property
     def num_chips(self) -> int:
@@ -125,6 +129,7 @@ def search_pipeline(
     stages: Sequence[int] = (),
     microbatches: Sequence[int] = (),
     beat: float = math.inf,
+    budget: Budget | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelinePrediction:
     """The fastest plan found over all numbers of stages and microbatches (or those given).
@@ -132,8 +137,10 @@ def search_pipeline(
     network_at     the network at a batch: that of one microbatch, on all chips of a stage together
     memory_limit   of one chip, for everything  [byte]
     beat           the step time of a plan at hand: what cannot be faster is not searched  [s]
+    budget         with the user's time limit, after which the best plan so far is returned; work is counted for each search by itself
     """
     start = time.perf_counter()
+    allowed = budget or Budget(math.inf)
     candidates = _candidates(global_batch, num_chips, stages, microbatches)
 
     def report(done: float, candidate: _Candidate, what: str) -> None:
@@ -151,11 +158,15 @@ def search_pipeline(
             axes=mesh_axes(chips, machine.tier_sizes, most=MOST_AXES),
             most_dims=most_dims,
         )
-        return _Pipeline(planner, candidate, machine, memory_limit, chips, is_coarse=most_dims > 0)
+        return _Pipeline(planner, candidate, machine, memory_limit, chips, is_coarse=most_dims > 0, budget=allowed)
 
     bounds: list[tuple[float, int]] = []
     reasons: list[str] = []
+    cut_off = ""
     for index, candidate in enumerate(candidates):
+        if bounds and allowed.is_late:
+            cut_off = "time limit"
+            break
         report(0.3 * index / len(candidates), candidate, "bound")
         try:
             bounds.append((pipeline(candidate, _COARSE_DIMS).bound(), index))
@@ -163,24 +174,40 @@ def search_pipeline(
             reasons.append(str(error))
     # the most promising first: once a plan beats the bounds of all that are left, they need no search
     found: list[tuple[float, int]] = []
+    coarse: dict[int, PipelinePrediction] = {}
     for done, (bound, index) in enumerate(sorted(bounds)):
         if bound >= min([beat, *(seconds for seconds, _ in found)]):
             break
+        if found and allowed.is_late:
+            cut_off = "time limit"
+            break
         report(0.3 + 0.5 * done / len(bounds), candidates[index], "coarse space")
         try:
-            found.append((pipeline(candidates[index], _COARSE_DIMS).run().step_time, index))
+            coarse[index] = pipeline(candidates[index], _COARSE_DIMS).run()
+            found.append((coarse[index].step_time, index))
         except InputError as error:
             reasons.append(str(error))
+            if isinstance(error, OutOfBudget):
+                cut_off = allowed.spent or "work limit"
     if not found:
         raise InputError(reasons[-1] if reasons else f"step_time={beat:g} s: no plan is faster; search without it")
     found.sort()
     close = [index for seconds, index in found[:_FINE] if seconds <= _CLOSE * found[0][0]]
     plans: list[PipelinePrediction] = []
     for done, index in enumerate(close):
+        if allowed.is_late:
+            cut_off = "time limit"
+            plans.append(coarse[index])
+            continue
         report(0.8 + 0.2 * done / len(close), candidates[index], "whole space")
-        plans.append(pipeline(candidates[index], 0).run())
+        try:
+            plans.append(pipeline(candidates[index], 0).run())
+        except OutOfBudget:
+            cut_off = allowed.spent or "work limit"
+            plans.append(coarse[index])
     best = min(plans, key=lambda plan: plan.step_time)
-    return replace(best, num_candidates=len(candidates), search_time=time.perf_counter() - start)
+    spent = time.perf_counter() - start
+    return replace(best, num_candidates=len(candidates), search_time=spent, cut_off=cut_off or best.cut_off)
 
 
 def predict_pipeline(network: Network, plan: NetworkPlan, *, machine: Machine, setting: StepSetting) -> PipelinePrediction:
@@ -190,7 +217,7 @@ def predict_pipeline(network: Network, plan: NetworkPlan, *, machine: Machine, s
     )
     check_plan(plan, network)
     candidate = _Candidate(num_stages=len(plan.stages), num_microbatches=plan.num_microbatches)
-    return _Pipeline(planner, candidate, machine, math.inf, plan.num_chips, is_coarse=False).of_plan(plan)
+    return _Pipeline(planner, candidate, machine, math.inf, plan.num_chips, is_coarse=False, budget=Budget()).of_plan(plan)
 
 
 def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microbatches: Sequence[int]) -> list[_Candidate]:
@@ -227,7 +254,9 @@ class _Pipeline:
         chips: int,
         *,
         is_coarse: bool,
+        budget: Budget,
     ) -> None:
+        self.budget, self.cut_off = budget, ""
         self.planner, self.candidate, self.machine, self.is_coarse = planner, candidate, machine, is_coarse
         self.limit = memory_limit - machine.context_bytes
         self.chips = chips
@@ -262,7 +291,8 @@ class _Pipeline:
         """All operators searched with this mixture, memory aside."""
         if share not in self.solutions:
             costs = self.tables.costs(share, self.planner.setting)
-            self.solutions[share] = eliminate(self.fold.costs(costs, self.edges.within), self.edges.between)
+            budget = self.budget.part(MOST_WORK)
+            self.solutions[share] = eliminate(self.fold.costs(costs, self.edges.within), self.edges.between, budget=budget)
         return self.solutions[share]
 
     def run(self) -> PipelinePrediction:
@@ -278,7 +308,7 @@ class _Pipeline:
         return best
 
     def _run(self, share: float, bound: float) -> PipelinePrediction:
-        self.costs = self.tables.costs(share, self.planner.setting)
+        self.costs, self.cut_off = self.tables.costs(share, self.planner.setting), ""
         stages = self.candidate.num_stages
         solution = self._solved(share)
         choice = list(self.fold.unfold(solution.choice))
@@ -324,7 +354,7 @@ class _Pipeline:
             kept[self.block_of[v]] += matrix[choice[u], choice[v]]
         alike: dict[float, Array] = {}
         chains = [[alike.setdefault(value, np.array([[value]])) for value in column.tolist()] for column in (times, held, kept)]
-        common: dict[str, Any] = {"num_stages": stages, "num_microbatches": self.candidate.num_microbatches, "time_limit": _CUT_SECONDS}
+        common: dict[str, Any] = {"num_stages": stages, "num_microbatches": self.candidate.num_microbatches}
         try:
             found = partition_chain(
                 chains[0],
@@ -332,10 +362,14 @@ class _Pipeline:
                 kept=chains[2],
                 in_flight=[float(self._in_flight(stage)) for stage in range(stages)],
                 limits=[self.limit] * stages,
+                budget=self.budget.part(_CUT_WORK),
                 **common,
             )
-        except InputError:
-            found = partition_chain(chains[0], **common)
+        except InputError as error:
+            if isinstance(error, OutOfBudget):
+                self.cut_off = self.budget.spent or "work limit"
+            found = partition_chain(chains[0], budget=self.budget.part(_CUT_WORK), **common)
+        self.cut_off = self.cut_off or found.cut_off
         return list(found.cuts)
 
     def _inside(self, bounds: Sequence[int], stage: int) -> set[int]:
@@ -374,17 +408,21 @@ class _Pipeline:
         fold = Fold(of=of, first=tuple(of.index(f) for f in range(len(labels))))
         vectors, joined = fold.problem(costs, edges)
         weights, joined_copies = fold.problem([held[v] for v in members], copies)
-        gap, time_limit = _COARSE_EFFORT if self.is_coarse else _FINE_EFFORT
+        gap, work = _COARSE_EFFORT if self.is_coarse else _FINE_EFFORT
+        budget = self.budget.part(work)
         try:
             # copies only add: what the leanest configurations hold is needed at least
             if sum(float(weight.min()) for weight in weights) > self.limit:
                 raise InputError("memory")
-            found = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=gap, time_limit=time_limit)
+            found = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=gap, budget=budget)
+        except OutOfBudget:
+            raise
         except InputError:
             raise InputError(
                 f"memory: {format_bytes(self.limit)} of a chip for stage {stage + 1} of {self.candidate.num_stages}: no plan fits; "
                 "use more chips or stages, a higher ZeRO stage or smaller microbatches"
             ) from None
+        self.cut_off = self.cut_off or found.cut_off
         own = fold.unfold(found.choice)
         return {v: own[i] for i, v in enumerate(members)}, found.price
 
@@ -442,6 +480,7 @@ class _Pipeline:
             price=max(prices),
             num_candidates=1,
             search_time=0.0,
+            cut_off=self.cut_off,
         )
 
     def _stage(self, choice: Sequence[int], inside: set[int], bounds: Sequence[int], stage: int, price: float) -> Stage:

@@ -24,7 +24,7 @@ from perfmodel.parallel.network_plan import MeshAxis, mesh_axes
 from perfmodel.planner.network_fold import Fold, FoldedEdges, fold_layers, unfolded
 from perfmodel.planner.network_space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.network_tables import NetworkTables, network_tables, table_entries
-from perfmodel.search import eliminate, eliminate_within
+from perfmodel.search import Budget, OutOfBudget, eliminate, eliminate_within
 from perfmodel.units import format_bytes
 from perfmodel.workload.network import FusedAttention, Network, NetworkOperator, Product
 
@@ -51,6 +51,7 @@ class NetworkSearch:
     lower_bound          of the step time of any plan of the space that fits, by its additive part; of a folded search, of any plan whose
                          layers choose alike  [s]
     is_proved            each search ended with a proof; gap: the largest share by which one may be off
+    cut_off              what ended one before it was that close: `work limit`, `memory limit` or the user's `time limit`; else nothing
     price                seconds of a step that one more byte of memory would save, at the limit; 0 where memory does not bind  [s/byte]
     has_equal_layers     equal layers were made to choose alike
     most_dims            of an operator that are cut within the innermost tier; 0: any number
@@ -60,6 +61,7 @@ class NetworkSearch:
     lower_bound: float
     is_proved: bool
     gap: float
+    cut_off: str
     price: float
     has_equal_layers: bool
     most_dims: int
@@ -77,6 +79,7 @@ class _Found:
     lower_bound: float
     is_proved: bool
     price: float
+    cut_off: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,13 +100,13 @@ class NetworkPlanner:
         *,
         memory_limit: float = math.inf,
         has_equal_layers: bool | None = None,
-        time_limit: float = 600.0,
+        budget: Budget | None = None,
     ) -> NetworkSearch:
         """The best plan, or the best among the configurations that `allowed` lets each operator have.
 
         memory_limit      of one chip, for everything (`NetworkPrediction.memory`)  [byte]
         has_equal_layers  equal layers choose alike; left out: where the network has more operators than `FOLD_BEYOND`
-        time_limit        of each of the searches  [s]
+        budget            of each of the searches; one that finds nothing raises `OutOfBudget`
         """
         start = time.perf_counter()
         barred = self._barred(allowed)
@@ -117,14 +120,18 @@ class NetworkPlanner:
                 mixtures[share] = self.tables.costs(share, self.setting)
             return mixtures[share]
 
+        whole = budget or Budget()
         times, profile = self.setting.num_microbatches, self.setting.profile
         results: list[tuple[NetworkPrediction, _Found]] = []
         lines: dict[tuple[int, ...], tuple[float, float]] = {}
-        share, bound, tried = 0.0, 0.0, set[float]()
+        share, bound, tried, cut_off = 0.0, 0.0, set[float](), ""
         while len(results) < _MOST_MIXTURES and share not in tried:
+            if results and whole.is_late:
+                cut_off = "time limit"
+                break
             tried.add(share)
             costs = [cost if bar is None else np.where(bar, np.inf, cost) for cost, bar in zip(costs_at(share), barred, strict=True)]
-            found = self._solve(fold, costs, edges, memory_limit=memory_limit, time_limit=time_limit)
+            found = self._solve(fold, costs, edges, memory_limit=memory_limit, budget=whole.part(whole.most))
             plan = self.space.plan(found.choice, cluster=self.cluster)
             results.append((predict_network(self.network, plan, self.setting, self.machine), found))
             bound = max(bound, found.lower_bound * times + profile.step_time_constant)
@@ -140,6 +147,7 @@ class NetworkPlanner:
             lower_bound=min(bound, best.step_time),
             is_proved=all(found.is_proved for _, found in results),
             gap=max(0.0, *(1.0 - found.lower_bound / found.cost for _, found in results)),
+            cut_off=next((found.cut_off for _, found in results if found.cut_off), cut_off),
             price=max(found.price for _, found in results) * times,
             has_equal_layers=is_folded,
             most_dims=self.space.most_dims,
@@ -148,19 +156,28 @@ class NetworkPlanner:
             search_time=time.perf_counter() - start,
         )
 
-    def _solve(self, fold: Fold, costs: list[Array], edges: FoldedEdges, *, memory_limit: float, time_limit: float) -> _Found:
+    def _solve(self, fold: Fold, costs: list[Array], edges: FoldedEdges, *, memory_limit: float, budget: Budget) -> _Found:
         """The best choice; under the limit where the best of all does not fit."""
         vectors, own = fold.costs(costs, edges.within), edges.between
-        solution = eliminate(vectors, own, time_limit=time_limit)
+        solution = eliminate(vectors, own, budget=budget)
         if not np.isfinite(solution.cost):
             raise InputError("allowed: no choice of configurations is left; allow more of them")
         choice = fold.unfold(solution.choice)
         limit = memory_limit - self.machine.context_bytes
         if math.isinf(limit) or self.bytes_of(choice) <= limit:
-            return _Found(choice=choice, cost=solution.cost, lower_bound=solution.lower_bound, is_proved=solution.is_proved, price=0.0)
+            return _Found(
+                choice=choice,
+                cost=solution.cost,
+                lower_bound=solution.lower_bound,
+                is_proved=solution.is_proved,
+                price=0.0,
+                cut_off=solution.cut_off,
+            )
         weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
         try:
-            within = eliminate_within(vectors, own, weights, limit, edge_weights=copies, gap=_GAP, time_limit=time_limit)
+            within = eliminate_within(vectors, own, weights, limit, edge_weights=copies, gap=_GAP, budget=budget)
+        except OutOfBudget:
+            raise
         except InputError:
             least = self._least_bytes(fold, vectors, own) + self.machine.context_bytes
             raise InputError(
@@ -173,6 +190,7 @@ class NetworkPlanner:
             lower_bound=within.lower_bound,
             is_proved=within.is_proved,
             price=within.price,
+            cut_off=within.cut_off,
         )
 
     def bytes_of(self, choice: Sequence[int]) -> float:

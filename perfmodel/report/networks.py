@@ -155,6 +155,7 @@ def pipeline_object(prediction: PipelinePrediction) -> dict[str, Any]:
         "parts": prediction.parts,
         "lower_bound": prediction.lower_bound,
         "gap": prediction.gap,
+        "cut_off": prediction.cut_off,
         "num_microbatches": prediction.num_microbatches,
         "num_candidates": prediction.num_candidates,
         "price": prediction.price,

@@ -1,5 +1,6 @@
 """Floor 4, the search kernel: sees arrays of costs only, and knows nothing of plans."""
 
+from perfmodel.search.budget import Budget, OutOfBudget
 from perfmodel.search.constrained import ConstrainedMethod, ConstrainedSolution, eliminate_within
 from perfmodel.search.order import EliminationOrder, best_order
 from perfmodel.search.solution import SearchMethod, Solution
@@ -7,9 +8,11 @@ from perfmodel.search.solve import eliminate
 from perfmodel.search.stages import StagePartition, partition_chain
 
 __all__ = [
+    "Budget",
     "ConstrainedMethod",
     "ConstrainedSolution",
     "EliminationOrder",
+    "OutOfBudget",
     "SearchMethod",
     "Solution",
     "StagePartition",

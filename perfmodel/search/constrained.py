@@ -10,7 +10,7 @@ is a lower bound of the cost of any choice within the limit, for every price x >
    the target is raised until a choice is found or the best one so far is reached. Either is a proof.
 
 Where the tables of elimination do not fit, what the bounds leave of the configurations is looked at in the same way; where that is still
-too much, or time runs out, the best choice so far is returned with its gap.
+too much, or the budget is spent, the best choice so far is returned with its gap.
 
 Source: Everett, Generalized Lagrange multiplier method, Operations Research 11(3), 1963; Handler & Zang, Networks 10, 1980.
 """
@@ -18,7 +18,6 @@ Source: Everett, Generalized Lagrange multiplier method, Operations Research 11(
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,12 +25,13 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.errors import InputError, bad_field
+from perfmodel.errors import bad_field
 from perfmodel.search.bounds import Relaxation
+from perfmodel.search.budget import ENTRIES_OF_AN_ITEM, Budget
 from perfmodel.search.fronts import Amounts, ReducedCosts, Window, enumerate_labels, labels_that_fit
 from perfmodel.search.order import best_order, line_up
 from perfmodel.search.problem import Array, Edge, Labels, Problem, Reader, read_problem
-from perfmodel.search.solve import BYTES_OF_AN_ENTRY, eliminate, filled
+from perfmodel.search.solve import BYTES_OF_AN_ENTRY, eliminate, filled, sweep_effort
 
 #: Rounding of a bound, as a share of the absolute entries that a choice adds up.
 _ROUNDING = 1e-12
@@ -61,6 +61,7 @@ class ConstrainedSolution:
     No choice within the limit costs less than `lower_bound` (up to rounding); where that is `cost`, the choice `is_proved` to be the best.
     price: by how much the bound falls for a unit more of weight at the limit; 0 where the limit does not bind.
     num_searches: eliminations; num_labels: partial choices looked at beside them.
+    cut_off: what ended it before it had the gap that was wanted: `work limit`, the user's `time limit`, or `memory limit`.
     """
 
     cost: float
@@ -72,6 +73,7 @@ class ConstrainedSolution:
     num_searches: int
     method: ConstrainedMethod
     num_labels: int = 0
+    cut_off: str = ""
 
     @property
     def gap(self) -> float:
@@ -90,7 +92,7 @@ def eliminate_within(
     edge_weights: Sequence[tuple[int, int, ArrayLike]] = (),
     gap: float = 0.0,
     memory_limit: float = 1e9,
-    time_limit: float = 600.0,
+    budget: Budget | None = None,
 ) -> ConstrainedSolution:
     """The choice of least cost, as `eliminate` adds it up, of those whose weight is at most `limit`.
 
@@ -98,19 +100,19 @@ def eliminate_within(
     edge_weights  (u, v, matrix): weights of pairs, of any pairs
     gap           a choice proved to be within this share of the least cost will do
     memory_limit  bytes that tables and labels may take, each  [byte]
-    time_limit    after which the best choice so far is returned with its gap  [s]
+    budget        after which the best choice so far is returned with its gap; one of its own if left out
     """
-    for field, value in (("memory_limit", memory_limit), ("time_limit", time_limit)):
-        if not value > 0:
-            raise bad_field(field, value, "must be positive", "use inf for none")
+    if not memory_limit > 0:
+        raise bad_field("memory_limit", memory_limit, "must be positive", "use inf for none")
     if not gap >= 0:
         raise bad_field("gap", gap, "must not be negative", "use 0 for the least cost itself")
     if math.isnan(limit):
         raise bad_field("limit", limit, "a limit is a number", "use inf for none")
-    deadline = time.monotonic() + time_limit
+    budget = budget or Budget()
     space = _read(vertex_costs, edges, weights, edge_weights)
     sequence = line_up(len(space.costs), [(u, v) for u, v, _, _ in space.edges])
-    search = _Search(space.renumbered(sequence), float(limit), gap=gap, memory_limit=memory_limit, deadline=deadline)
+    budget.spend(ENTRIES_OF_AN_ITEM * (len(space.costs) + len(space.edges)))
+    search = _Search(space.renumbered(sequence), float(limit), gap=gap, memory_limit=memory_limit, budget=budget)
     return search.run(sequence)
 
 
@@ -205,9 +207,9 @@ class _Point:
 class _Search:
     """One search: the best choice within the limit so far, and the best bound."""
 
-    def __init__(self, space: _Space, limit: float, *, gap: float, memory_limit: float, deadline: float) -> None:
+    def __init__(self, space: _Space, limit: float, *, gap: float, memory_limit: float, budget: Budget) -> None:
         self.space, self.limit, self.gap = space, limit, gap
-        self.memory_limit, self.deadline = memory_limit, deadline
+        self.memory_limit, self.budget = memory_limit, budget
         self.best: _Point | None = None
         self.bound = -math.inf
         self.price = 0.0
@@ -218,6 +220,8 @@ class _Search:
         heavy = self.cheapest(0.0)
         if heavy.weight > self.limit:
             light = self.cheapest(math.inf)
+            if self.best is None and self.budget.is_spent:
+                raise self.budget.ran_out("no choice within the limit")
             if self.best is None:
                 least = f"no choice weighs less than {light.weight:.12g}"
                 raise bad_field("limit", f"{self.limit:.12g}", least, "raise the limit or give lighter configurations")
@@ -238,6 +242,7 @@ class _Search:
             num_searches=self.num_searches,
             method=self.method,
             num_labels=self.num_labels,
+            cut_off="" if self.is_close else self.budget.spent or "memory limit",
         )
 
     # --- the pieces -------------------------------------------------------------------------------------------------------------------
@@ -245,7 +250,7 @@ class _Search:
     @property
     def found(self) -> _Point:
         if self.best is None:
-            raise InputError("time_limit: no choice within the limit was found in time; give more time")
+            raise self.budget.ran_out("no choice within the limit")
         return self.best
 
     @property
@@ -254,15 +259,15 @@ class _Search:
 
     @property
     def is_done(self) -> bool:
-        missing = self.found.cost - self.bound
-        return missing <= max(self.slack, self.gap * abs(self.found.cost)) or time.monotonic() >= self.deadline
+        return self.is_close or self.budget.is_spent
 
-    def left(self) -> float:
-        return max(1e-3, self.deadline - time.monotonic())
+    @property
+    def is_close(self) -> bool:
+        return self.found.cost - self.bound <= max(self.slack, self.gap * abs(self.found.cost))
 
     def cheapest(self, price: float) -> _Point:
         """The choice of least cost + price * weight, which gives a bound."""
-        solution = eliminate(*self.space.priced(price), memory_limit=self.memory_limit, time_limit=self.left())
+        solution = eliminate(*self.space.priced(price), memory_limit=self.memory_limit, budget=self.budget)
         self.num_searches += 1
         if math.isfinite(price):
             bound = solution.lower_bound - (price * self.limit if price else 0.0)
@@ -278,7 +283,7 @@ class _Search:
 
     def raise_price(self, heavy: _Point, light: _Point) -> None:
         """From chord to chord, until no choice lies below."""
-        while light.cost > heavy.cost and time.monotonic() < self.deadline:
+        while light.cost > heavy.cost and not self.budget.is_spent:
             price = (light.cost - heavy.cost) / (heavy.weight - light.weight)
             point = self.cheapest(price)
             if point.cost + price * point.weight >= heavy.cost + price * heavy.weight - _ROUNDING * abs(price * heavy.weight) - self.slack:
@@ -319,7 +324,7 @@ class _Search:
             top = self.limit if math.isinf(price) else target + price * self.limit
             scale = abs(top) + abs(each.bound) + (0.0 if math.isinf(price) else self.slack / _ROUNDING)
             windows.append(Window(reduced=each, most=top - each.bound + _ROUNDING * scale))
-        found = enumerate_labels(windows, *amounts, most_labels=most, memory_limit=self.memory_limit, deadline=self.deadline)
+        found = enumerate_labels(windows, *amounts, most_labels=most, memory_limit=self.memory_limit, budget=self.budget)
         self.num_labels += found.num_labels
         for choice in found.choices:
             if self.offer([int(kept[v][label]) for v, label in enumerate(choice)]).weight <= self.limit:
@@ -342,14 +347,16 @@ class _Search:
                 return kept, space, [(self.price, ReducedCosts.from_relaxation(relaxation))]
         prices = [self.price, *(factor * self.price for factor in _SIDE_PRICES), math.inf]
         problems: list[tuple[float, Problem]] = [(price, read_problem(*space.priced(price))) for price in prices]
+        self.budget.spend(len(problems) * order.effort(problem.sizes))
         return kept, space, [(price, ReducedCosts.from_tables(each, order)) for price, each in problems]
 
     def survivors(self, problem: Problem) -> tuple[list[Labels], Relaxation]:
         """The configurations that may be part of a better choice, by the bounds of the best price, and what the bounds are made of."""
         relaxation = Relaxation(problem, [np.arange(size) for size in problem.sizes])
         for _ in range(_SWEEPS):
-            if time.monotonic() >= self.deadline:
+            if self.budget.is_spent:
                 break
+            self.budget.spend(sweep_effort(relaxation.problem))
             relaxation.sweep()
             most = self.found.cost + self.price * self.limit + 1e2 * self.slack
             relaxation.cut(filled(relaxation, relaxation.survivors(most)))

@@ -19,7 +19,6 @@ Handler & Zang, A dual algorithm for the constrained shortest path problem, Netw
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.search.bounds import Relaxation
+from perfmodel.search.budget import ENTRIES_OF_A_FRONT, ENTRIES_OF_A_LABEL, Budget
 from perfmodel.search.order import EliminationOrder
 from perfmodel.search.problem import Array, Problem
 from perfmodel.search.tables import Factor, make_tables
@@ -202,7 +202,7 @@ def _largest(array: Array) -> float:
 
 
 def enumerate_labels(
-    windows: Sequence[Window], costs: Amounts, weights: Amounts, *, most_labels: int, memory_limit: float, deadline: float
+    windows: Sequence[Window], costs: Amounts, weights: Amounts, *, most_labels: int, memory_limit: float, budget: Budget
 ) -> Enumeration:
     """All that the windows leave; where there are more than `most_labels`, those of least reduced cost and some of every weight."""
     scopes = windows[0].reduced.scopes
@@ -217,9 +217,10 @@ def enumerate_labels(
         blocks = []
         for start in range(0, len(labels.costs), step):
             block = _extend(labels, start, start + step, v, rest, windows, costs, weights)
+            budget.spend(ENTRIES_OF_A_FRONT + ENTRIES_OF_A_LABEL * len(block.costs))
             block = _drop_columns(block, i, last_use)
             blocks.append(_undominated(block))
-            if time.monotonic() >= deadline or sum(len(own.costs) for own in blocks) > 4 * most_labels:
+            if budget.is_spent or sum(len(own.costs) for own in blocks) > 4 * most_labels:
                 is_complete = is_complete and start + step >= len(labels.costs)
                 break
         labels = blocks[0] if len(blocks) == 1 else _undominated(_joined(blocks))
@@ -228,7 +229,7 @@ def enumerate_labels(
             is_complete = False
         count += len(labels.costs)
         history.append((labels.parents.astype(np.int32), labels.chosen.astype(np.int32)))
-        if len(labels.costs) == 0 or count * _BYTES_OF_HISTORY > max(memory_limit, _LEAST_HISTORY) or time.monotonic() >= deadline:
+        if len(labels.costs) == 0 or count * _BYTES_OF_HISTORY > max(memory_limit, _LEAST_HISTORY) or budget.is_spent:
             is_complete = is_complete and len(labels.costs) == 0
             return Enumeration(choices=iter(()), is_complete=is_complete, num_labels=count)
     return Enumeration(choices=_choices(labels, history, scopes), is_complete=is_complete, num_labels=count)

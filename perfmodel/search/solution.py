@@ -20,6 +20,7 @@ class Solution:
     `cost` is the sum of its entries, rounded once. No choice costs less than `lower_bound` (up to rounding); where that is `cost`, the
     choice `is_proved` to be the best. `width` is the largest dependent set of the whole graph and `table_entries` what eliminating it
     whole would hold; `kept_entries` is what was held at most, `num_branches` the parts of a branch and bound.
+    `cut_off` says what ended it before a proof: `work limit`, or the user's `time limit`.
     """
 
     cost: float
@@ -31,6 +32,7 @@ class Solution:
     table_entries: float
     kept_entries: float
     num_branches: int = 0
+    cut_off: str = ""
 
     @property
     def gap(self) -> float:

@@ -4,7 +4,7 @@
 2. Else sweeps give a lower bound of every configuration (`bounds.py`), elimination on the most promising configurations gives a choice,
    and what cannot be part of a better one is dropped. It goes on until elimination of what is left is affordable; usually little is
    left after two or three rounds.
-3. Where it never is, the same is done inside a branch and bound (`branch`), which ends with a proof or, out of time, with a gap.
+3. Where it never is, the same is done inside a branch and bound (`branch`), which ends with a proof or, out of work, with a gap.
 
 No optimum is lost on the way: a configuration goes only when its bound exceeds the cost of a choice already held, by more than rounding,
 or when another one of its vertex replaces it at no cost (`dominance.py`).
@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -25,6 +24,7 @@ from numpy.typing import ArrayLike
 from perfmodel.disjoint_sets import DisjointSets
 from perfmodel.errors import InputError, bad_field
 from perfmodel.search.bounds import Relaxation
+from perfmodel.search.budget import ENTRIES_OF_A_CALL, ENTRIES_OF_AN_ITEM, Budget
 from perfmodel.search.dominance import undominated
 from perfmodel.search.order import EliminationOrder, best_order, line_up
 from perfmodel.search.problem import Labels, Problem, read_problem
@@ -38,7 +38,6 @@ _ENTRIES_OF_AN_EDGE = 6_000.0
 _SWEEPS_OF_A_SEARCH = 6.0
 #: Past this many joined entries (minutes), branch and bound is asked first.
 _MOST_WORK = 3e10
-_WORK_PER_SECOND = 3e8
 #: Rounding of a bound, as a share of the absolute entries that a choice adds up.
 _ROUNDING = 1e-10
 #: Rounding of a total, for the end of a proof.
@@ -62,25 +61,25 @@ def eliminate(
     edges: Sequence[tuple[int, int, ArrayLike]],
     *,
     memory_limit: float = 1e9,
-    time_limit: float = 600.0,
+    budget: Budget | None = None,
 ) -> Solution:
     """The choice c of least  sum over v of vertex_costs[v][c_v]  +  sum over (u, v, matrix) of matrix[c_u, c_v].
 
     vertex_costs  one vector for each vertex: a cost for each of its configurations
     edges         (u, v, matrix): any graph; parallel edges add up, u > v is allowed, vertices may stand alone
     memory_limit  bytes that tables may take; where elimination would need more, branch and bound takes over  [byte]
-    time_limit    after which the best choice so far is returned with its gap  [s]
+    budget        after which the best choice so far is returned with its gap; one of its own if left out
 
     An entry of +inf forbids a configuration or a pair. What eliminating the whole graph would hold and do is known beforehand:
     `best_order(sizes, pairs)` has `table_entries(sizes)` and `work(sizes)`; the search never holds more than `memory_limit` of tables.
     """
-    for field, value in (("memory_limit", memory_limit), ("time_limit", time_limit)):
-        if not value > 0:
-            raise bad_field(field, value, "must be positive", "use inf for none")
-    deadline = time.monotonic() + time_limit
+    if not memory_limit > 0:
+        raise bad_field("memory_limit", memory_limit, "must be positive", "use inf for none")
+    budget = budget or Budget()
     given = read_problem(vertex_costs, edges)
+    budget.spend(ENTRIES_OF_A_CALL + ENTRIES_OF_AN_ITEM * (len(given.costs) + len(given.given_edges)))
     sequence = line_up(len(given.costs), given.pairs)
-    found = _Search(given.renumbered(sequence), memory_limit=memory_limit, deadline=deadline).run()
+    found = _Search(given.renumbered(sequence), memory_limit=memory_limit, budget=budget).run()
     choice = tuple(label for _, label in sorted(zip(sequence, found.choice, strict=True)))
     cost = given.given_total(choice)
     return replace(found, choice=choice, cost=cost, lower_bound=cost if found.is_proved else min(found.lower_bound, cost))
@@ -89,10 +88,10 @@ def eliminate(
 class _Search:
     """One search: the best choice so far, and what it has cost."""
 
-    def __init__(self, problem: Problem, *, memory_limit: float, deadline: float) -> None:
+    def __init__(self, problem: Problem, *, memory_limit: float, budget: Budget) -> None:
         self.problem = problem
         self.most_entries = memory_limit / BYTES_OF_AN_ENTRY
-        self.deadline = deadline
+        self.budget = budget
         self.choice = [int(cost.argmin()) for cost in problem.costs]
         self.total = problem.total(self.choice)
         self.slack = _ROUNDING * problem.magnitude(self.choice)
@@ -107,11 +106,12 @@ class _Search:
     def run(self) -> Solution:
         problem = self.problem
         order = best_order(problem.sizes, problem.pairs)
-        sweep = self.sweep_effort(problem)
+        sweep = sweep_effort(problem)
         if self.fits(order, problem) and order.effort(problem.sizes) <= _SWEEPS_OF_A_SEARCH * sweep:
             self.offer(self.solve_exactly(problem, order))
             return self.solution(SearchMethod.ELIMINATION, order, self.total)
         relaxation = Relaxation(problem, [np.arange(size) for size in problem.sizes])
+        self.budget.spend(sweep)
         if self.close(relaxation):
             return self.solution(SearchMethod.BOUNDED_ELIMINATION, order, self.total)
         bound = self.branch(relaxation)
@@ -129,15 +129,12 @@ class _Search:
         """A bound from here on is the best total so far, but for its last digits."""
         return self.total - self.slack * (_LAST_DIGITS / _ROUNDING)
 
-    @staticmethod
-    def sweep_effort(problem: Problem) -> float:
-        return math.fsum(matrix.size + _ENTRIES_OF_AN_EDGE for _, _, matrix in problem.edges)
-
     def fits(self, order: EliminationOrder, problem: Problem) -> bool:
         return order.table_entries(problem.sizes) <= self.most_entries
 
     def solve_exactly(self, problem: Problem, order: EliminationOrder) -> list[int]:
         self.kept_entries = max(self.kept_entries, order.table_entries(problem.sizes))
+        self.budget.spend(order.effort(problem.sizes))
         return solve_by_tables(problem, order)
 
     def offer(self, choice: Sequence[int]) -> bool:
@@ -159,10 +156,12 @@ class _Search:
         """Sweep and prune until the best choice of all is known: True. False: the sweeps have come to rest before."""
         waited, halvings, num_sweeps = 0, 0, 2
         effort = 0.0
-        while waited < _PATIENCE and time.monotonic() < self.deadline:
-            before, total, entries = relaxation.constant, self.total, self.sweep_effort(relaxation.problem)
+        is_first = True  # which is done whatever the budget: rarely is a choice possible before
+        while waited < _PATIENCE and (is_first or not self.budget.is_spent):
+            is_first = False
+            before, total, entries = relaxation.constant, self.total, sweep_effort(relaxation.problem)
             for _ in range(num_sweeps):
-                self.offer(self.translate(relaxation, relaxation.sweep()))
+                self.sweep(relaxation)
             effort += num_sweeps * entries
             halvings, spent = self.try_the_promising(relaxation, halvings, affordable=max(effort, 2 * entries))
             effort += spent
@@ -175,15 +174,14 @@ class _Search:
             has_cut = relaxation.cut(relaxation.survivors(self.limit)) or relaxation.cut(undominated(relaxation.problem))
             has_risen = relaxation.constant - before > _PROGRESS * (self.limit - relaxation.constant)
             waited = 0 if self.total < total or has_cut or has_risen else waited + 1
-        left = max(0.0, self.deadline - time.monotonic())
-        return self.eliminate_survivors(relaxation, most_work=min(_MOST_WORK, left * _WORK_PER_SECOND), is_quick=False)
+        return self.eliminate_survivors(relaxation, most_work=min(_MOST_WORK, self.budget.left), is_quick=False)
 
     def close_part(self, relaxation: Relaxation) -> bool:
         """The same in short, for a part of a branch and bound: no search for better choices, and an early rest."""
         for _ in range(_ROUNDS_OF_A_PART):
-            before, entries = relaxation.constant, self.sweep_effort(relaxation.problem)
+            before, entries = relaxation.constant, sweep_effort(relaxation.problem)
             for _ in range(2):
-                self.offer(self.translate(relaxation, relaxation.sweep()))
+                self.sweep(relaxation)
             if relaxation.constant > self.limit:
                 return True
             missing = self.limit - relaxation.constant
@@ -191,6 +189,10 @@ class _Search:
             if relaxation.constant - before < _PROGRESS_OF_A_PART * missing:
                 break
         return self.eliminate_survivors(relaxation, most_work=_SWEEPS_OF_A_PART * entries, is_quick=True)
+
+    def sweep(self, relaxation: Relaxation) -> None:
+        self.budget.spend(sweep_effort(relaxation.problem))
+        self.offer(self.translate(relaxation, relaxation.sweep()))
 
     def translate(self, relaxation: Relaxation, positions: Sequence[int]) -> list[int]:
         return [int(labels[position]) for labels, position in zip(relaxation.labels, positions, strict=True)]
@@ -225,7 +227,7 @@ class _Search:
             kept = [whole[v] if free else held[v] for v, free in enumerate(self.random_forest())]
             sizes = [len(own) for own in kept]
             self.solve_part(relaxation, kept, best_order(sizes, relaxation.problem.pairs, is_quick=True))
-        return _FOREST_MOVES * self.sweep_effort(relaxation.problem)
+        return _FOREST_MOVES * sweep_effort(relaxation.problem)
 
     def random_forest(self) -> list[bool]:
         trees = DisjointSets[int]()
@@ -270,7 +272,7 @@ class _Search:
             entries -= relaxation.entries
             if bound >= self.proof:
                 continue
-            if time.monotonic() >= self.deadline:
+            if self.budget.is_spent:
                 return min([bound, *(part[0] for part in open_parts)])
             for kept in self.split(relaxation):
                 part = relaxation.fork()
@@ -306,7 +308,7 @@ class _Search:
         if self.total >= self.problem.forbidden_total:
             if is_proved:
                 raise InputError("edges=inf: no choice is possible, every one meets a forbidden entry; allow more pairs")
-            raise InputError("time_limit: no choice without a forbidden entry was found in time; give more time or allow more pairs")
+            raise self.budget.ran_out("no choice without a forbidden entry")
         return Solution(
             cost=self.total,
             choice=tuple(self.choice),
@@ -317,7 +319,13 @@ class _Search:
             table_entries=order.table_entries(self.problem.sizes),
             kept_entries=self.kept_entries,
             num_branches=self.num_branches,
+            cut_off="" if is_proved else self.budget.spent,
         )
+
+
+def sweep_effort(problem: Problem) -> float:
+    """Of one sweep of a relaxation, in entries."""
+    return math.fsum(matrix.size + _ENTRIES_OF_AN_EDGE for _, _, matrix in problem.edges)
 
 
 def _permutations(size: int) -> Iterator[list[int]]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.errors import InputError, bad_field
+from perfmodel.search.budget import Budget
 from perfmodel.search.constrained import eliminate_within
 from perfmodel.search.problem import Array
 
@@ -36,8 +36,10 @@ _ROUNDING = 1e-12
 #: Prices of weight whose bounds are taken: these multiples of the least time of all blocks over the limit.
 _PRICES = (0.0, *(2.0 ** (power / 2) for power in range(-14, 11)))
 
-#: A stage that is begun has at least so long. [s]
-_LEAST_TIME = 0.1
+#: A stage that is begun may take at least so many entries, and so long. [s]
+_LEAST_WORK, _LEAST_TIME = 3e7, 0.1
+#: One addition of the dynamic program, whatever the number of layouts.
+_ENTRIES_OF_A_SUM = 5_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class StagePartition:
     """Stage i has the blocks from `cuts[i]` to `cuts[i + 1] - 1`; `layouts[k]` is the layout of the tensor before block k.
 
     No partition costs less than `lower_bound` (up to rounding); where that is `cost`, this one `is_proved` to be the best.
+    `cut_off` says what ended the search before: `work limit`, or the user's `time limit`.
     """
 
     cost: float
@@ -56,6 +59,7 @@ class StagePartition:
     is_proved: bool
     num_programs: int
     num_searches: int
+    cut_off: str = ""
 
     @property
     def gap(self) -> float:
@@ -75,7 +79,7 @@ def partition_chain(
     kept: Sequence[ArrayLike] = (),
     in_flight: Sequence[float] = (),
     limits: Sequence[float] = (),
-    time_limit: float = 600.0,
+    budget: Budget | None = None,
 ) -> StagePartition:
     """The partition of least cost.
 
@@ -84,12 +88,10 @@ def partition_chain(
     held, kept  weights as `times`: what a stage holds once, and for each microbatch in flight
     in_flight   microbatches that each stage keeps at most; 1 unless given
     limits      largest weight of each stage; none unless given
-    time_limit  after which the best partition so far is returned with its gap  [s]
+    budget      after which the best partition so far is returned with its gap; one of its own if left out
 
     Blocks that are given as the same objects are computed once.
     """
-    if not time_limit > 0:
-        raise bad_field("time_limit", time_limit, "must be positive", "use inf for none")
     chain = _read(times, send_times, held, kept)
     for field, number, least in (("num_stages", num_stages, 1), ("num_microbatches", num_microbatches, 1)):
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
@@ -105,7 +107,7 @@ def partition_chain(
             if not value >= 0 or (field == "in_flight" and math.isinf(value)):
                 raise bad_field(f"{field}[{i}]", value, "must be a number of at least 0", "give one for each stage")
         loads.append(own)
-    return _Partition(chain, list(zip(*loads, strict=True)), int(num_microbatches), deadline=time.monotonic() + time_limit).run()
+    return _Partition(chain, list(zip(*loads, strict=True)), int(num_microbatches), budget=budget or Budget()).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,15 +192,15 @@ class _Load:
         t, w = self.chain.times[k], self.weights[k]
         return np.stack([*(t + price * w for price in prices), np.where(np.isinf(t), np.inf, w)])
 
-    def solve(self, a: int, b: int, first: int, last: int, *, deadline: float) -> _Stage:
+    def solve(self, a: int, b: int, first: int, last: int, *, budget: Budget) -> _Stage:
         key = (int(self.run_of[a, b]), first, last)
         if key not in self.solved:
-            self.solved[key] = stage = self.search(a, b, first, last, deadline=deadline)
+            self.solved[key] = stage = self.search(a, b, first, last, budget=budget)
             for c, d in self.places[key[0]]:
                 self.least[c, d, first, last] = max(self.least[c, d, first, last], stage.bound)
         return self.solved[key]
 
-    def search(self, a: int, b: int, first: int, last: int, *, deadline: float) -> _Stage:
+    def search(self, a: int, b: int, first: int, last: int, *, budget: Budget) -> _Stage:
         ends = [np.array([first]), *(np.arange(size) for size in self.chain.sizes[a + 1 : b]), np.array([last])]
         cut = {0, b - a - 1}
 
@@ -209,12 +211,12 @@ class _Load:
         zeros = {len(own): np.zeros(len(own)) for own in ends}
         nothing = [zeros[len(own)] for own in ends]
         self.num_searches += 1
-        left = max(_LEAST_TIME, deadline - time.monotonic())
+        allowed = budget.part(max(_LEAST_WORK, budget.left), least_time=_LEAST_TIME)
         pairs = edges(self.weights) if math.isfinite(self.limit) else []
         try:
-            found = eliminate_within(nothing, edges(self.chain.times), nothing, self.limit, edge_weights=pairs, time_limit=left)
-        except InputError:  # no path without a forbidden entry, none within the limit (bounds are rounded, this is not), or no time
-            return _IMPOSSIBLE if time.monotonic() < deadline else _UNKNOWN
+            found = eliminate_within(nothing, edges(self.chain.times), nothing, self.limit, edge_weights=pairs, budget=allowed)
+        except InputError:  # no path without a forbidden entry, none within the limit (bounds are rounded, this is not), or no budget
+            return _UNKNOWN if allowed.is_spent else _IMPOSSIBLE
         layouts = tuple(int(own[label]) for own, label in zip(ends, found.choice, strict=True))
         weight = math.fsum(float(own[pair]) for own, pair in zip(self.weights[a:b], itertools.pairwise(layouts), strict=True))
         return _Stage(time=found.cost, bound=found.lower_bound, weight=weight, layouts=layouts)
@@ -231,8 +233,8 @@ class _Path:
 class _Partition:
     """One search: the best partition so far."""
 
-    def __init__(self, chain: _Chain, loads: Sequence[tuple[float, float]], num_microbatches: int, *, deadline: float) -> None:
-        self.chain, self.deadline = chain, deadline
+    def __init__(self, chain: _Chain, loads: Sequence[tuple[float, float]], num_microbatches: int, *, budget: Budget) -> None:
+        self.chain, self.budget = chain, budget
         self.repeats = num_microbatches - 1
         made = {load: _Load(chain, *load) for load in dict.fromkeys(loads)}
         self.loads = [made[load] for load in loads]
@@ -244,7 +246,7 @@ class _Partition:
         self.num_programs = 0
 
     def run(self) -> StagePartition:
-        threshold, bound, is_late = math.inf, math.inf, False
+        threshold, bound, is_cut_off = math.inf, math.inf, False
         while threshold > 0:
             path, stages = self.shortest(threshold)
             if path is None:
@@ -253,8 +255,8 @@ class _Partition:
             cost = math.fsum(stage_times) + self.repeats * max(stage_times)
             if math.isfinite(cost) and (self.best is None or cost < self.best[0]):
                 self.best = (cost, stages, path, stage_times)
-            if time.monotonic() >= self.deadline or self.best is None:
-                is_late, bound = True, min(bound, path.total)
+            if self.budget.is_spent or self.best is None:
+                is_cut_off, bound = True, min(bound, path.total)
                 break
             # no partition below the threshold has a smaller sum; one that beats the best has a smaller maximum than this
             largest = max(self.stage_times(path, stages, of_bounds=True))
@@ -262,12 +264,12 @@ class _Partition:
             room = (self.best[0] - path.total) / self.repeats if self.repeats else 0.0
             threshold = min(largest, room) * (1.0 - _ROUNDING)
         if self.best is None:
-            if is_late:
-                raise InputError("time_limit: no partition was found in time; give more time")
+            if is_cut_off:
+                raise self.budget.ran_out("no partition")
             raise InputError("limits: no partition is possible; raise the limits, use more stages or allow more layouts")
         cost, stages, path, stage_times = self.best
         bound = min(bound, cost)
-        is_proved = not is_late and cost - bound <= _ROUNDING * cost
+        is_proved = not is_cut_off and cost - bound <= _ROUNDING * cost
         return StagePartition(
             cost=cost,
             cuts=(*(a for a, _, _, _ in path.stages), len(self.chain.times)),
@@ -278,6 +280,7 @@ class _Partition:
             is_proved=is_proved,
             num_programs=self.num_programs,
             num_searches=sum(load.num_searches for load in dict.fromkeys(self.loads)),
+            cut_off="" if is_proved else self.budget.spent,
         )
 
     def shortest(self, threshold: float) -> tuple[_Path | None, list[_Stage]]:
@@ -287,11 +290,11 @@ class _Partition:
             if path is None:
                 return None, []
             before = [self.least_of(i, *own) for i, own in enumerate(path.stages)]
-            stages = [self.loads[i].solve(*own, deadline=self.deadline) for i, own in enumerate(path.stages)]
+            stages = [self.loads[i].solve(*own, budget=self.budget) for i, own in enumerate(path.stages)]
             after = [self.least_of(i, *own) for i, own in enumerate(path.stages)]
             if all(new <= old + _ROUNDING * abs(old) for old, new in zip(before, after, strict=True)):
                 return path, stages
-            if time.monotonic() >= self.deadline:
+            if self.budget.is_spent:
                 return path, stages
 
     def least_of(self, i: int, a: int, b: int, first: int, last: int) -> float:
@@ -305,6 +308,7 @@ class _Partition:
         """total[b, m]: least sum of the stages so far when they end before block b in layout m."""
         self.num_programs += 1
         n, most = len(self.chain.times), max(self.chain.sizes)
+        self.budget.spend(len(self.loads) * n * (0.5 * n * most**2 + _ENTRIES_OF_A_SUM))
         total = np.full((n + 1, most), np.inf)
         total[0, : self.chain.sizes[0]] = 0.0
         history: list[tuple[NDArray[np.int64], Array]] = []

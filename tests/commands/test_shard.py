@@ -87,6 +87,19 @@ def test_a_framework_without_a_fused_kernel_has_scores_as_tensors_and_the_plan_s
     assert (code, "fused_attention=maybe" in error) == (2, True)
 
 
+def test_a_time_limit_is_said_with_the_gap(call, call_json):
+    job = ("gpt2", "--cluster", "dgx-h100", "--chips", "16", "--time-limit", "0.001")
+    found = call_json("shard", *job)
+    assert found["cut_off"] == "time limit"
+    assert found["zero_searched"] == [0]
+    assert found["lower_bound"] <= found["best"]["step_time"]
+    assert found["gap"] > 0 or found["is_proved"]
+    _, out, _ = call("shard", *job)
+    assert "cut off by the time limit" in out
+    _, out, _ = call("shard", *job, "--stages", "2", "--microbatches", "4", "--batch", "64", "--size", "layers=2")
+    assert "; cut off by the time limit" in out
+
+
 def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
     found = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
     assert found["cost_flops"] == 97098296512
@@ -177,6 +190,8 @@ def test_an_imported_module_is_searched_and_says_what_stays_whole(call, tmp_path
         (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--zero", "4"), "zero=4"),
         (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--precision", "fp4"), "precision=fp4"),
         (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--optimizer", "lamb"), "optimizer=lamb"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--time-limit", "0"), "time_limit=0: must be more than nothing"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--time-limit", "soon"), "time_limit='soon'"),
         (
             ("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--batch", "9", "--microbatches", "2"),
             "microbatches=2: must divide the batch",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +15,11 @@ from perfmodel.cost.network_predict import predict_network
 from perfmodel.errors import InputError
 from perfmodel.parallel.network_plan import check_plan, mesh_axes
 from perfmodel.planner.network_fold import fold_layers
-from perfmodel.planner.network_pipeline import blocks_of, search_pipeline
+from perfmodel.planner.network_pipeline import PipelinePrediction, blocks_of, search_pipeline
 from perfmodel.planner.network_search import fixed_parts
 from perfmodel.planner.network_space import dim_classes, network_space
 from perfmodel.planner.network_strategies import data_parallel, mesh_tensorflow, one_weird_trick
+from perfmodel.search import Budget
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
 from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, OwnTraffic, Stream, TensorRole
@@ -213,6 +217,43 @@ def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
         search_pipeline(at, memory_limit=capacity, microbatches=(7,), **options)
     with pytest.raises(InputError, match="no plan fits"):
         search_pipeline(at, memory_limit=1e7, **options)
+
+
+def pipeline_within(limit: float, **given: Any) -> PipelinePrediction:
+    def at(batch: int) -> Network:
+        return load_network("gpt2", batch=batch, seq_len=128, layers=4, vocabulary=1024)
+
+    own = machine("pase-1080ti", 8)
+    common = {"global_batch": 64, "cluster": "pase-1080ti", "num_chips": 8, "machine": own, "setting": setting(zero=1)}
+    return search_pipeline(at, memory_limit=limit, stages=(2,), microbatches=(8,), **common, **given)
+
+
+def test_a_pipeline_is_the_same_under_a_slow_clock(monkeypatch):
+    """The limit binds: stages are searched under it, as far as their work goes."""
+    free = pipeline_within(1e12)
+    limit = 0.8 * max(stage.memory["total"] for stage in free.stages)
+    before = pipeline_within(limit)
+    assert (before.price > 0, before.cut_off) == (True, "")
+    seconds = itertools.count(step=1000.0)
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: next(seconds))
+    after = pipeline_within(limit)
+    assert replace(after, search_time=0.0) == replace(before, search_time=0.0)
+
+
+def test_what_ends_a_pipeline_search_is_said(monkeypatch):
+    free = pipeline_within(1e12)
+    limit = 0.8 * max(stage.memory["total"] for stage in free.stages)
+    best = pipeline_within(limit)
+    monkeypatch.setattr("perfmodel.planner.network_pipeline._COARSE_EFFORT", (0.0, 1e3))
+    monkeypatch.setattr("perfmodel.planner.network_pipeline._FINE_EFFORT", (0.0, 1e3))
+    found = pipeline_within(limit)
+    assert found.cut_off == "work limit"
+    assert found.lower_bound <= best.step_time <= found.step_time
+    assert found.gap > 0
+    late = pipeline_within(1e12, budget=Budget(time_limit=1e-6))
+    assert late.cut_off == "time limit"
+    assert late.lower_bound <= late.step_time
 
 
 def test_one_stage_of_a_pipeline_is_predicted_as_a_plan_without_one():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.search import SearchMethod, eliminate
+from perfmodel.search import Budget, SearchMethod, eliminate
 from perfmodel.search.problem import read_problem
 from perfmodel.search.solve import _Search
 from tests.search.problems import brute_force, grid_problem, random_problem, total
@@ -53,10 +53,11 @@ def test_branch_and_bound_agrees_with_elimination(seed):
     assert branched.kept_entries <= 7 * 54  # what a forest of all vertices holds
 
 
-def test_out_of_time_it_reports_a_true_gap():
+def test_out_of_work_it_reports_a_true_gap():
     vertex_costs, edges = random_problem(3, num_vertices=60, num_configurations=12, num_edges=240)
-    solution = eliminate(vertex_costs, edges, memory_limit=1e5, time_limit=0.5)
+    solution = eliminate(vertex_costs, edges, memory_limit=1e5, budget=Budget(1e8))
     assert not solution.is_proved
+    assert solution.cut_off == "work limit"
     assert solution.lower_bound < solution.cost
     assert 0 < solution.gap < 1
     assert solution.cost == total(vertex_costs, edges, solution.choice)
@@ -182,7 +183,7 @@ def test_bad_input_is_one_sentence(vertex_costs, edges, sentence):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("limits", [{"memory_limit": 0}, {"time_limit": -1.0}, {"memory_limit": float("nan")}])
+@pytest.mark.parametrize("limits", [{"memory_limit": 0}, {"memory_limit": float("nan")}])
 def test_limits_are_positive(limits):
     with pytest.raises(InputError, match="must be positive"):
         eliminate([[1.0]], [], **limits)
@@ -191,7 +192,7 @@ def test_limits_are_positive(limits):
 def test_forests_have_no_cycle():
     vertex_costs, edges = grid_problem(1, 5, 5, 2)
     problem = read_problem(vertex_costs, edges)
-    search = _Search(problem, memory_limit=1e9, deadline=0.0)
+    search = _Search(problem, memory_limit=1e9, budget=Budget())
     for _ in range(20):
         inside = search.random_forest()
         kept = [(u, v) for u, v in problem.pairs if inside[u] and inside[v]]
