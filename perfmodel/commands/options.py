@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel import memory_room
-from perfmodel.errors import InputError, bad_field, whole_number
+from perfmodel.errors import InputError, bad_field
 from perfmodel.resources import check_can_be_written
 
 Model = Annotated[str, typer.Option("--model", metavar="NAME|PATH", help="A model's name (`perfmodel models`) or a config.json.")]
@@ -131,17 +131,6 @@ def with_chip(clusters: list[str], chip: str, *, per_node: str, scale_up: str, s
         return clusters
     load_chip(chip)  # the name of a cluster is none of a chip
     return [*clusters, state_chip_cluster(chip, **given).text]
-
-
-def parse_chips(text: str) -> list[int]:
-    """`64,128,256` as numbers; nothing as an empty list."""
-    counts = []
-    for item in text.split(",") if text else []:
-        count = whole_number(item)
-        if count is None or not 1 <= count <= 10**7:
-            raise bad_field("chips", text, "must be whole numbers of at least 1, separated by commas", "write 64 or 64,128,256")
-        counts.append(count)
-    return counts
 
 
 def flag(field: str) -> str:

@@ -9,6 +9,7 @@ import typer
 from perfmodel.commands import options
 from perfmodel.commands.output import Progress, print_json, print_tables
 from perfmodel.errors import bad_field
+from perfmodel.values import several, whole
 
 
 def pase_report(
@@ -29,7 +30,7 @@ def pase_report(
     from perfmodel.workload.pase_graph import load_pase_graph
 
     options.check_figure(plot)
-    counts = options.parse_chips(devices)
+    counts = [whole(each, "devices", most=10**7) for each in several(devices)]
     if not counts:
         raise bad_field("devices", "", "must name at least one number", "write 32 or 4,8,16,32,64")
     bars = _figure_bars(graph or list(PUBLISHED_TIMES), counts) if figure or plot is not None else []

@@ -56,7 +56,7 @@ def test_json_holds_the_figure(call_json):
     ("flags", "sentence"),
     [
         (["--graph", "alexnett"], "graph=alexnett: no such layer graph is shipped; did you mean 'alexnet'"),
-        (["--devices", "0"], "must be whole numbers of at least 1"),
+        (["--devices", "0"], "devices=0: must be a whole number of at least 1"),
         (["--graph", "resnet101", "--figure"], "graph=resnet101: is not in figure 6; use alexnet, inception3, rnnlm, transformer"),
         (["--devices", "12", "--figure"], "devices=12: is not in figure 6; use 4, 8, 16, 32, 64"),
         (["--plot", "figure.txt"], "plot=figure.txt: must end in .png, .svg or .pdf"),
