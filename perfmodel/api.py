@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.parallel.rules import RuleSet
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import SearchResult
     from perfmodel.report.judgement import ValidationResult
@@ -81,6 +82,7 @@ def predict(
     schedule: str | None = None,
     recompute: str | None = None,
     sequence_parallel: bool | None = None,
+    rules: Name | RuleSet | None = None,
     order: Sequence[str] | str | None = None,
     attention: str | None = None,
     precision: Several[str] = None,
@@ -98,6 +100,7 @@ def predict(
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
     dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
+    rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
     """
     requests = make_requests(
         model=model,
@@ -126,6 +129,7 @@ def predict(
         schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # names and files are read
         order=order,
         attention=attention,
     )
@@ -177,6 +181,7 @@ def find_plans(
     schedule: str | None = None,
     recompute: str | None = None,
     sequence_parallel: bool | None = None,
+    rules: Several[Name | RuleSet] = None,
     order: Sequence[str] | str | None = None,
     attention: str | None = None,
     maximum: Mapping[str, int] | None = None,
@@ -195,6 +200,7 @@ def find_plans(
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
+    rules       rule sets that are tried, names or files of one's own (docs/rules.md)
     objective   time, memory or chip-time
     top         how many plans the result holds
     ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
@@ -227,6 +233,7 @@ def find_plans(
         schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # names and files are read
         order=order,
         attention=attention,
     )

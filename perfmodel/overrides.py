@@ -7,6 +7,7 @@ from typing import Any
 
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
+from perfmodel.parallel.rules import default_rule_sets
 from perfmodel.setting import Knobs, Setting
 
 
@@ -27,17 +28,18 @@ def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
     same_layers = setting.job.model.num_hidden_layers == plan.job.model.num_hidden_layers
     own: dict[str, Any] = {axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}
     own |= {
-        name: getattr(plan, name)
-        for name in ("order", "sequence_parallel", "micro_batch", "recompute_operators", "virtual_stages", "stage_layers")
+        name: getattr(plan, name) for name in ("order", "rules", "micro_batch", "recompute_operators", "virtual_stages", "stage_layers")
     }
     own |= {"zero": int(plan.zero), "recompute": str(plan.recompute), "schedule": str(plan.schedule), "attention": str(plan.attention)}
-    changed = {name for name, value in given.items() if own[name] != value}
+    before = own | {"sequence_parallel": plan.sequence_parallel}
+    changed = {name for name, value in given.items() if before[name] != value}
     if not same_chips or changed & {*DEFAULT_ORDER, "zero"}:
         own |= _open_data_degrees(plan, given)
     if changed & {"pp", "virtual_stages", "schedule"} or not same_layers:
         own["stage_layers"] = None
-    if "tp" in changed and (given["tp"] == 1 or plan.layout.tp == 1):
-        own["sequence_parallel"] = None
+    turns = "tp" in changed and (given["tp"] == 1 or plan.layout.tp == 1)
+    if plan.rules in default_rule_sets() and (turns or "sequence_parallel" in given):
+        own["rules"] = None
     if changed & {"virtual_stages", "schedule"} or given.get("pp") == 1:
         # chunks and an interleaved schedule come and go together
         own |= {"virtual_stages": 1, "schedule": None} if "schedule" not in given else {"virtual_stages": 1}
@@ -73,4 +75,6 @@ def _open_data_degrees(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
 def changes(before: Plan, after: Plan, given: set[str]) -> tuple[Change, ...]:
     """In what two plans differ; `given` names what was asked for."""
     old, new = plan_facts(before), plan_facts(after)
+    if {before.rules, after.rules} <= set(default_rule_sets()):
+        del old["rules"]  # sequence_parallel tells them apart
     return tuple(Change(knob=knob, before=old[knob], after=new[knob], follows=knob not in given) for knob in old if old[knob] != new[knob])

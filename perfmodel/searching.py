@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError, bad_field, shown
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.parallel.rules import check_agrees
 from perfmodel.planner.ties import TIES
 from perfmodel.setting import (
     Knobs,
@@ -23,6 +24,7 @@ from perfmodel.values import text_of, whole
 if TYPE_CHECKING:
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.parallel.prediction import Prediction
+    from perfmodel.parallel.rules import RuleSet
     from perfmodel.planner.result import SearchResult
     from perfmodel.planner.space import Space
 
@@ -86,18 +88,26 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     fixed = knobs.searched()
     attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.default_attention), "attention")
     order = fixed.pop("order", None)
+    rules = fixed.pop("rules", ())
+    _check_rules(rules, fixed.get("sequence_parallel"))
     if "recompute" in fixed:
         fixed["recompute"] = str(choice_of(Recompute, fixed["recompute"], "recompute"))
     if "schedule" in fixed:
         fixed["schedule"] = str(choice_of(PipelineSchedule, fixed["schedule"], "schedule"))
     if fixed.get("zero", 0) not in (0, 1, 2, 3):
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
-    words = [name for name in maximum if name in ("recompute", "schedule", "sequence_parallel")]
+    words = [name for name in maximum if name in ("recompute", "schedule", "sequence_parallel", "rules")]
     if words:
         raise bad_field("maximum", words[0], "has no largest value", f"fix it: {words[0]}=...")
     maximum = {name: whole(value, name, least=0 if name == "zero" else 1) for name, value in maximum.items()}
     orders = SEARCHED_ORDERS if order is None else (order,)
-    return Space(fixed=fixed, maximum=dict(maximum), orders=orders), attention
+    return Space(fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules), attention
+
+
+def _check_rules(rules: tuple[RuleSet, ...], sequence_parallel: bool | None) -> None:
+    """Refuse a switch that none of the rule sets agrees with."""
+    if sequence_parallel is not None and rules and all(each.scatters_residual is not sequence_parallel for each in rules):
+        check_agrees(rules[0], sequence_parallel)
 
 
 def what_runs(space: Space, setting: Setting) -> Space:
@@ -114,6 +124,8 @@ def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
         # what the degrees leave is free in a search; a single plan would have to say where it goes
         given = knobs.dp_replicate * (knobs.pp or 1) * (knobs.cp or 1) * (knobs.tp or 1)
         knobs = replace(knobs, dp_shard=max(setting.cluster.num_chips // given, 1))
+    if knobs.rules:
+        knobs = replace(knobs, rules=knobs.rules[:1])
     try:
         plan_in(setting, knobs)
     except InputError as error:

@@ -12,7 +12,7 @@ from perfmodel.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
-from perfmodel.values import check_name, is_path, text_of, whole, yes_or_no
+from perfmodel.values import check_name, is_path, several, text_of, whole, yes_or_no
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.residuals import StepInterval
+    from perfmodel.parallel.rules import RuleSet
     from perfmodel.report.sensitivity import Sensitivity
 
 Name: TypeAlias = str | Path
@@ -33,6 +34,7 @@ Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
 class Knobs:
     """What a person may say of a plan; None leaves it to the default, or to the search.
 
+    rules  rule sets, names or files of them: one, of which a search takes several
     dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
     fsdp   dp_shard with ZeRO stage 3
     """
@@ -48,6 +50,7 @@ class Knobs:
     schedule: str | None = None
     recompute: str | None = None
     sequence_parallel: bool | None = None
+    rules: Sequence[RuleSet] | None = None
     order: Sequence[str] | None = None
     attention: str | None = None
     dp: int | None = None
@@ -77,6 +80,11 @@ class Knobs:
     def planned(self) -> dict[str, Any]:
         """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
         given = self.searched()
+        if "rules" in given:
+            if len(given["rules"]) > 1:
+                names = ",".join(each.name for each in given["rules"])
+                raise InputError(f"rules={names}: a plan has one rule set; give one of them (a search takes several)")
+            given["rules"] = given["rules"][0]
         dp = given.pop("dp", None)
         if dp is not None:
             to_shard = "dp_shard" not in given and (given.get("zero") or 0) > 0
@@ -90,9 +98,24 @@ def _read_knob(name: str, value: Any) -> Any:
         return yes_or_no(value, name)
     if name == "order":
         return read_order(value)
+    if name == "rules":
+        return read_rules(value)
     if name in ("schedule", "recompute", "attention"):
         return text_of(value, name, "its name")
     return whole(value, name, least=0 if name == "zero" else 1)
+
+
+def read_rules(value: Any) -> tuple[RuleSet, ...] | None:
+    """Rule sets, names and files of them, one or several; None where the list is empty."""
+    from perfmodel.parallel.rules import rule_set_of
+
+    found: list[RuleSet] = []
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        for one in several(each) if isinstance(each, str) and not Path(each).exists() else (each,):
+            rules = rule_set_of(one)
+            if rules not in found:
+                found.append(rules)
+    return tuple(found) or None
 
 
 def read_order(value: Any) -> tuple[str, ...]:

@@ -206,7 +206,7 @@ class StepTimes:
             job, plan = run.planned.plan.job, run.planned.plan
             key = (
                 (job.model, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
-                plan.rule_set, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
+                plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
                 plan.schedule, plan.order, plan.sequence_parallel,
             )  # fmt: skip
             batches.setdefault(key, []).append(place)
@@ -223,7 +223,7 @@ class StepTimes:
         compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - _READ_LATE)))
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
-        estimator.graphs, estimator.rule_sets = twin.graphs, twin.rule_sets
+        estimator.graphs = twin.graphs
         return estimator
 
 
@@ -235,7 +235,7 @@ def load_profile_once(name: str) -> ExecutionProfile:
 def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
     """Steps of plans that share their programs, as columns. [s]"""
     profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
-    program = estimator.program(first.rule_set, first.attention, first.recompute_operators)
+    program = estimator.program(first.rules, first.attention, first.recompute_operators)
     grid = make_grid(
         {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
         [first.order],
@@ -248,9 +248,9 @@ def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
     v = np.array([float(plan.virtual_stages) for plan in plans])
     regions = region_times(micro, profile, first.recompute, tp)
     stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
-    parameters = estimator.parameter_program(program, first.rule_set, int(first.zero), pipelined=first.layout.pp > 1)
+    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=first.layout.pp > 1)
     terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
-    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.sequence_parallel)
+    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.rules.scatters_residual)
     pipeline = pipeline_step_time(
         regions, stages, schedule=first.schedule, num_ranks=grid.degree["pp"], num_microbatches=m, virtual_stages=v, hop=hop,
         profile=profile,

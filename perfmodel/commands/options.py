@@ -71,6 +71,22 @@ Recompute = Annotated[str | None, typer.Option("--recompute", metavar="NAME", he
 SequenceParallel = Annotated[
     bool | None, typer.Option("--sequence-parallel/--no-sequence-parallel", help="Shard the residual stream over tp.", show_default=False)
 ]
+Rules = Annotated[
+    str | None,
+    typer.Option(
+        "--rules",
+        metavar="NAME|FILE",
+        help="How operators are cut by the axes (docs/rules.md); megatron, or megatron-sp with tp, if left out.",
+    ),
+]
+SearchedRules = Annotated[
+    list[str],
+    typer.Option(
+        "--rules",
+        metavar="NAME|FILE",
+        help="Rule sets to try (docs/rules.md), several again and again; megatron and megatron-sp if left out.",
+    ),
+]
 Attention = Annotated[str | None, typer.Option("--attention", metavar="NAME", help="flash or unfused; the profile's if left out.")]
 Order = Annotated[
     str | None, typer.Option("--order", metavar="AXES", help="Axes on the network, innermost first: tp-cp-dp_shard-dp_replicate-pp.")

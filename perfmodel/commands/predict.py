@@ -50,6 +50,7 @@ def predict(
     schedule: options.Schedule = None,
     recompute: options.Recompute = None,
     sequence_parallel: options.SequenceParallel = None,
+    rules: options.Rules = None,
     order: options.Order = None,
     attention: options.Attention = None,
     calibration: options.Calibration = None,
@@ -95,6 +96,7 @@ def predict(
         schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # read as text
         order=order,  # type: ignore[arg-type]  # read as text
         attention=attention,
     )

@@ -60,6 +60,7 @@ def search(
     schedule: options.Schedule = None,
     recompute: options.Recompute = None,
     sequence_parallel: options.SequenceParallel = None,
+    rules: options.SearchedRules = [],  # noqa: B006
     order: options.Order = None,
     max_tp: _maximum("tp") = None,  # type: ignore[valid-type]
     max_pp: _maximum("pp") = None,  # type: ignore[valid-type]
@@ -111,6 +112,7 @@ def search(
         schedule=schedule,
         recompute=recompute,
         sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # read as text
         order=order,  # type: ignore[arg-type]  # read as text
         attention=attention,
     )

@@ -107,7 +107,7 @@ def axes_name(axes: frozenset[str], plan: Plan) -> str:
 
 def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int]) -> RankCounts:
     """Counts of the rank at `place` (its index on each axis)."""
-    program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
+    program = estimator.program(plan.rules, plan.attention, plan.recompute_operators)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
         [plan.order],
@@ -135,7 +135,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     """
     if plan.attention is not AttentionKernel.UNFUSED or chunk + 1 == plan.layout.cp:
         return estimator
-    kept = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators).derivation
+    kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
     model = plan.job.model
     copies = model.num_attention_heads > model.num_key_value_heads and plan.recompute is Recompute.NONE
@@ -146,7 +146,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         recompute_operators=plan.recompute_operators,
         attention_kernel=str(plan.attention),
     )
-    return replace(estimator, programs={(plan.rule_set, plan.attention, plan.recompute_operators): program})
+    return replace(estimator, programs={(plan.rules, plan.attention, plan.recompute_operators): program})
 
 
 def _seeing(op: Operator, keys: int, copies: bool) -> Operator:

@@ -67,7 +67,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
+from perfmodel.parallel.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.operator import REGIONS, Graph
 from perfmodel.workload.transformer import build_graph, causal_mask
@@ -84,16 +84,17 @@ class Estimator:
     machine: Machine
     profile: ExecutionProfile
     sizes: Bytes
-    programs: dict[tuple[str, AttentionKernel, tuple[str, ...]], Program] = field(default_factory=dict)
-    parameter_programs: dict[tuple[str, int, bool], ParameterProgram] = field(default_factory=dict)
+    programs: dict[tuple[RuleSet, AttentionKernel, tuple[str, ...]], Program] = field(default_factory=dict)
+    parameter_programs: dict[tuple[RuleSet, int, bool], ParameterProgram] = field(default_factory=dict)
     graphs: dict[AttentionKernel, Graph] = field(default_factory=dict)
-    rule_sets: dict[str, RuleSet] = field(default_factory=dict)
 
-    def program(self, rule_set: str, attention: AttentionKernel, recompute_operators: tuple[str, ...]) -> Program:
-        key = (rule_set, attention, recompute_operators)
+    def program(self, rules: RuleSet | str, attention: AttentionKernel, recompute_operators: tuple[str, ...]) -> Program:
+        """`rules`: a rule set, or the name of a shipped one."""
+        rules = rule_set_of(rules)
+        key = (rules, attention, recompute_operators)
         if key not in self.programs:
             self.programs[key] = compile_program(
-                derive(self.graph(attention), self.shardings(rule_set, attention)),
+                derive(self.graph(attention), apply_rules(self.graph(attention), rules)),
                 self.profile,
                 recompute_operators=recompute_operators,
                 attention_kernel=str(attention),
@@ -113,13 +114,8 @@ class Estimator:
             )
         return self.graphs[attention]
 
-    def shardings(self, rule_set: str, attention: AttentionKernel) -> Mapping[str, Any]:
-        if rule_set not in self.rule_sets:
-            self.rule_sets[rule_set] = load_rule_set(rule_set)
-        return apply_rules(self.graph(attention), self.rule_sets[rule_set])
-
-    def parameter_program(self, program: Program, rule_set: str, zero: int, *, pipelined: bool) -> ParameterProgram:
-        key = (rule_set, zero, pipelined)
+    def parameter_program(self, program: Program, rules: RuleSet | str, zero: int, *, pipelined: bool) -> ParameterProgram:
+        key = (rule_set_of(rules), zero, pipelined)
         if key not in self.parameter_programs:
             self.parameter_programs[key] = compile_parameters(
                 program.parameters,
@@ -188,7 +184,7 @@ class PlanRow:
 
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
+    program = estimator.program(plan.rules, plan.attention, plan.recompute_operators)
     layout = plan.layout
     grid = make_grid(
         {axis: [layout.degree(axis)] for axis in DEFAULT_ORDER},
@@ -201,10 +197,10 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     m, v = np.array([float(plan.num_microbatches)]), np.array([float(plan.virtual_stages)])
     regions = region_times(micro, profile, plan.recompute, tp)
     stages = stage_columns([stages_of(plan.stage_layers, layout.pp)])
-    parameters = estimator.parameter_program(program, plan.rule_set, int(plan.zero), pipelined=layout.pp > 1)
+    parameters = estimator.parameter_program(program, plan.rules, int(plan.zero), pipelined=layout.pp > 1)
     cost = parameter_cost(parameters, profile, machine, grid)
     terms = parameter_terms(parameters, cost)
-    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=plan.sequence_parallel)
+    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=plan.rules.scatters_residual)
     pipeline = pipeline_step_time(
         regions, stages, schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
     )

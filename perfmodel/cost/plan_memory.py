@@ -110,7 +110,7 @@ def memory_row(
             rank=rank,
             num_microbatches=m,
             tp=tp,
-            is_scattered=plan.sequence_parallel,
+            is_scattered=plan.rules.scatters_residual,
             profile=profile,
         )
         base = base_memory(largest(moments[rank]), fixed_memory(static[rank]), waiting, factor=factor, outside=outside)

@@ -7,17 +7,31 @@ from __future__ import annotations
 
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
+from perfmodel.parallel.rules import RuleSet, load_rule_set, present_axes
 from perfmodel.workload.job import Precision
 
-#: Rule sets whose traffic the executor realises.
+#: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
 RULE_SETS = ("megatron", "megatron-sp")
+
+
+def realised_as(plan: Plan) -> str:
+    """The rule set as which the executor runs the plan's own; empty where it has none that cuts alike."""
+    layout = plan.layout
+    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
+    own = _cuts(plan.rules, plan, axes)
+    return next((name for name in RULE_SETS if _cuts(load_rule_set(name), plan, axes) == own), "")
+
+
+def _cuts(rules: RuleSet, plan: Plan, axes: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    """What the rules cut of this plan's model where only these axes have more than one rank."""
+    return {name: cut for name, cut in rules.among(axes).items() if name != "positions" or plan.job.model.position == "learned"}
 
 
 def not_executable_reason(plan: Plan) -> str:
     """Why no machine could run a plan of this form with torch; empty if one could."""
     model, layout = plan.job.model, plan.layout
-    if plan.rule_set not in RULE_SETS:
-        return f"rule_set={plan.rule_set}: the executor realises {' and '.join(RULE_SETS)} only; use one of them"
+    if not realised_as(plan):
+        return f"rules={plan.rule_set}: the executor cuts operators as {' and '.join(RULE_SETS)} do only; use one of them"
     if plan.job.precision is Precision.FP16_MIXED:
         return "precision=fp16-mixed: needs dynamic loss scaling, which the executor does not have; use bf16-mixed"
     if model.num_key_value_heads % layout.tp or model.num_attention_heads % layout.tp:

@@ -8,9 +8,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from perfmodel.errors import InputError, bad_field, shown
+from perfmodel.parallel.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     AttentionKernel,
@@ -21,6 +23,8 @@ from perfmodel.parallel.layout import (
     check_order,
     even_stage_layers,
 )
+from perfmodel.parallel.rules import RuleSet, check_agrees, default_rules, is_shipped, rule_set_of
+from perfmodel.parallel.sharding import AXIS_PARTS
 from perfmodel.values import text_of, whole, yes_or_no
 from perfmodel.workload.job import TrainingJob
 
@@ -36,6 +40,7 @@ class Plan:
     """One row of the space of plans, complete: nothing about it is decided later.
 
     stage_layers[k] is the number of layers of virtual stage k, in model order; it lives on pipeline rank k % pp.
+    rules says which dims of each operator the axes of the layout cut.
     """
 
     job: TrainingJob
@@ -43,7 +48,7 @@ class Plan:
     num_chips: int
     layout: ParallelLayout
     order: tuple[str, ...]
-    sequence_parallel: bool
+    rules: RuleSet
     zero: ZeroStage
     micro_batch: int
     recompute: Recompute
@@ -53,11 +58,20 @@ class Plan:
     stage_layers: tuple[int, ...]
     attention: AttentionKernel
     profile: str
-    rule_set: str
     calibration: str = ""
 
     def __post_init__(self) -> None:
         check_plan(self)
+
+    @property
+    def rule_set(self) -> str:
+        """The name of the rules."""
+        return self.rules.name
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """The residual stream is cut over tp."""
+        return self.layout.tp > 1 and self.rules.scatters_residual
 
     @property
     def num_microbatches(self) -> int:
@@ -65,7 +79,10 @@ class Plan:
 
     def hash(self) -> str:
         """Twelve hex digits that identify the plan, the same on every machine."""
-        text = json.dumps(plan_to_dict(self), sort_keys=True, separators=(",", ":"))
+        content = plan_to_dict(self)
+        if is_shipped(self.rules):
+            del content["rules"]  # the name, which `rule_set` says
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -86,6 +103,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "num_chips": plan.num_chips,
         "layout": {axis: layout.degree(axis) for axis in reversed(DEFAULT_ORDER)},
         "order": list(plan.order),
+        "rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(),
         "rule_set": plan.rule_set,
         "sequence_parallel": plan.sequence_parallel,
         "zero": int(plan.zero),
@@ -115,6 +133,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "profile": plan.profile,
         **{axis: layout.degree(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
         "zero": int(plan.zero),
+        "rules": plan.rule_set,
         "sequence_parallel": plan.sequence_parallel,
         "micro_batch": plan.micro_batch,
         "schedule": str(plan.schedule),
@@ -170,26 +189,7 @@ def check_plan(plan: Plan) -> None:
     for field in ("micro_batch", "virtual_stages"):
         if getattr(plan, field) < 1:
             raise InputError(f"{field}={getattr(plan, field)}: must be at least 1; use 1")
-    if model.num_attention_heads % layout.tp:
-        raise InputError(
-            f"tp={layout.tp}: must divide num_attention_heads={model.num_attention_heads}; use {_choices(model.num_attention_heads)}"
-        )
-    if max(layout.tp, model.num_key_value_heads) % min(layout.tp, model.num_key_value_heads):
-        raise InputError(
-            f"tp={layout.tp}: must divide num_key_value_heads={model.num_key_value_heads} or be a multiple of it; "
-            f"use {_choices(model.num_key_value_heads)}"
-        )
-    if model.intermediate_size % layout.tp:
-        raise InputError(
-            f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use {_choices(model.intermediate_size)}"
-        )
-    sequence_ways = layout.cp * (layout.tp if plan.sequence_parallel else 1)
-    if job.seq_len % sequence_ways:
-        raise InputError(
-            f"cp*tp={sequence_ways}: must divide seq_len={job.seq_len} (tp counts under sequence parallelism); use smaller degrees"
-        )
-    if plan.sequence_parallel and layout.tp == 1:
-        raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
+    _check_degrees(plan)
     per_step = layout.data_parallel * plan.micro_batch
     if job.global_batch % per_step:
         raise InputError(
@@ -232,6 +232,33 @@ def check_plan(plan: Plan) -> None:
         )
 
 
+def _check_degrees(plan: Plan) -> None:
+    """What the rules cut divides, and every axis cuts something."""
+    rules, layout, model, seq_len = plan.rules, plan.layout, plan.job.model, plan.job.seq_len
+    degrees = {"cp": layout.cp, "tp": layout.tp}
+    axis = unused_axis(rules, model, **degrees)
+    if axis and not rules.axes & set(AXIS_PARTS[axis]):
+        raise InputError(
+            f"{axis}={degrees[axis]}: the rule set {rules.name} cuts nothing by {axis}: its ranks would all do the same; use {axis}=1 or "
+            "other rules"
+        )
+    if axis:
+        heads = model.num_key_value_heads
+        raise InputError(
+            f"tp={layout.tp}: the rule set {rules.name} speaks of one part of it, tp_kv or tp_q: tp must "
+            + (f"divide num_key_value_heads={heads}; use {_choices(heads)}" if "tp_kv" in rules.axes else "have no other; use tp=1")
+        )
+    found = broken(rules, model, seq_len, **degrees)
+    if found is None:
+        return
+    ways = found.ways(fine_sizes(model, **degrees))
+    if found.is_multiple:
+        raise InputError(f"tp={ways}: must divide {found.field}={found.size} or be a multiple of it; use {_choices(found.size)}")
+    if found.is_sequence:
+        raise InputError(f"cp*tp={ways}: must divide seq_len={seq_len} (tp counts under sequence parallelism); use smaller degrees")
+    raise InputError(f"{found.named}={ways}: must divide {found.field}={found.size}; use {_choices(found.size)}")
+
+
 def make_plan(
     job: TrainingJob,
     *,
@@ -245,6 +272,7 @@ def make_plan(
     zero: int | None = None,
     order: tuple[str, ...] = DEFAULT_ORDER,
     sequence_parallel: bool | None = None,
+    rules: str | Path | RuleSet | None = None,
     micro_batch: int = 1,
     recompute: str = "none",
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
@@ -258,7 +286,8 @@ def make_plan(
     """A complete plan from what is given; the rest takes the documented defaults.
 
     What is left out is 1; chips that no degree names go to dp_replicate, or to dp_shard when a ZeRO stage is asked for.
-    dp_shard without a ZeRO stage means stage 3 (FSDP). Sequence parallelism is on where tp > 1 unless it is said.
+    dp_shard without a ZeRO stage means stage 3 (FSDP). Without rules they are Megatron's, with sequence parallelism where tp > 1 unless
+    that is said.
     """
     pp, cp, tp = whole(pp, "pp"), whole(cp, "cp"), whole(tp, "tp")
     dp_replicate = None if dp_replicate is None else whole(dp_replicate, "dp_replicate")
@@ -302,8 +331,6 @@ def make_plan(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
-    if sequence_parallel is None:
-        sequence_parallel = tp > 1
     if schedule is None:
         schedule = "interleaved" if virtual_stages > 1 else "1f1b"
     if stage_layers is not None:
@@ -318,7 +345,7 @@ def make_plan(
         num_chips=num_chips,
         layout=layout,
         order=check_order(order),
-        sequence_parallel=sequence_parallel,
+        rules=_rules(rules, sequence_parallel, tp),
         zero=ZeroStage(zero),
         micro_batch=micro_batch,
         recompute=_choice(Recompute, recompute, "recompute"),
@@ -328,9 +355,20 @@ def make_plan(
         stage_layers=stage_layers,
         attention=_choice(AttentionKernel, attention, "attention"),
         profile=profile,
-        rule_set="megatron-sp" if sequence_parallel else "megatron",
         calibration=calibration,
     )
+
+
+def _rules(rules: str | Path | RuleSet | None, sequence_parallel: bool | None, tp: int) -> RuleSet:
+    """The rules that are given, or those that the sequence-parallel switch stands for."""
+    if sequence_parallel and tp == 1:
+        raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
+    if rules is None:
+        return default_rules(sequence_parallel=tp > 1 if sequence_parallel is None else sequence_parallel)
+    found = rule_set_of(rules)
+    if sequence_parallel is not None:
+        check_agrees(found, sequence_parallel)
+    return found
 
 
 _Choice = TypeVar("_Choice", Recompute, PipelineSchedule, AttentionKernel)

@@ -16,6 +16,8 @@ from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.files import listed, read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
+from perfmodel.parallel.rule_faults import check_rule_set
+from perfmodel.parallel.rules import RuleSet, rule_set_from_dict, rule_set_of
 from perfmodel.resources import resource_dir, write_atomically
 from perfmodel.values import check_path
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
@@ -24,7 +26,7 @@ from perfmodel.workload.operator import OperatorKind
 from perfmodel.workload.transformer import build_graph
 
 _PLAN_KEYS = {
-    "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "order", "rule_set", "sequence_parallel",
+    "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "order", "rules", "rule_set", "sequence_parallel",
     "zero", "micro_batch", "recompute", "recompute_operators", "schedule", "virtual_stages", "stage_layers", "attention", "profile",
     "calibration",
 }  # fmt: skip
@@ -86,6 +88,20 @@ class _Fields:
             self.wrong(f"{key}={shown(value)}: must be true or false; write one of them")
         return value is True
 
+    def rules(self) -> RuleSet | None:
+        """A shipped rule set by its name, one's own by its file or in full; `rule_set` is what old files call it."""
+        key = "rules" if "rules" in self.data else "rule_set"
+        if key not in self.data:
+            return None
+        value = self.data[key]
+        try:
+            if isinstance(value, Mapping):
+                return check_rule_set(rule_set_from_dict(value, where=key, default_name="own"), where=key)
+            return rule_set_of(value)
+        except InputError as error:
+            self.wrong(str(error))
+            return None
+
     def whole_numbers(self, key: str, otherwise: str) -> tuple[int, ...] | None:
         value = self.data.get(key)
         if value is None:
@@ -131,7 +147,7 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         **{axis: layout.whole(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
         "zero": plan_fields.whole("zero", 0),
         "order": plan_fields.strings("order", DEFAULT_ORDER),
-        "sequence_parallel": plan_fields.flag("sequence_parallel"),
+        "rules": plan_fields.rules(),
         "micro_batch": plan_fields.whole("micro_batch", 1),
         "recompute": plan_fields.text("recompute", "none"),
         "recompute_operators": plan_fields.strings("recompute_operators", DEFAULT_RECOMPUTE_OPERATORS),
@@ -142,16 +158,29 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         "profile": plan_fields.text("profile", "megatron"),
         "calibration": plan_fields.text("calibration", ""),
     }
+    scatters = plan_fields.flag("sequence_parallel")
+    if values["rules"] is None:
+        values["sequence_parallel"] = scatters
     if faults or model is None:
         raise InputError(f"{where}: {listed(list(dict.fromkeys(faults)))}")
     plan = make_plan(TrainingJob(model=model, **job_values), **values)
     _check_recompute_operators(plan, where)
-    rule_set = data.get("rule_set", plan.rule_set)
-    if rule_set != plan.rule_set:
-        raise InputError(
-            f"{where}: rule_set={shown(rule_set)}: sequence_parallel={plan.sequence_parallel} uses {plan.rule_set}; correct one of the two"
-        )
+    _check_rules_agree(plan, plan_fields, where)
     return plan
+
+
+def _check_rules_agree(plan: Plan, given: _Fields, where: str) -> None:
+    """What else a file says of its rules must be so."""
+    name = given.data.get("rule_set", plan.rule_set)
+    if name != plan.rule_set:
+        raise InputError(f"{where}: rule_set={shown(name)}: rules={plan.rule_set} say another; leave out rule_set")
+    if "sequence_parallel" in given.data and given.flag("sequence_parallel") != plan.sequence_parallel:
+        does = "cut" if plan.sequence_parallel else "do not cut"
+        says = str(not plan.sequence_parallel).lower()
+        raise InputError(
+            f"{where}: sequence_parallel={says}: the rules {plan.rule_set} {does} the residual stream by tp={plan.layout.tp}; leave out "
+            "sequence_parallel or correct rules"
+        )
 
 
 def _check_recompute_operators(plan: Plan, where: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from perfmodel.errors import InputError, bad_field, shown, suggest
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.rules import MEGATRON, MEGATRON_SP, list_rule_sets, load_rule_set, present_axes
 
 #: Axes that a framework may or may not have; data parallelism every one has.
 AXES = ("tp", "cp", "pp")
@@ -24,6 +26,7 @@ class Runs:
     sequence_parallel    with tp
     uneven_stages        pipelines whose ranks differ in their layers
     few_microbatches     fewer microbatches than pipeline ranks
+    rules                names of shipped rule sets; none: any rules
     source               where that is said
     """
 
@@ -37,6 +40,11 @@ class Runs:
     uneven_stages: bool
     few_microbatches: bool
     source: str
+    rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
+
+    def cuts(self, axes: frozenset[str]) -> tuple[Mapping[str, tuple[str, ...]], ...]:
+        """What its rule sets leave where only these fine axes have more than one rank."""
+        return tuple(load_rule_set(name).among(axes) for name in self.rules)
 
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
@@ -55,6 +63,7 @@ ANYTHING = Runs(
     uneven_stages=True,
     few_microbatches=True,
     source="",
+    rules=(),
 )
 
 _CHOICES: dict[str, tuple[int | str, ...]] = {
@@ -76,13 +85,16 @@ def runs_from_dict(data: object) -> Runs:
         if key not in known:
             raise InputError(f"runs.{shown(key)}: unknown field{suggest(str(key), known)}; remove it or correct it")
     values: dict[str, Any] = {}
+    choices = {**_CHOICES, "rules": tuple(list_rule_sets())}
     for key in known:
+        if key == "rules" and key not in data:
+            continue  # those of every framework with tensor parallelism
         if key not in data:
             raise InputError(f"runs.{key}: is missing; give it (see strategies/profiles/megatron.yaml)")
         value = data[key]
-        if key in _CHOICES:
-            if not isinstance(value, list) or any(isinstance(v, bool) or v not in _CHOICES[key] for v in value):
-                rule = f"must be a list of {', '.join(map(str, _CHOICES[key]))}"
+        if key in choices:
+            if not isinstance(value, list) or any(isinstance(v, bool) or v not in choices[key] for v in value):
+                rule = f"must be a list of {', '.join(map(str, choices[key]))}"
                 raise bad_field(f"runs.{key}", shown(value), rule, "correct it")
             values[key] = tuple(value)
         elif not isinstance(value, str if key == "source" else bool):
@@ -108,6 +120,9 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
+    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
+    if runs.rules and plan.rules.among(axes) not in runs.cuts(axes):
+        return f"rules={plan.rule_set}: {framework} cuts operators as {' and '.join(runs.rules)} do only"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"
     if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):

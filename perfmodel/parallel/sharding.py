@@ -81,14 +81,14 @@ def check_sharding(operator: Operator, sharding: Sharding) -> None:
                     "change the rule set so that one of them is left whole"
                 )
             seen[axis] = name
-    for name in _whole_dims(operator):
+    for name in whole_dims(operator):
         if sharding.get(name):
             raise InputError(
                 f"operator {operator.name}: dim {name} is cut by {', '.join(sharding[name])}: it needs its rows whole; leave {name} whole"
             )
 
 
-def _whole_dims(operator: Operator) -> set[str]:
+def whole_dims(operator: Operator) -> set[str]:
     """Dims that may not be cut: keys under a softmax, and the head dim anywhere (its cut would leave partial scores; R15)."""
     whole = {dim.name for dim in operator.dims if dim.logical == "head_dim"}
     if operator.kind is OperatorKind.ATTENTION or operator.kernel_class == "softmax":

@@ -96,12 +96,13 @@ def megatron_rule_of_thumb(within: _Within) -> Baseline:
     cp = int(space.fixed.get("cp", 1))
     widths = [t for t in tensor_degrees(job, min(cluster.chips_per_node, chips), space) if chips % (t * cp) == 0]
     widest = max(widths, default=1)
+    scatters = any(rules.scatters_residual for rules in space.rule_sets)
     steps: list[Fixed] = []
     for tp, pp in [(t, 1) for t in widths] + [(widest, p) for p in divisors(chips // (widest * cp))[1:]]:
         data = chips // (tp * pp * cp)
         zero = 1 if data * cp > 1 and space.admits("zero", 1) else 0
         step: Fixed = {"tp": tp, "pp": pp, "cp": cp, "zero": zero, "dp_shard": data if zero else 1, "dp_replicate": 1 if zero else data}
-        usual: Fixed = {"sequence_parallel": tp > 1, "schedule": "1f1b"}
+        usual: Fixed = {"sequence_parallel": tp > 1 and scatters, "schedule": "1f1b"}
         steps.append(step | {knob: value for knob, value in usual.items() if knob not in space.fixed})
     reason = f"no degree of it divides global_batch={job.global_batch} and the model"
     return within.first_that_fits(RULE_OF_THUMB, steps, reason, least=Recompute.SELECTIVE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.errors import InputError, bad_field, shown, suggest, whole_number
@@ -11,6 +12,7 @@ from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict, room
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.space import KNOBS, Space
 from perfmodel.planner.sweep import sweep
@@ -20,6 +22,8 @@ from perfmodel.values import whole, yes_or_no
 _WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
 #: What is said of the plan itself where it does not fit with the headroom.
 _UNFIT: Mapping[Verdict, str] = {Verdict.TIGHT: "is tight", Verdict.DOES_NOT_FIT: "does not fit"}
+#: What may be asked for: the knobs of a space, and a rule set by its name or file.
+_ASKED = (*KNOBS, "rules")
 _WORDS: Mapping[str, tuple[str, ...]] = {"recompute": tuple(Recompute), "schedule": tuple(PipelineSchedule)}
 
 
@@ -68,8 +72,8 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
             raise InputError(f"why-not={item.strip()}: {name} is given twice; ask for each value with a --why-not of its own")
         if not equals or not value:
             raise InputError(f"why-not={item.strip()}: must be knob=value; write for example tp=16,pp=2")
-        if name not in KNOBS:
-            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, KNOBS)}")
+        if name not in _ASKED:
+            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, _ASKED)}")
         if name in _WHOLE:
             count = whole_number(value)
             if count is None or (count < 1 and name != "zero"):
@@ -77,6 +81,8 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
                     f"why-not={item.strip()}: {name} must be a whole number of at least {0 if name == 'zero' else 1}; give one"
                 )
             knobs[name] = count
+        elif name == "rules":
+            knobs[name] = value
         elif name == "sequence_parallel":
             if value.lower() not in ("true", "false"):
                 raise InputError(f"why-not={item.strip()}: sequence_parallel must be true or false; write one of them")
@@ -94,10 +100,12 @@ def check_knobs(knobs: object) -> dict[str, int | str | bool]:
         raise bad_field("why_not", shown(knobs), "must name knobs and their values", 'write {"tp": 16}')
     found: dict[str, int | str | bool] = {}
     for name, value in knobs.items():
-        if name not in KNOBS:
-            raise InputError(f"why_not: {name!r} is not a knob{suggest(name, KNOBS)}")
+        if name not in _ASKED:
+            raise InputError(f"why_not: {name!r} is not a knob{suggest(name, _ASKED)}")
         if name in _WHOLE:
             found[name] = whole(value, name, least=0 if name == "zero" else 1)
+        elif name == "rules":
+            found[name] = str(value)
         elif name == "sequence_parallel":
             found[name] = yes_or_no(value, name)
         elif value in _WORDS[name]:
@@ -109,7 +117,18 @@ def check_knobs(knobs: object) -> dict[str, int | str | bool]:
 
 def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
     facts = plan_facts(plan)
-    return {knob: facts[knob] for knob in KNOBS}
+    return {knob: facts[knob] for knob in KNOBS} | {"rules": told_rules(plan.rules)}
+
+
+def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[RuleSet, ...]:
+    """Those that were asked for, else the usual ones and the plan's own."""
+    if "rules" in knobs:
+        return (rule_set_of(knobs["rules"]),)
+    return tuple(dict.fromkeys((*default_rule_sets(), plan.rules)))
+
+
+def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], **more: Any) -> Space:
+    return Space(fixed={knob: value for knob, value in knobs.items() if knob != "rules"}, rules=_rules_to_try(plan, knobs), **more)
 
 
 def explain(
@@ -131,7 +150,7 @@ def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
         turns += [{axis: v} for v in (value * 2, value // 2) if v >= 1 and v != value]
     turns += [{"micro_batch": v} for v in (plan.micro_batch * 2, plan.micro_batch // 2) if v >= 1]
     turns += [{"recompute": str(r)} for r in Recompute if r is not plan.recompute]
-    if layout.tp > 1:
+    if layout.tp > 1 and plan.rules in default_rule_sets():
         turns.append({"sequence_parallel": not plan.sequence_parallel})
     if layout.dp_shard * layout.cp > 1:
         turns += [{"zero": z} for z in range(0 if layout.dp_shard == 1 else 1, 4) if z != int(plan.zero)]
@@ -149,19 +168,24 @@ def _around(plan: Plan, turned: Mapping[str, int | str | bool]) -> Space:
                 fixed.pop(knob)
     if "schedule" in turned:
         fixed.pop("virtual_stages")
-    return Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers)
+    fixed.pop("rules")
+    rules = default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
+    return Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
 
 
 def _answer(estimator: Estimator, own: Prediction, knobs: dict[str, int | str | bool], headroom: float) -> Alternative:
     """The best plan with these knobs, the others free; where the plan has them already, or is beaten, the answer says so."""
     plan = own.plan
-    found = _compare(estimator, own, knobs, headroom, space=Space(fixed=knobs))
-    has_it = all(plan_knobs(plan)[knob] == value for knob, value in knobs.items())
+    found = _compare(estimator, own, knobs, headroom, space=_space_of(plan, knobs))
+    has_it = all(plan_knobs(plan)[knob] == value for knob, value in knobs.items() if knob != "rules")
+    has_it = has_it and ("rules" not in knobs or plan.rules == rule_set_of(knobs["rules"]))
     if not found.prediction or not found.prediction[0].fits:
         return replace(found, reason=f"{found.reason}; the plan itself has that") if has_it else found
     other = found.prediction[0]
     others = [
-        f"{knob}={_text(value)}" for knob, value in plan_knobs(other.plan).items() if value != plan_knobs(plan)[knob] and knob not in knobs
+        f"{knob}={_text(value) or other.plan.rule_set}"
+        for knob, value in plan_knobs(other.plan).items()
+        if value != plan_knobs(plan)[knob] and knob not in knobs
     ]
     if other.plan.order != plan.order:
         others.append(f"order={'-'.join(other.plan.order)}")
@@ -227,7 +251,7 @@ def _text(value: int | str | bool) -> str:
 
 def _rule(estimator: Estimator, plan: Plan, knobs: Mapping[str, int | str | bool]) -> str:
     """The rule that the knobs break, from the plan's own checks or from the layouts that are left out."""
-    wanted = {**plan_knobs(plan), **knobs}
+    wanted: dict[str, Any] = {**plan_knobs(plan), **knobs}
     if set(knobs) & {"tp", "pp", "cp", "dp_replicate", "dp_shard"}:
         for axis in ("dp_replicate", "dp_shard", "zero"):
             if axis not in knobs:
@@ -236,7 +260,12 @@ def _rule(estimator: Estimator, plan: Plan, knobs: Mapping[str, int | str | bool
         wanted["virtual_stages"] = 1
         if "schedule" not in knobs:
             wanted["schedule"] = "1f1b"
-    if wanted["tp"] == 1:
+    wanted["rules"] = rule_set_of(knobs["rules"]) if "rules" in knobs else plan.rules
+    if wanted["rules"] in default_rule_sets() and "rules" not in knobs:
+        wanted["rules"] = None
+    elif "sequence_parallel" not in knobs:
+        wanted["sequence_parallel"] = None
+    if wanted["tp"] == 1 and wanted["rules"] is None:
         wanted["sequence_parallel"] = False
     if wanted.get("zero") == 0 and int(wanted.get("dp_shard", 1)) > 1:
         return f"no such plan: dp_shard={wanted['dp_shard']} shards nothing with zero=0; it is written dp_replicate={wanted['dp_shard']}"
@@ -248,9 +277,9 @@ def _rule(estimator: Estimator, plan: Plan, knobs: Mapping[str, int | str | bool
             order=plan.order,
             attention=str(plan.attention),
             profile=plan.profile,
-            **wanted,  # type: ignore[arg-type]
+            **wanted,
         )
     except InputError as error:
         return f"no such plan: {error}"
-    broken = [reason for reason in layouts_left_out(estimator.job, plan.num_chips, Space(fixed=knobs)) if "given flag" not in reason]
+    broken = [reason for reason in layouts_left_out(estimator.job, plan.num_chips, _space_of(plan, knobs)) if "given flag" not in reason]
     return "no such plan" + (f": {'; '.join(broken)}" if broken else " in the searched space (docs/space.md)")

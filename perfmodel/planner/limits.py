@@ -90,7 +90,6 @@ class Prober:
                     programs=twin.programs,
                     parameter_programs=twin.parameter_programs,
                     graphs=twin.graphs,
-                    rule_sets=twin.rule_sets,
                 )
             self.estimators[key] = found
         found = self.estimators[key]

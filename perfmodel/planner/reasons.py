@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from perfmodel.parallel.degrees import admits, broken, unused_axis
 from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS
 from perfmodel.parallel.plan import divisors
 from perfmodel.planner.space import Space
@@ -36,21 +37,29 @@ def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str
 
 def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, space: Space) -> str:
     model = job.model
-    heads, kv = model.num_attention_heads, model.num_key_value_heads
     if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("cp", cp), ("dp", data))):
         return "excluded by a given flag"
     if not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
         return NOT_RUN
-    if heads % tp:
-        return f"tp does not divide num_attention_heads={heads}"
-    if max(tp, kv) % min(tp, kv):
-        return f"tp neither divides num_key_value_heads={kv} nor is a multiple of it"
-    if model.intermediate_size % tp:
-        return f"tp does not divide intermediate_size={model.intermediate_size}"
+    if any(admits(rules, model, job.seq_len, cp=cp, tp=tp) for rules in space.rule_sets):
+        return _broken_otherwise(job, pp, data)
+    # told of the first rule set; what cuts the sequence comes after the pipeline
+    first = space.rule_sets[0]
+    axis = unused_axis(first, model, cp=cp, tp=tp)
+    if axis:
+        return f"{axis} is more than 1, and rules={first.name} cut nothing by it"
+    condition = broken(first, model, job.seq_len, cp=cp, tp=tp)
+    if condition is None:
+        return ""
+    if condition.is_sequence and pp > model.num_hidden_layers + STAGES_WITHOUT_LAYERS:
+        return _broken_otherwise(job, pp, data)
+    return condition.reason
+
+
+def _broken_otherwise(job: TrainingJob, pp: int, data: int) -> str:
+    model = job.model
     if pp > model.num_hidden_layers + STAGES_WITHOUT_LAYERS:
         return f"pp is more than num_hidden_layers={model.num_hidden_layers} and stages for embedding and head"
-    if job.seq_len % cp:
-        return f"cp does not divide seq_len={job.seq_len}"
     if job.global_batch % data:
         return f"dp_replicate*dp_shard does not divide global_batch={job.global_batch}"
     return ""

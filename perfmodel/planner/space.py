@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.pipeline import live_table
 from perfmodel.cost.step import Stages, stages_of
 from perfmodel.errors import InputError, suggest
+from perfmodel.parallel.degrees import admits
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
@@ -21,6 +22,7 @@ from perfmodel.parallel.layout import (
     shorter_ends_stage_layers,
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.rules import RuleSet, default_rule_sets, present_axes
 from perfmodel.parallel.runs import ANYTHING, Runs
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -40,6 +42,9 @@ KNOBS = (
     "pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "sequence_parallel", "zero", "micro_batch", "recompute", "schedule",
 )  # fmt: skip
 
+#: Bits of `LayoutRows.rules`.
+MOST_RULE_SETS = 62
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
@@ -48,6 +53,7 @@ class Space:
     fixed          knob -> the only value it may take; `dp` is the product of both data-parallel degrees
     maximum        knob -> the largest value it may take (whole-number knobs)
     orders         orders of the axes on the network
+    rules          rule sets; none: `default_rule_sets`, which `sequence_parallel` tells apart
     runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
     stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
     """
@@ -55,6 +61,7 @@ class Space:
     fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
     maximum: Mapping[str, int] = field(default_factory=dict)
     orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
+    rules: tuple[RuleSet, ...] = ()
     stage_layers: tuple[int, ...] = ()
     runs: Runs = ANYTHING
     balanced_context: bool = False
@@ -63,6 +70,16 @@ class Space:
         for knob in (*self.fixed, *self.maximum):
             if knob not in (*KNOBS, "dp"):
                 raise InputError(f"knob={knob}: not in the space{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
+        names = [rules.name for rules in self.rules]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"rules={twice}: two rule sets have this name; give each a name of its own")
+        if len(names) > MOST_RULE_SETS:
+            raise InputError(f"rules: {len(names)} rule sets are too many for one search; give at most {MOST_RULE_SETS}")
+
+    @property
+    def rule_sets(self) -> tuple[RuleSet, ...]:
+        return self.rules or default_rule_sets()
 
     def admits(self, knob: str, value: int | str | bool) -> bool:
         if knob in self.fixed and self.fixed[knob] != value:
@@ -73,6 +90,39 @@ class Space:
         """Whether the framework has these axes."""
         has = all(degree == 1 or axis in self.runs.axes for axis, degree in (("pp", pp), ("cp", cp), ("tp", tp)))
         return has and (cp == 1 or not self.balanced_context or seq_len % (2 * cp) == 0)
+
+
+class RuleChoices:
+    """Which rule sets of a space a layout may have, each plan under one of them alone."""
+
+    def __init__(self, job: TrainingJob, space: Space) -> None:
+        self.job, self.space = job, space
+        self.known: dict[tuple[int, int], int] = {}
+
+    def mask(self, cp: int, tp: int) -> int:
+        """Bit i: the i-th rule set admits these degrees, and no earlier one is the same plan once axes of one rank are left out."""
+        if (cp, tp) not in self.known:
+            self.known[cp, tp] = self._find(cp, tp)
+        return self.known[cp, tp]
+
+    def _find(self, cp: int, tp: int) -> int:
+        model, space = self.job.model, self.space
+        axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
+        runnable = space.runs.cuts(axes)
+        mask, seen = 0, list[Mapping[str, tuple[str, ...]]]()
+        for i, rules in enumerate(space.rule_sets):
+            if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
+                continue
+            if runnable and rules.among(axes) not in runnable:
+                continue
+            left = dict(rules.among(axes))
+            if model.position != "learned":
+                left.pop("positions", None)
+            scatters = tp > 1 and rules.scatters_residual
+            if left not in seen and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
+                mask |= 1 << i
+            seen.append(left)
+        return mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +153,7 @@ class PipelineGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutRows:
-    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders."""
+    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders, rules a bit for each rule set."""
 
     pp: int
     data_parallel: int
@@ -113,6 +163,7 @@ class LayoutRows:
     cp: NDArray[np.int64]
     tp: NDArray[np.int64]
     order: NDArray[np.int64]
+    rules: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -127,20 +178,14 @@ class LayoutRows:
             cp=self.cp[rows],
             tp=self.tp[rows],
             order=self.order[rows],
+            rules=self.rules[rows],
         )
 
 
 def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
-    """tp divides the heads and the feed-forward, and divides the key-value heads or is a multiple of them."""
-    model = job.model
-    return [
-        t
-        for t in divisors(num_chips)
-        if space.admits("tp", t)
-        and model.num_attention_heads % t == 0
-        and model.intermediate_size % t == 0
-        and max(t, model.num_key_value_heads) % min(t, model.num_key_value_heads) == 0
-    ]
+    """tp that some rule set admits: it divides what is cut by it (of the key-value heads it may be a multiple)."""
+    found = [t for t in divisors(num_chips) if space.admits("tp", t)]
+    return [t for t in found if any(admits(rules, job.model, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
 
 
 def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
@@ -208,7 +253,8 @@ def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees:
 
 def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[LayoutRows]:
     """All layouts, grouped by pipeline and data-parallel degree."""
-    tensor = tensor_degrees(job, num_chips, space)
+    choices = RuleChoices(job, space)
+    tensor = [t for t in divisors(num_chips) if space.admits("tp", t)]
     canonical: dict[tuple[bool, ...], list[int]] = {}
     for pp in divisors(num_chips):
         pipelines = pipeline_groups(job, pp, space) if space.admits("pp", pp) else ()
@@ -218,13 +264,16 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
         for data in divisors(inner):
             if job.global_batch % data or not space.admits("dp", data) or not micro_batches(job, data, space):
                 continue
-            rows: list[tuple[int, int, int, int, int]] = []
+            rows: list[tuple[int, int, int, int, int, int]] = []
             rest = inner // data
             for tp in tensor:
                 if rest % tp:
                     continue
                 cp = rest // tp
-                if not space.admits("cp", cp) or job.seq_len % cp or not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
+                if not space.admits("cp", cp) or not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
+                    continue
+                mask = choices.mask(cp, tp)
+                if not mask:
                     continue
                 for shard in divisors(data):
                     replicate = data // shard
@@ -236,7 +285,7 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
                     if present not in canonical:
                         degrees = dict(zip(DEFAULT_ORDER, (2 if p else 1 for p in present), strict=True))
                         canonical[present] = [i for i in range(len(space.orders)) if is_canonical_order(space.orders, i, degrees)]
-                    rows += [(replicate, shard, cp, tp, order) for order in canonical[present]]
+                    rows += [(replicate, shard, cp, tp, order, mask) for order in canonical[present]]
             if rows:
                 columns = np.array(rows, dtype=np.int64).T
                 yield LayoutRows(
@@ -248,4 +297,5 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[La
                     cp=columns[2],
                     tp=columns[3],
                     order=columns[4],
+                    rules=columns[5],
                 )

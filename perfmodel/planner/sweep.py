@@ -47,6 +47,7 @@ from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.rules import RuleSet
 from perfmodel.planner.space import (
     LayoutRows,
     PipelineChoice,
@@ -76,7 +77,6 @@ Index = NDArray[np.int64]
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
 BLOCK_CELLS = 1 << 16
 
-RULE_SETS = {False: "megatron", True: "megatron-sp"}
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
 OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
 TIGHT = "tight: within the memory, but with less than the headroom left"
@@ -90,7 +90,7 @@ class _Segment:
     shape: tuple[int, int, int, int]
     rows: LayoutRows
     zero: int
-    sequence_parallel: bool
+    rules: RuleSet
     micro: tuple[int, ...]
     choices: tuple[PipelineChoice, ...]
 
@@ -140,7 +140,7 @@ class Sweep:
             tp=int(rows.tp[i]),
             zero=segment.zero,
             order=self.space.orders[int(rows.order[i])],
-            sequence_parallel=segment.sequence_parallel,
+            rules=segment.rules,
             micro_batch=segment.micro[int(m)],
             recompute=str(self.recomputes[int(r)]),
             recompute_operators=self.recompute_operators,
@@ -203,23 +203,24 @@ class _Tables:
         for rows in blocks:
             sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
         self.sizes = sorted(sizes)
-        self.micro: dict[bool, MicrobatchTable] = {}
+        self.micro: dict[int, MicrobatchTable] = {}
         inner = take_grid(whole, first)
         parameter_first, parameter_key = parameter_keys(whole)
         self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         layouts = take_grid(whole, parameter_first)
-        self.parameters: dict[tuple[bool, int, bool], ParameterTable] = {}
+        self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
-        for sequence_parallel, rule_set in RULE_SETS.items():
-            if not space.admits("sequence_parallel", sequence_parallel) or (sequence_parallel and not space.runs.sequence_parallel):
+        used = int(np.bitwise_or.reduce(np.concatenate([rows.rules for rows in blocks])))
+        for index, rules in enumerate(space.rule_sets):
+            if not used >> index & 1:
                 continue
-            program = estimator.program(rule_set, state.attention, state.recompute_operators)
-            self.micro[sequence_parallel] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
+            program = estimator.program(rules, state.attention, state.recompute_operators)
+            self.micro[index] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
             for zero in range(4):
                 for in_pipeline in pipelined:
                     if space.admits("zero", zero):
-                        self.parameters[sequence_parallel, zero, in_pipeline] = parameter_table(
-                            estimator, program, rule_set, zero, layouts, pipelined=in_pipeline
+                        self.parameters[index, zero, in_pipeline] = parameter_table(
+                            estimator, program, rules, zero, layouts, pipelined=in_pipeline
                         )
 
 
@@ -228,13 +229,15 @@ class _Block:
     """Layouts with all their micro-batches and kinds of recomputation: what no schedule and no stage changes.
 
     keys       row of each layout in the parameter tables
+    rule       place of the rules among those of the space
     sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate
     """
 
     rows: LayoutRows
     keys: Index
     sharding: Index
-    sequence_parallel: bool
+    rule: int
+    rules: RuleSet
     micro: tuple[int, ...]
     num_microbatches: Array
     regions: RegionTimes
@@ -252,15 +255,12 @@ def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) 
     # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
     group = np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(rows.cp > 1, 1, 0))
     by_group = np.argsort(group, kind="stable")
-    for sequence_parallel, table in tables.micro.items():
-        order = by_group
-        if sequence_parallel:
-            legal = (rows.tp > 1) & (job.seq_len % (rows.cp * rows.tp) == 0)
-            order = by_group[legal[by_group]]
+    for rule, table in tables.micro.items():
+        order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
         cells = len(micro) * len(state.recomputes) * num_choices
         step = max(1, BLOCK_CELLS // max(cells, 1))
         for begin in range(0, len(order), step):
-            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, sequence_parallel, table, micro)
+            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, rule, table, micro)
 
 
 def _evaluate_block(
@@ -270,12 +270,13 @@ def _evaluate_block(
     rows: LayoutRows,
     index: Index,
     group: Index,
-    sequence_parallel: bool,
+    rule: int,
     table: MicrobatchTable,
     micro: list[int],
 ) -> None:
     estimator = state.estimator
     chosen = rows.select(index)
+    rules = state.space.rule_sets[rule]
     columns = np.searchsorted(tables.sizes, micro)
     regions, activations = table.block(tables.micro_keys[block][index], columns)
     grid = _column_grid(take_grid(tables.grids[block], index))
@@ -283,14 +284,17 @@ def _evaluate_block(
         rows=chosen,
         keys=tables.parameter_keys[block][index],
         sharding=group[index],
-        sequence_parallel=sequence_parallel,
+        rule=rule,
+        rules=rules,
         micro=tuple(micro),
         num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
         regions=regions,
         activations=activations,
         activation_bytes=table.program.activation_bytes,
         grid=grid,
-        hop=hop_time(activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=sequence_parallel),
+        hop=hop_time(
+            activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=rules.scatters_residual
+        ),
     )
     for pipelines in rows.pipelines:
         _evaluate_group(state, tables, here, pipelines)
@@ -301,7 +305,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     regions, activations, grid, m, pp = block.regions, block.activations, block.grid, block.num_microbatches, block.rows.pp
-    sequence_parallel, activation_bytes = block.sequence_parallel, block.activation_bytes
+    rule, activation_bytes = block.rule, block.activation_bytes
     ranks = _ranks_to_compare(profile, pipelines, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     least = 1 if state.space.runs.few_microbatches else pp
@@ -314,7 +318,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         return
     keys, groups = block.keys, block.sharding
     for zero in range(4):
-        if (sequence_parallel, zero, pp > 1) not in tables.parameters:
+        if (rule, zero, pp > 1) not in tables.parameters:
             continue
         # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
         runs = state.space.runs
@@ -325,7 +329,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         if begin == end:
             continue
         part = slice(begin, end)
-        terms, tied = tables.parameters[sequence_parallel, zero, pp > 1].block(keys[part])
+        terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
         cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
         static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
         memory: Any = None
@@ -363,7 +367,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 rank=rank,
                 num_microbatches=m,
                 tp=grid.degree["tp"][part],
-                is_scattered=sequence_parallel,
+                is_scattered=block.rules.scatters_residual,
                 profile=profile,
             )
             fixed = fixed_memory(static[rank])
@@ -383,7 +387,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 shape=(end - begin, num_micro, num_recompute, num_choices),
                 rows=block.rows.select(part),
                 zero=zero,
-                sequence_parallel=sequence_parallel,
+                rules=block.rules,
                 micro=block.micro,
                 choices=choices,
             )

@@ -20,6 +20,7 @@ from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, re
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.rules import RuleSet
 from perfmodel.planner.space import LayoutRows
 from perfmodel.workload.operator import REGIONS
 
@@ -173,9 +174,9 @@ class ParameterTable:
 
 
 def parameter_table(
-    estimator: Estimator, program: Program, rule_set: str, zero: int, grid: LayoutGrid, *, pipelined: bool
+    estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
 ) -> ParameterTable:
-    compiled = estimator.parameter_program(program, rule_set, zero, pipelined=pipelined)
+    compiled = estimator.parameter_program(program, rules, zero, pipelined=pipelined)
     terms = parameter_terms(compiled, parameter_cost(compiled, estimator.profile, estimator.machine, grid))
     tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
     return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.rules import told_rules
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
@@ -43,4 +44,5 @@ def kind_of(plan: Plan) -> tuple[object, ...]:
     """What plans that are nearly the same share; they may differ in how the data axes are cut, in ZeRO, in virtual stages and in order."""
     layout = plan.layout
     schedule = plan.schedule if layout.pp > 1 else ""
-    return (layout.tp, layout.cp, layout.pp, layout.data_parallel, plan.micro_batch, plan.recompute, plan.sequence_parallel, schedule)
+    rules = (plan.sequence_parallel, told_rules(plan.rules))
+    return (layout.tp, layout.cp, layout.pp, layout.data_parallel, plan.micro_batch, plan.recompute, rules, schedule)

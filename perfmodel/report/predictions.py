@@ -11,6 +11,7 @@ from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
+from perfmodel.parallel.rules import MEGATRON, told_rules
 from perfmodel.report.sensitivity import STEP, Sensitivity
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.units import format_bytes, format_count, format_flop_rate, format_step
@@ -110,10 +111,11 @@ def job_line(plan: Plan) -> str:
 
 
 def degrees_line(plan: Plan) -> str:
-    """The degrees that are not 1, outermost first."""
+    """The degrees that are not 1, outermost first, and the rules where they are not the usual ones."""
     layout = plan.layout
     axes = [f"{axis} {layout.degree(axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if layout.degree(axis) > 1]
-    return ", ".join(axes) or "one chip"
+    text = ", ".join(axes) or "one chip"
+    return f"{text}, rules {told_rules(plan.rules)}" if told_rules(plan.rules) else text
 
 
 def schedule_text(plan: Plan) -> str:
@@ -392,6 +394,7 @@ def _knobs(prediction: Prediction) -> dict[str, str]:
     plan = prediction.plan
     facts = plan_facts(plan) | {
         "cluster": short_name(plan.cluster),
+        "rules": told_rules(plan.rules) or MEGATRON,
         "sequence_parallel": "yes" if plan.sequence_parallel else "no",
         "schedule": schedule_text(plan),
         "order": "-".join(plan.order),

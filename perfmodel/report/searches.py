@@ -11,6 +11,7 @@ from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.rules import told_rules
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
@@ -88,6 +89,7 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
     step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
     places = _place_ranges([each.place for each in result.kinds])
     with_places = len(set(places)) < len(places)
+    with_rules = any(told_rules(each.plan.rules) for _, each in shown)
     rows = [
         (
             f"{name}{_MARK}" if each.not_runnable or not_executable_reason(each.plan) else name,
@@ -99,11 +101,12 @@ def plans_table(result: SearchResult) -> tuple[Table, tuple[str, ...]]:
             room(each.memory["total"]),
             fits_cell(each.verdict),
             *plan_cells(each.plan),
+            *((each.plan.rule_set,) if with_rules else ()),
         )
         for row, (name, each) in enumerate(shown)
     ]
     results = ("plan", *(("place",) if with_places else ()), "step time", "vs 1", "TFLOP/s", "MFU", "memory", "fits")
-    headers = (*results, *PLAN_HEADERS)
+    headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()))
     knobs = range(len(results), len(headers))
     shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
     kept = [i for i in range(len(headers)) if i not in shared]

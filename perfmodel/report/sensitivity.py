@@ -85,7 +85,6 @@ def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
         profile=profile,
         sizes=estimator.sizes,
         graphs=estimator.graphs,
-        rule_sets=estimator.rule_sets,
     )
 
 

@@ -244,7 +244,7 @@ class CasePredictor:
             if software in self.estimators:
                 twin = self.estimators[software]
                 estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
-                estimator.graphs, estimator.rule_sets = twin.graphs, twin.rule_sets
+                estimator.graphs = twin.graphs
             else:
                 self.estimators[software] = estimator
             self.estimators[key] = estimator

@@ -7,11 +7,16 @@ query and key positions inside attention.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from perfmodel.workload.causal import ALL_BEFORE, CausalMask
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Saved, Tensor, TensorRole
+
+#: What `_Builder.dim` knows.
+_DIMS = ("b", "s", "s_res", "q", "z", "h", "g", "r", "g_norm", "r_norm", "g_attn", "r_attn", "c", "d", "f", "v_in", "v_out", "p")
 
 _FP32 = 4.0
 _MASK = 1.0
@@ -190,6 +195,14 @@ class _Builder:
 
     def identity(self, name: str, x: str) -> str:
         return self.op(name, OperatorKind.IDENTITY, "b s_res h", [(x, "b s h")], (f"{name}.out", "b s h"), kernel_class="identity")
+
+
+@lru_cache(maxsize=256)
+def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
+    """Sizes of the dims that must divide among the ranks that cut them, by the logical name that rule sets know them by."""
+    builder = _Builder(model=model, seq_len=seq_len, activation_bytes=0.0, parameter_bytes=0.0)
+    dims = (builder.dim(name) for name in _DIMS if model.position == "learned" or name != "p")
+    return {dim.logical: dim.size for dim in dims if not (dim.per_sample or dim.stretched or dim.padded)}
 
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:

@@ -1,0 +1,106 @@
+"""Which degrees a rule set admits: what it cuts must divide, and an axis that it does not speak of has one rank.
+
+Nothing here knows a rule set by name: the conditions follow from which axes cut which dims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, prod
+
+from perfmodel.parallel.rules import RuleSet
+from perfmodel.parallel.sharding import AXIS_PARTS
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.transformer import logical_sizes
+
+_TP = AXIS_PARTS["tp"]
+_HEADS = ("kv_heads", "attn_kv_heads"), ("q_per_kv", "attn_q_per_kv")
+_SEQUENCE = ("s_res", "s", "s_query", "s_key")
+#: Where the size of a dim is said; dims of heads and of the sequence are told by these.
+_FIELDS = {
+    "ffn": "intermediate_size",
+    "hidden": "hidden_size",
+    "kv_heads": "num_key_value_heads",
+    "attn_kv_heads": "num_key_value_heads",
+    "q_per_kv": "num_attention_heads/num_key_value_heads",
+    "attn_q_per_kv": "num_attention_heads/num_key_value_heads",
+    "positions": "rows of learned positions",
+    **dict.fromkeys(_SEQUENCE, "seq_len"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """The product of `axes` (fine) must divide `size`; is_multiple: or be a multiple of it."""
+
+    axes: tuple[str, ...]
+    field: str
+    size: int
+    is_multiple: bool = False
+
+    @property
+    def is_sequence(self) -> bool:
+        return self.field == "seq_len"
+
+    @property
+    def named(self) -> str:
+        """The axes as a person knows them: `cp*tp`."""
+        return "*".join(dict.fromkeys("tp" if axis in _TP else axis for axis in self.axes))
+
+    def ways(self, fine: dict[str, int]) -> int:
+        return prod(fine[axis] for axis in self.axes)
+
+    def holds(self, fine: dict[str, int]) -> bool:
+        ways = self.ways(fine)
+        return self.size % ways == 0 or (self.is_multiple and ways % self.size == 0)
+
+    @property
+    def reason(self) -> str:
+        """Why layouts are not in a space."""
+        if self.is_multiple:
+            return f"{self.named} neither divides {self.field}={self.size} nor is a multiple of it"
+        return f"{self.named} does not divide {self.field}={self.size}"
+
+
+@lru_cache(maxsize=1024)
+def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[Condition, ...]:
+    """What the rule set asks of the degrees of cp and tp for this model, heads first."""
+
+    def cuts(names: tuple[str, ...], axes: tuple[str, ...]) -> bool:
+        return any(axis in rules.rules.get(name, ()) for name in names for axis in axes)
+
+    heads, kv = model.num_attention_heads, model.num_key_value_heads
+    found: list[Condition] = []
+    if cuts(_HEADS[0], _TP[:1]) and cuts(_HEADS[1], _TP[1:]):
+        found.append(Condition(axes=_TP, field="num_attention_heads", size=heads))
+    if cuts((*_HEADS[0], *_HEADS[1]), _TP):
+        # tp_kv is the part of tp that divides the key-value heads: what is left of it is whole heads for each
+        found.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
+    sizes = logical_sizes(model, seq_len)
+    by_name = sorted((name for name, axes in rules.rules.items() if axes and name in sizes and name in _FIELDS), key=list(_FIELDS).index)
+    found += [Condition(axes=rules.rules[name], field=_FIELDS[name], size=sizes[name]) for name in by_name]
+    return tuple(dict.fromkeys(found))
+
+
+def fine_sizes(model: TransformerConfig, *, cp: int, tp: int) -> dict[str, int]:
+    tp_kv = gcd(tp, model.num_key_value_heads)
+    return {"cp": cp, "tp_kv": tp_kv, "tp_q": tp // tp_kv, "dp_replicate": 1, "dp_shard": 1}
+
+
+def unused_axis(rules: RuleSet, model: TransformerConfig, *, cp: int, tp: int) -> str:
+    """An axis of more than one rank that cuts nothing: its ranks would all do the same. Empty where there is none."""
+    for axis, size in fine_sizes(model, cp=cp, tp=tp).items():
+        if size > 1 and axis not in rules.axes:
+            return "tp" if axis in _TP else axis
+    return ""
+
+
+def broken(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> Condition | None:
+    """The first condition that these degrees break."""
+    fine = fine_sizes(model, cp=cp, tp=tp)
+    return next((each for each in conditions(rules, model, seq_len) if not each.holds(fine)), None)
+
+
+def admits(rules: RuleSet, model: TransformerConfig, seq_len: int, *, cp: int, tp: int) -> bool:
+    return not unused_axis(rules, model, cp=cp, tp=tp) and broken(rules, model, seq_len, cp=cp, tp=tp) is None
