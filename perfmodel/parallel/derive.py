@@ -296,7 +296,11 @@ def _parameters(
             raise InputError(f"parameter {name}: no operator reads it; remove it")
         layouts = {input_layout(op, shardings[op.name], op.inputs[i]) for op, i in uses}
         if len(layouts) != 1:
-            raise InputError(f"parameter {name}: its operators need it in {len(layouts)} layouts; give them one rule")
+            cuts = zip(*(layout.cuts for layout in layouts), strict=True)
+            differ = [position for position, axes in enumerate(cuts) if len(set(axes)) > 1]
+            names = dict.fromkeys(op.dim(op.inputs[i].dims[position]).logical for position in differ for op, i in uses)
+            readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
+            raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; give {' and '.join(names)} one rule")
         gradient_axes: frozenset[str] = frozenset()
         for op, i in uses:
             gradient_axes |= gradient_layout(op, shardings[op.name], op.inputs[i]).partial

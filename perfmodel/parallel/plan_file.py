@@ -16,8 +16,7 @@ from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.files import listed, read_yaml
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
-from perfmodel.parallel.rule_faults import check_rule_set
-from perfmodel.parallel.rules import RuleSet, rule_set_from_dict, rule_set_of
+from perfmodel.parallel.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
 from perfmodel.resources import resource_dir, write_atomically
 from perfmodel.values import check_path
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig

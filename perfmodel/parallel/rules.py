@@ -154,9 +154,18 @@ def load_rule_set(name: str | Path) -> RuleSet:
     found = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
     if found.name in list_rule_sets() and found.rules != _shipped(found.name).rules:
         raise InputError(f"{path}: name={found.name}: is that of a shipped rule set with other rules; give yours a name of its own")
-    from perfmodel.parallel.rule_faults import check_rule_set
-
     return check_rule_set(found, where=str(path))
+
+
+def check_rule_set(rules: RuleSet, *, where: str) -> RuleSet:
+    """The rule set, if models of every form can follow it; else InputError with everything that stands against it."""
+    from perfmodel.files import listed
+    from perfmodel.parallel.rule_faults import faults_of
+
+    faults = faults_of(rules)
+    if faults:
+        raise InputError(f"{where}: {listed(faults)}")
+    return rules
 
 
 def rule_set_of(value: object) -> RuleSet:

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +16,7 @@ from perfmodel.network_verbs import shard_network
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
+from perfmodel.parallel.rules import RuleSet
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from perfmodel.workload.networks import load_network
@@ -61,6 +61,9 @@ def test_a_network_is_predicted_where_it_is_measured(device, cluster, monkeypatc
     assert (places, measured) == ([cluster], [device])
 
 
+_BATCH = {"batch": ("dp_replicate", "dp_shard")}
+
+
 @pytest.mark.parametrize(
     "plan, says",
     [
@@ -72,7 +75,7 @@ def test_a_network_is_predicted_where_it_is_measured(device, cluster, monkeypatc
         (tiny_plan(2, model=tiny(head_dim=7), tp=2), "head_dim=7"),
         (tiny_plan(2, model=tiny("olmo2"), tp=2), "tp=2: a norm over all heads"),
         (tiny_plan(2, model=tiny(qk_norm=True, qk_norm_scope="own")), "qk_norm_scope=own"),
-        (replace(tiny_plan(2), rule_set="owt"), "rule_set=owt"),
+        (tiny_plan(2, tp=2, rules=RuleSet(name="owt", source="", rules={**_BATCH, "ffn": ("tp_kv", "tp_q")})), "rules=owt"),
     ],
 )
 def test_a_plan_that_cannot_run_has_a_reason(plan, says):

@@ -3,6 +3,8 @@
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.parallel.degrees import admits, broken
+from perfmodel.parallel.rule_faults import faults_of
 from perfmodel.parallel.rules import RuleSet, apply_rules, list_rule_sets, load_rule_set, rule_set_from_dict
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
@@ -88,9 +90,9 @@ def test_keys_may_not_be_cut_in_unfused_attention_either():
 
 
 def test_loading_says_what_there_is(tmp_path):
-    with pytest.raises(InputError, match=r"rule_set=megatronn: not known; did you mean 'megatron'"):
+    with pytest.raises(InputError, match=r"rules=megatronn: not known; did you mean .megatron."):
         load_rule_set("megatronn")
-    with pytest.raises(InputError, match="not known"):
+    with pytest.raises(InputError, match="no such file"):
         load_rule_set(tmp_path / "missing.yaml")
     with pytest.raises(InputError, match="cannot be read"):
         load_rule_set(_folder(tmp_path / "folder.yaml"))
@@ -102,8 +104,76 @@ def test_loading_says_what_there_is(tmp_path):
 
 def test_a_rule_set_of_ones_own(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\nsource: here\nrules:\n  ffn: [tp]\n", encoding="utf-8")
-    assert load_rule_set(path).rules == {"ffn": ("tp_kv", "tp_q")}
+    path.write_text("source: here\nrules:\n  batch: [dp_replicate, dp_shard]\n  ffn: [tp]\n", encoding="utf-8")
+    mine = load_rule_set(path)
+    assert (mine.name, mine.source, mine.rules["ffn"]) == ("mine", "here", ("tp_kv", "tp_q"))
+    assert rule_set_from_dict(mine.to_dict()) == mine
+    assert mine.to_dict()["rules"]["ffn"] == ["tp"]
+
+
+BATCH = "  batch: [dp_replicate, dp_shard]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        (
+            "names: x\nrules:\n  batchs: [dp]\n  fnn: [tp]\n  ffn: [tpp]\n  s: cp\n",
+            ["unknown field 'names'", "unknown dim 'fnn'; did you mean 'ffn'?; use one of batch, ", "did you mean 'batch'?",
+             "ffn: axis 'tpp' is not known; did you mean 'tp'", "use one of dp_replicate, dp_shard, cp, tp", "s='cp': must be a list"],
+        ),
+        ("name: megatron\nrules:\n" + BATCH, ["name=megatron: is that of a shipped rule set with other rules"]),
+        ("name: two words\nrules:\n" + BATCH, ["name='two words': must be letters, digits"]),
+        (
+            "rules:\n  s_key: [cp]\n  s_query: [cp]\n  head_dim: [tp]\n",
+            ["batch: must be cut by the two data axes", "s_key: cannot be cut (a softmax needs all of them)",
+             "head_dim: cannot be cut (a part of it leaves partial scores)", "cp: cuts s_query and s_key, which one operator has"],
+        ),
+        ("rules:\n" + BATCH + "  hidden: [tp]\n  ffn: [tp]\n", ["tp: cuts ffn and hidden, which one operator has"]),
+        ("rules:\n  batch: [dp_replicate, dp_shard, cp]\n  s: [cp]\n", ["batch: must be cut", "cp: cuts batch and s"]),
+        ("rules:\n" + BATCH + "  attn_kv_heads: [tp_kv]\n  attn_q_per_kv: [tp_q]\n", ["copies (kv_copies) must be cut as they are read"]),
+    ],
+)  # fmt: skip
+def test_a_file_says_all_its_faults_at_once(tmp_path, text, sentences):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        load_rule_set(path)
+    assert not [sentence for sentence in sentences if sentence not in str(refused.value)], str(refused.value)
+
+
+def test_no_shipped_rule_set_has_a_fault():
+    assert [fault for name in list_rule_sets() for fault in faults_of(load_rule_set(name))] == []
+
+
+# --- which degrees they admit ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "admitted"),
+    [
+        ("megatron", {(1, 1), (1, 2), (1, 8), (1, 16), (2, 1), (2, 8), (16, 1), (16, 2), (16, 16)}),
+        ("ddp", {(1, 1)}),
+        ("ulysses", {(1, 1), (2, 1), (8, 1)}),  # eight key-value heads
+    ],
+)
+def test_degrees_follow_from_what_is_cut(name, admitted):
+    """Of (cp, tp): an axis that cuts nothing has one rank, and what is cut divides. Llama 3 8B has 32 heads, 8 for keys and values."""
+    tried = {(cp, tp) for cp in (1, 2, 8, 16, 3) for tp in (1, 2, 8, 16, 3)}
+    found = {(cp, tp) for cp, tp in tried if admits(load_rule_set(name), load_model("llama-3-8b"), 8192, cp=cp, tp=tp)}
+    assert found & admitted == admitted
+    assert found == admitted or name == "megatron"
+    assert not any(3 in pair for pair in found)
+
+
+def test_axes_that_cut_one_dim_divide_it_together():
+    rules = rule_set_from_dict({"rules": {"attn_kv_heads": ["tp_kv", "cp"], "s": ["cp"], "ffn": ["tp"]}})
+    model = load_model("llama-3-8b")
+    assert admits(rules, model, 8192, cp=2, tp=4)
+    assert not admits(rules, model, 8192, cp=4, tp=4)
+    condition = broken(rules, model, 8192, cp=4, tp=4)
+    assert condition is not None
+    assert condition.reason == "tp*cp does not divide num_key_value_heads=8"
 
 
 def _folder(path):
