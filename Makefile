@@ -67,9 +67,9 @@ OUT_OF_MEMORY := tests/golden/published_out_of_memory.jsonl.gz
 
 accuracy: $(READY)
 	mkdir -p build
-	$(BIN)/python -m perfmodel.commands.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
-	$(BIN)/python -m perfmodel.report.residuals $(CASES) --left-out build/left_out.csv
-	$(BIN)/python -m perfmodel.report.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
+	$(BIN)/python -m perfmodel.lab.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
+	$(BIN)/python -m perfmodel.lab.residuals $(CASES) --left-out build/left_out.csv
+	$(BIN)/python -m perfmodel.lab.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
 
 wheel-check: $(READY)
 	$(BIN)/python -m pytest -q tests/contracts/test_wheel.py

@@ -9,10 +9,10 @@ __version__ = "0.1.0"
 
 #: Where each public name lives, by floor.
 _HOME: dict[str, tuple[str, ...]] = {
-    "perfmodel.errors": ("InputError", "PerfModelError", "RunError"),
-    "perfmodel.dtypes": ("Dtype",),
+    "perfmodel.foundation.errors": ("InputError", "PerfModelError", "RunError"),
+    "perfmodel.foundation.dtypes": ("Dtype",),
     "perfmodel.hardware.chip": ("Chip", "MemoryTier"),
-    "perfmodel.hardware.network": ("Link", "NetworkTier", "Topology"),
+    "perfmodel.hardware.fabric": ("Link", "NetworkTier", "Topology"),
     "perfmodel.hardware.cluster": ("Cluster",),
     "perfmodel.hardware.calibration": ("Calibration",),
     "perfmodel.hardware.reader": (
@@ -31,8 +31,8 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.parallel.plan": ("Plan", "make_plan"),
     "perfmodel.parallel.plan_file": ("read_plan", "write_plan"),
     "perfmodel.parallel.prediction": ("Prediction", "Predictions"),
-    "perfmodel.results": ("Comparison", "Measurement"),
-    "perfmodel.api": (
+    "perfmodel.parallel.results": ("Comparison", "Measurement"),
+    "perfmodel.verbs.api": (
         "audit_plan",
         "calibrate_machine",
         "compare_plans",
@@ -45,10 +45,10 @@ _HOME: dict[str, tuple[str, ...]] = {
     ),
     "perfmodel.workload.network": ("Network", "NetworkOperator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),
-    "perfmodel.parallel.network_plan": ("NetworkPlan",),
-    "perfmodel.parallel.network_plan_file": ("read_network_plan", "write_network_plan"),
-    "perfmodel.limit_verbs": ("find_limits",),
-    "perfmodel.network_verbs": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
+    "perfmodel.parallel.per_operator.plan": ("NetworkPlan",),
+    "perfmodel.parallel.per_operator.plan_file": ("read_network_plan", "write_network_plan"),
+    "perfmodel.verbs.limits": ("find_limits",),
+    "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -79,7 +79,7 @@ class Runner:
 
 
 def _command(line: str) -> None:
-    from perfmodel import cli
+    from perfmodel.cli import app as cli
 
     words = shlex.split(line, comments=True)
     if not words:

@@ -17,14 +17,14 @@ import numpy as np
 
 from perfmodel.calibrate.fit_machine import fit_machine
 from perfmodel.calibrate.fits import Array, rounded
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import SCALE_UP, Calibration, CollectiveModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.results import MachineMeasurement
+from perfmodel.parallel.results import MachineMeasurement
 
 LAUNCH = "launch"
 EVENTS = (

@@ -15,10 +15,10 @@ from typing import TypeVar
 import numpy as np
 
 from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, fit_linear, held_out_errors, relative_errors, rounded
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.machine import RING_PASSES
-from perfmodel.dtypes import Dtype, itemsize
-from perfmodel.errors import InputError
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
     RAMP_BYTES,
     SCALE_UP,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_time, matmul_time
 from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.dtypes import Dtype, itemsize
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import GPU_TILES, SCALE_UP, AttentionModel, Calibration, CollectiveModel, MatmulModel
 from perfmodel.hardware.cluster import Cluster
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.compute import Num
 from perfmodel.cost.machine import RING_PASSES, LinkRates, Machine
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 
 __all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time", "wire_bytes"]

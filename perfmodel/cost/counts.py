@@ -13,17 +13,17 @@ from typing import TypeAlias
 
 import numpy as np
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.microbatch import amounts
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import recomputed_phases
-from perfmodel.dtypes import itemsize
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
-from perfmodel.parallel.derive import ParameterLayout
+from perfmodel.parallel.algebra.derive import ParameterLayout
+from perfmodel.parallel.algebra.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, profile_events
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
-from perfmodel.parallel.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, profile_events
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.workload.job import PrecisionPolicy

@@ -57,17 +57,17 @@ from perfmodel.cost.step import (
     stages_of,
     tied_time,
 )
-from perfmodel.dtypes import Dtype, itemsize
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.memory_room import DEFAULT_HEADROOM, verdict
-from perfmodel.parallel.derive import derive
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.operator import REGIONS, Graph
 from perfmodel.workload.transformer import build_graph, causal_mask

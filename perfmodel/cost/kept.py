@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.cost.lifetimes import FLOAT32_BYTES, Kept, operand_bytes
-from perfmodel.parallel.derive import Derivation, amount_of
+from perfmodel.parallel.algebra.derive import Derivation, amount_of
+from perfmodel.parallel.algebra.sharding import gradient_layout
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.sharding import gradient_layout
 from perfmodel.workload.operator import Graph, Operand, Operator, OperatorKind
 
 

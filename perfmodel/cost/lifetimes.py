@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.parallel.derive import Amount, Derivation, amount_of
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.operator import Operand, Operator, OperatorKind, Pass, TensorRole

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from perfmodel.collectives import CollectiveKind
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import CollectiveModel
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.network import NetworkTier, Topology
+from perfmodel.hardware.fabric import NetworkTier, Topology
 
 
 def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> float:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.link_latency import stated_latency_difference, with_latency
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
     GROUPED_TILE,
     NO_TILES,
@@ -32,12 +32,12 @@ from perfmodel.hardware.calibration import (
     Provenance,
     StreamingModel,
 )
-from perfmodel.hardware.network import STAGED_FRACTION, Topology
+from perfmodel.hardware.fabric import STAGED_FRACTION, Topology
 
 if TYPE_CHECKING:
     from perfmodel.hardware.chip import Chip
     from perfmodel.hardware.cluster import Cluster
-    from perfmodel.hardware.network import NetworkTier
+    from perfmodel.hardware.fabric import NetworkTier
 
 Array = NDArray[np.float64]
 

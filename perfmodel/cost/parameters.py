@@ -1,6 +1,6 @@
 """What parameters cost: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds of them.
 
-ZeRO is nothing but three layouts and two lifetimes of a parameter (algebra.md R14, `parallel/parameters.py`); here its events
+ZeRO is nothing but three layouts and two lifetimes of a parameter (algebra.md R14, `parallel/algebra/parameters.py`); here its events
 become time on columns. The layer region counts one layer.
 """
 
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
-from perfmodel.parallel.derive import ParameterLayout
+from perfmodel.parallel.algebra.derive import ParameterLayout
+from perfmodel.parallel.algebra.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.operator import REGIONS
 

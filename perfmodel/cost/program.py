@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.lifetimes import Kept, Moment, backward_moments
-from perfmodel.errors import InputError
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
-from perfmodel.parallel.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
+from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
+from perfmodel.parallel.algebra.parameters import TENSOR_AXES, with_gathered_bias_gradients
 from perfmodel.parallel.layout import Recompute
-from perfmodel.parallel.parameters import TENSOR_AXES, with_gathered_bias_gradients
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.operator import REGIONS, Graph, Operator, OperatorKind, Pass, TensorRole
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.errors import InputError, bad_field
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.resources import user_calibrations_dir
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, Provenance, default_calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.resources import user_calibrations_dir
 from perfmodel.workload.job import TrainingJob
 
 ACCELERATOR_PROFILE, CPU_PROFILE = "megatron", "torch-gloo"

@@ -59,7 +59,7 @@ class Bytes:
 
 
 def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile) -> Bytes:
-    from perfmodel.dtypes import itemsize
+    from perfmodel.foundation.dtypes import itemsize
 
     compute = itemsize(policy.compute)
     fp32 = 4.0

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.errors import PerfModelError
-from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.runner import num_gpus, run_plan
+from perfmodel.foundation.errors import PerfModelError
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model

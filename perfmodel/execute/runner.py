@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from perfmodel.errors import InputError
-from perfmodel.execute.launch import Worker, WorkerGroup, torchrun_worker
-from perfmodel.execute.processor_use import processor_use
+from perfmodel.execute.launch.launch import Worker, WorkerGroup, torchrun_worker
+from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.refuse import executable_reason
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
-from perfmodel.results import CollectiveCount, Measurement
+from perfmodel.parallel.results import CollectiveCount, Measurement
 
 if TYPE_CHECKING:
-    from perfmodel.execute.rank_results import RankMeasurement
+    from perfmodel.execute.launch.rank_results import RankMeasurement
 
 #: From one rank: errors of gradients by name, what it measured, its device's name, versions of software.
 RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"
@@ -78,7 +78,7 @@ def least_state_bytes(plan: Plan) -> float:
     """Weights, gradients and optimizer state of all ranks together: a plan that cannot hold these cannot start."""
     job, layout = plan.job, plan.layout
     policy = job.policy
-    from perfmodel.dtypes import itemsize
+    from perfmodel.foundation.dtypes import itemsize
 
     stored = float(itemsize(policy.parameter))
     gradient = float(itemsize(policy.gradient_reduce))
@@ -121,8 +121,8 @@ def run_on_rank(worker: Worker, plan: Plan, options: RunOptions) -> RankResult:
     """Check and measure the plan on this rank."""
     import gc
 
-    from perfmodel.execute.gradient_check import check_gradients_on_rank
-    from perfmodel.execute.measure import describe_on_rank, measure_on_rank
+    from perfmodel.execute.measure.measure import describe_on_rank, measure_on_rank
+    from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 
     errors = check_gradients_on_rank(worker, plan) if options.checks else {}
     gc.collect()

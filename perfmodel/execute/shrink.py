@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig

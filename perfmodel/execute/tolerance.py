@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from perfmodel.errors import RunError
+from perfmodel.foundation.errors import RunError
 
 #: Largest relative error that a correct fp32 program shows, with room: measured ones are below 1e-5.
 TOLERANCE = 1e-4

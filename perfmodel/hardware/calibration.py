@@ -13,9 +13,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import bad_field, suggest
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import bad_field, suggest
 
 
 class KernelClass(StrEnum):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError, bad_field
-from perfmodel.hardware.network import NetworkTier, check_tiers
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.hardware.fabric import NetworkTier, check_tiers
 
 PROVENANCES = ("read", "recalled", "mixed", "measured")
 

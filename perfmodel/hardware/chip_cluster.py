@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfmodel.errors import InputError, bad_field, shown
-from perfmodel.units import exact_quantity, parse_quantity
-from perfmodel.values import is_path
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.units import exact_quantity, parse_quantity
+from perfmodel.foundation.values import is_path
 
 _STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out)=[^=]*?)+) *")
 _FIELD = re.compile(r" +(per-node|scale-up|scale-out)=")

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from perfmodel.errors import bad_field, shown
+from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.hardware.chip import Chip
-from perfmodel.hardware.network import Link, NetworkTier, Topology, check_tiers
+from perfmodel.hardware.fabric import Link, NetworkTier, Topology, check_tiers
 
 # A scale-out fabric may grow to this many chips before its file must say more.
 MAX_SCALE_OUT_CHIPS = 16384

@@ -8,11 +8,11 @@ import os
 import re
 from pathlib import Path
 
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError, bad_field
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.hardware.chip import Chip, MemoryTier
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.network import Link, NetworkTier, Topology
+from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 
 MAX_LOCAL_PROCESSES = 64
 """More processes than cores may run (they share cores): this many at the most, or the number of cores."""

@@ -1,6 +1,6 @@
 """The clock that a chip's power limit sustains, from that of a chip on which it was measured."""
 
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.chip import Chip
 
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import AttentionModel, Calibration, Provenance
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.power import matrix_rate, power_clock_ratio

@@ -10,17 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError, bad_field, one_line, suggest
-from perfmodel.files import check_shape, parse_yaml, quantity, read_bytes, read_yaml, record
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.files import check_shape, parse_yaml, quantity, read_bytes, read_yaml, record
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.units import parse_quantity
+from perfmodel.foundation.values import check_name, check_path, is_path
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
 from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
-from perfmodel.hardware.network import Link, NetworkTier, Topology
+from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
-from perfmodel.resources import resource_dir
-from perfmodel.units import parse_quantity
-from perfmodel.values import check_name, check_path, is_path
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -451,8 +451,8 @@ def _dtype(name: str) -> Dtype:
 
 
 def _read_calibration(path: Path) -> "Calibration":
+    from perfmodel.foundation.records import record_from_data
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.hardware.records import record_from_data
 
     data = read_yaml(path)
     return _located(path, lambda: record_from_data(Calibration, data, where="calibration"))

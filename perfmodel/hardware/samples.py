@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from perfmodel.files import dump_yaml
+from perfmodel.foundation.files import dump_yaml
+from perfmodel.foundation.records import record_to_data
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.units import exact_quantity
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.network import NetworkTier
-from perfmodel.hardware.records import record_to_data
-from perfmodel.resources import write_atomically
-from perfmodel.units import exact_quantity
+from perfmodel.hardware.fabric import NetworkTier
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 
-from perfmodel.parallel.rules import RuleSet
-from perfmodel.parallel.sharding import AXIS_PARTS
+from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.transformer import logical_sizes
 

@@ -5,9 +5,9 @@ A plan that is not executable is predicted all the same: other frameworks may ru
 
 from __future__ import annotations
 
+from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set, present_axes
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
-from perfmodel.parallel.rules import RuleSet, load_rule_set, present_axes
 from perfmodel.workload.job import Precision
 
 #: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.parallel.algebra.sharding import FINE_AXES
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.sharding import FINE_AXES
 
 Column = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from perfmodel.errors import InputError, bad_field, shown
+from perfmodel.foundation.errors import InputError, bad_field, shown
 
 #: Mesh axes, innermost (fastest-varying rank) first: Megatron's default order tp-cp-dp-pp, with
 #: torchtitan's two data axes.

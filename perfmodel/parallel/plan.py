@@ -11,7 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from perfmodel.errors import InputError, bad_field, shown
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.values import text_of, whole, yes_or_no
+from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped, rule_set_of
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
@@ -23,9 +26,6 @@ from perfmodel.parallel.layout import (
     check_order,
     even_stage_layers,
 )
-from perfmodel.parallel.rules import RuleSet, check_agrees, default_rules, is_shipped, rule_set_of
-from perfmodel.parallel.sharding import AXIS_PARTS
-from perfmodel.values import text_of, whole, yes_or_no
 from perfmodel.workload.job import TrainingJob
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).

@@ -12,13 +12,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
-from perfmodel.files import listed, read_yaml
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.files import listed, read_yaml
+from perfmodel.foundation.resources import resource_dir, write_atomically
+from perfmodel.foundation.values import check_path
+from perfmodel.parallel.algebra.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
-from perfmodel.parallel.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
-from perfmodel.resources import resource_dir, write_atomically
-from perfmodel.values import check_path
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.operator import OperatorKind

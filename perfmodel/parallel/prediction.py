@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from perfmodel.memory_room import Verdict
+from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.units import format_bytes, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
-from perfmodel.units import format_bytes, format_step
 
 SCHEMA_VERSION = 1
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.values import check_path
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
-from perfmodel.resources import resource_dir
-from perfmodel.values import check_path
 
 CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
 
@@ -186,7 +186,7 @@ def list_profiles() -> list[str]:
 
 def load_profile(name: str | Path) -> ExecutionProfile:
     """The profile of that name, or in that file."""
-    from perfmodel.files import read_yaml
+    from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
     path = Path(name)
@@ -200,7 +200,7 @@ def load_profile(name: str | Path) -> ExecutionProfile:
 
 def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
     """The profile of a file's contents. Raises InputError naming every field that is wrong."""
-    from perfmodel.files import listed
+    from perfmodel.foundation.files import listed
 
     if not isinstance(data, dict):
         raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
@@ -219,7 +219,7 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
 
 
 def _value(key: str, kind: str, value: object) -> Any:
-    from perfmodel.units import parse_quantity
+    from perfmodel.foundation.units import parse_quantity
 
     if kind == "bool":
         if not isinstance(value, bool):

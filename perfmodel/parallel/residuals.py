@@ -1,7 +1,7 @@
 """How far published runs were from their predictions: what an interval of a step time is made from.
 
 A family is an execution profile. It keeps, of each model that was published with it, quantiles of r = log(measured / predicted), by
-chip and scale. Only these ship, not the runs (`strategies/residuals.yaml`, written by `python -m perfmodel.report.residuals`).
+chip and scale. Only these ship, not the runs (`strategies/residuals.yaml`, written by `python -m perfmodel.lab.residuals`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from perfmodel.errors import InputError, bad_field, shown
-from perfmodel.resources import resource_dir
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.workload.config import TransformerConfig
 
 COVERAGE = 0.8
@@ -122,7 +122,7 @@ def interval(
     if _count(chosen) < _ENOUGH:
         chosen = own
     if not chosen:
-        raise InputError("residuals: hold no runs; write them with `python -m perfmodel.report.residuals`")
+        raise InputError("residuals: hold no runs; write them with `python -m perfmodel.lab.residuals`")
     num_models = len({each.model for each in chosen})
     widened += 2.0 / num_models * residuals.between_models**2
     if not is_usual:
@@ -174,7 +174,7 @@ def load_residuals(path: str | Path | None = None) -> Residuals:
 
 @lru_cache(maxsize=8)
 def _load(path: Path) -> Residuals:
-    from perfmodel.files import read_yaml
+    from perfmodel.foundation.files import read_yaml
 
     try:
         data = read_yaml(path)
@@ -202,7 +202,7 @@ def _load(path: Path) -> Residuals:
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"residuals={path}: cannot be read ({reason}); write it with `python -m perfmodel.report.residuals`") from None
+        raise InputError(f"residuals={path}: cannot be read ({reason}); write it with `python -m perfmodel.lab.residuals`") from None
 
 
 def _quantiles(values: object) -> tuple[float, ...]:

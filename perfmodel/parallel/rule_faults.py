@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from perfmodel.errors import InputError
-from perfmodel.parallel.derive import derive
-from perfmodel.parallel.sharding import AXIS_PARTS, whole_dims
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, whole_dims
 from perfmodel.workload.models import load_model
 from perfmodel.workload.operator import Graph, Operator
 from perfmodel.workload.transformer import build_graph
 
 if TYPE_CHECKING:
-    from perfmodel.parallel.rules import RuleSet
+    from perfmodel.parallel.algebra.rules import RuleSet
 
 #: Between them these have every operator: learned positions, biases and dropout; grouped heads; norms of q and k; a parallel block. What
 #: only some models can follow (tied embeddings have one rule) is told where the job is known.

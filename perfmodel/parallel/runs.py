@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from perfmodel.errors import InputError, bad_field, shown, suggest
+from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
+from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, list_rule_sets, load_rule_set, present_axes
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.rules import MEGATRON, MEGATRON_SP, list_rule_sets, load_rule_set, present_axes
 
 #: Axes that a framework may or may not have; data parallelism every one has.
 AXES = ("tp", "cp", "pp")

@@ -9,8 +9,8 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.planner.result import Baseline
-from perfmodel.planner.space import Space, recompute_choices, tensor_degrees
-from perfmodel.planner.sweep import Sweep, sweep
+from perfmodel.planner.uniform.space import Space, recompute_choices, tensor_degrees
+from perfmodel.planner.uniform.sweep import Sweep, sweep
 
 Fixed = dict[str, int | str | bool]
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.errors import InputError, bad_field, shown, suggest, whole_number
-from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict, room
+from perfmodel.foundation.errors import InputError, bad_field, shown, suggest, whole_number
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, room
+from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.foundation.values import whole, yes_or_no
+from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.space import KNOBS, Space
-from perfmodel.planner.sweep import sweep
-from perfmodel.units import format_bytes, format_step, format_time
-from perfmodel.values import whole, yes_or_no
+from perfmodel.planner.uniform.space import KNOBS, Space
+from perfmodel.planner.uniform.sweep import sweep
 
 _WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
 #: What is said of the plan itself where it does not fit with the headroom.

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_plan
-from perfmodel.errors import InputError
-from perfmodel.memory_room import room
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import room
+from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.planner.space import Space
-from perfmodel.planner.sweep import Sweep, sweep
-from perfmodel.units import format_bytes
+from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.sweep import Sweep, sweep
 
 _LARGEST_BATCH = 2**20
 _LONGEST_SEQUENCE = 2**30

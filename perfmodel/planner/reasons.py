@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perfmodel.parallel.degrees import admits, broken, unused_axis
 from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS
 from perfmodel.parallel.plan import divisors
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import TrainingJob
 
 NOT_RUN = "not what the framework runs"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, predictions_html, predictions_text
 

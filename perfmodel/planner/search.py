@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.errors import InputError
-from perfmodel.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.result import AlikePlans, Baseline, Objective, SearchResult
-from perfmodel.planner.space import Space
-from perfmodel.planner.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
 from perfmodel.planner.ties import kind_of, preference, shared_places
+from perfmodel.planner.uniform.space import Space
+from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
 
 __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from perfmodel.parallel.algebra.rules import told_rules
 from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
-from perfmodel.parallel.rules import told_rules
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan

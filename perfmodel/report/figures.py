@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.foundation.memory_room import room
+from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.chip_cluster import short_name
-from perfmodel.memory_room import room
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.result import SearchResult
 from perfmodel.report.predictions import degrees_line, workload_line
 from perfmodel.report.table import words
-from perfmodel.resources import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfmodel.cost.network_predict import NetworkPrediction
-from perfmodel.memory_room import Verdict
-from perfmodel.parallel.network_measurement import NetworkMeasurement
-from perfmodel.parallel.network_plan import NetworkPlan
-from perfmodel.parallel.network_plan_file import network_plan_to_dict
-from perfmodel.planner.network_pipeline import PipelinePrediction
+from perfmodel.cost.per_operator.predict import NetworkPrediction
+from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.units import format_bytes, format_time
+from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
+from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
+from perfmodel.planner.per_operator.pipeline import PipelinePrediction
 from perfmodel.report.predictions import fits_cell, room_text
 from perfmodel.report.table import Table, bar, percent, words
-from perfmodel.units import format_bytes, format_time
 from perfmodel.workload.network import Network, NetworkOperator
 
 _NUMBER = re.compile(r"\d+")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from perfmodel.cost.sensitivity import STEP, Sensitivity
+from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
 from perfmodel.hardware.chip_cluster import short_name
-from perfmodel.memory_room import Verdict
+from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
-from perfmodel.parallel.rules import MEGATRON, told_rules
-from perfmodel.report.sensitivity import STEP, Sensitivity
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
-from perfmodel.units import format_bytes, format_count, format_flop_rate, format_step
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 #: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).

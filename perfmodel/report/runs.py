@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.foundation.units import format_bytes, format_time, format_traffic
 from perfmodel.hardware.calibration import MOST_BUSY
+from perfmodel.parallel.results import Comparison, Measurement
 from perfmodel.report.predictions import prediction_object
 from perfmodel.report.table import Table, words
-from perfmodel.results import Comparison, Measurement
-from perfmodel.units import format_bytes, format_time, format_traffic
 
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:

@@ -7,17 +7,17 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.parallel.algebra.rules import told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.rules import told_rules
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
 from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object
 from perfmodel.report.table import Table, bytes_like, percent, times_like
-from perfmodel.units import format_bytes, format_step, format_time
 
 #: Of how many values of a knob the line of plans that are nearly the same names.
 _ALIKE_VALUES = 3

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 
-from perfmodel.errors import InputError, bad_field
+from perfmodel.foundation.errors import InputError, bad_field
 
 #: About ten minutes.
 MOST_WORK = 2e11

@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.search.bounds import Relaxation
 from perfmodel.search.budget import ENTRIES_OF_AN_ITEM, Budget
 from perfmodel.search.fronts import Amounts, ReducedCosts, Window, enumerate_labels, labels_that_fit

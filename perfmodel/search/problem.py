@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]

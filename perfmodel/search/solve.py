@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from perfmodel.disjoint_sets import DisjointSets
-from perfmodel.errors import InputError, bad_field
+from perfmodel.foundation.disjoint_sets import DisjointSets
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.search.bounds import Relaxation
 from perfmodel.search.budget import ENTRIES_OF_A_CALL, ENTRIES_OF_AN_ITEM, Budget
 from perfmodel.search.dominance import undominated

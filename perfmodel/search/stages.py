@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.errors import InputError, bad_field
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.search.budget import Budget
 from perfmodel.search.constrained import eliminate_within
 from perfmodel.search.problem import Array

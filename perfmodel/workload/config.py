@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, NamedTuple, get_args
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 
 # Closed choices that are written into plan files as they are, hence literals and not enums.
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]

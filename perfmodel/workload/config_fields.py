@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from perfmodel.errors import InputError, bad_field
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.workload.config import Activation, printable, quoted
 
 Values = dict[str, Any]

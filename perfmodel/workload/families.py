@@ -6,7 +6,7 @@ one exception is the `text_config` of a vision-language model, which Hugging Fac
 
 from collections.abc import Callable, Mapping
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import printable
 from perfmodel.workload.config_fields import ConfigFields, Values, head_dim_of, no_rotary_every_of, sizes_of, window_of
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.errors import InputError, bad_field, suggest
-from perfmodel.files import listed, read_text
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.files import listed, read_text
 from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from perfmodel.dtypes import Dtype, itemsize
-from perfmodel.errors import bad_field, shown
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from perfmodel.errors import InputError, suggest
-from perfmodel.values import check_path
+from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.foundation.values import check_path
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.huggingface import read_config
 

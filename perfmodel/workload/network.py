@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.errors import InputError
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.operator import Operand, Pass, TensorRole
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
@@ -106,7 +106,7 @@ class NetworkOperator:
     """One operator.
 
     kind      what it is called; the executor finds the torch function by it
-    dims      size of each iteration dim, the batch first; the order is that in which axes are placed (`parallel/network_plan.py`)
+    dims      size of each iteration dim, the batch first; the order is that in which axes are placed (`parallel/per_operator/plan.py`)
     inputs    tensors read, parameters among them: the dim at each position, "" where the position must be whole
     output    the tensor written
     forward, backward   work of each pass. Gradients of several readers are added by the cost model, not here

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import ALL_BEFORE, CausalMask
 
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from perfmodel import api
 from perfmodel.cost.counts import Audit, AuditRow
-from perfmodel.report.validate import ValidationResult, validate_cases
+from perfmodel.lab.validate import ValidationResult, validate_cases
+from perfmodel.verbs import api
 from tests.execute.real_plans import PLANS, real_plan
 
 NOT_YET = "not yet"

@@ -4,9 +4,9 @@ import argparse
 import math
 import time
 
-from perfmodel.report.cases import read_cases
-from perfmodel.report.judgement import ErrorSummary, summarise
-from perfmodel.report.validate import CasePredictor
+from perfmodel.lab.cases import read_cases
+from perfmodel.lab.judgement import ErrorSummary, summarise
+from perfmodel.lab.validate import CasePredictor
 
 
 def percent(share: float) -> str:

@@ -24,27 +24,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.calibrate.fit_host import fit_measurement
-from perfmodel.commands.demo import TIE, ordered_pairs
+from perfmodel.cli.demo import TIE, ordered_pairs
 from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.cost.network_cost import StepSetting
-from perfmodel.cost.network_predict import NetworkPrediction
+from perfmodel.cost.per_operator.operators import StepSetting
+from perfmodel.cost.per_operator.predict import NetworkPrediction
 from perfmodel.cost.resolve import resolve_estimator
-from perfmodel.dtypes import Dtype
-from perfmodel.execute.launch import WorkerGroup
-from perfmodel.execute.measure_machine import CPU_PROFILE, measure_machine
-from perfmodel.execute.network_run import measure_network_plans
-from perfmodel.execute.processor_use import processor_use
+from perfmodel.execute.launch.launch import WorkerGroup
+from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.measure.machine import CPU_PROFILE, measure_machine
+from perfmodel.execute.per_operator.run import measure_network_plans
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import MOST_BUSY, Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import load_calibration
-from perfmodel.parallel.network_measurement import NetworkMeasurement
-from perfmodel.parallel.network_plan import NetworkPlan
+from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
+from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.profile import load_profile
-from perfmodel.planner.network_search import Filter, fixed_parts, network_planner
-from perfmodel.planner.network_space import Configurations
-from perfmodel.planner.network_strategies import data_parallel, mesh_tensorflow, one_weird_trick
+from perfmodel.planner.per_operator.search import Filter, fixed_parts, network_planner
+from perfmodel.planner.per_operator.space import Configurations
+from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.planner.search import search_plans
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from perfmodel.workload.network import Network, NetworkOperator, TensorRole

@@ -49,9 +49,9 @@ def measure(graph: str, num_devices: int, is_copied: bool) -> dict[str, object]:
     import resource
     import time
 
-    from perfmodel.planner.pase import pase_tables
+    from perfmodel.papers.pase.graph import load_pase_graph
+    from perfmodel.papers.pase.search import pase_tables
     from perfmodel.search import eliminate
-    from perfmodel.workload.pase_graph import load_pase_graph
 
     layers = load_pase_graph(graph)
     start = time.process_time()
@@ -142,7 +142,7 @@ def measure_own(network: str, num_chips: int) -> dict[str, object]:
     import resource
     import time
 
-    from perfmodel.network_verbs import find_network, find_place, make_planner
+    from perfmodel.verbs.networks import find_network, find_place, make_planner
 
     place = find_place("pase-1080ti", chips=num_chips, precision=None, calibration=None, profile=None)
     built, _ = find_network(network)
@@ -170,7 +170,7 @@ def measure_pipeline() -> dict[str, object]:
     import resource
     import time
 
-    from perfmodel.network_verbs import shard_pipeline
+    from perfmodel.verbs.networks import shard_pipeline
 
     start, wall = time.process_time(), time.perf_counter()
     zero, best = shard_pipeline("llama-3-70b", cluster="dgx-h100", chips=512, global_batch=512, sizes={"seq_len": 8192})
@@ -220,8 +220,8 @@ def own_costs() -> None:
 
 
 def figure_6() -> None:
-    from perfmodel.planner.pase_figure import figure_points
-    from perfmodel.report.pase_figure import figure_bars, score_table
+    from perfmodel.papers.pase.figure import figure_points
+    from perfmodel.papers.pase.plot import figure_bars, score_table
 
     print("\nFigure 6 of the PaSE paper (at least: expert signs 90 %, PaSE median error 25 %; aim 15 % for each)")
     table = score_table(figure_bars(figure_points()))

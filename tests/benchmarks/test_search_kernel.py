@@ -2,9 +2,9 @@
 
 import pytest
 
-from perfmodel.planner.pase import pase_tables
+from perfmodel.papers.pase.graph import load_pase_graph
+from perfmodel.papers.pase.search import pase_tables
 from perfmodel.search import eliminate
-from perfmodel.workload.pase_graph import load_pase_graph
 from tests.benchmarks.search_report import ROWS
 
 

@@ -3,7 +3,7 @@
 import itertools
 
 from perfmodel.planner.search import sweep
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from tests.benchmarks.jobs import gpt3_estimator, three_d_plans
 
 

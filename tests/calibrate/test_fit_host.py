@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate.fit_host import EVENTS, LAUNCH, fit_host_times, processor_times, with_host_time
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.machine import contention_factor, resolve_machine
-from perfmodel.dtypes import Dtype
-from perfmodel.execute.overhead_programs import overhead_plans
+from perfmodel.execute.measure.overhead_programs import overhead_plans
 from perfmodel.execute.refuse import executable_reason
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, Calibration, CollectiveModel, Provenance
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from perfmodel.calibrate.fit_machine import fit_machine
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import SCALE_UP, KernelClass
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.hardware.samples import (

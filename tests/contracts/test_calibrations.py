@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import PARTS, SPEC_SHEET, Provenance, default_calibration
 from perfmodel.hardware.reader import calibrations_for, cluster_of, list_calibrations, list_chips, load_calibration, load_chip
 

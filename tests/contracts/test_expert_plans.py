@@ -4,9 +4,9 @@ import pytest
 import yaml
 
 import perfmodel
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import list_plans, plan_from_dict
-from perfmodel.resources import resource_dir
 
 EXPECTED = ("ddp", "fsdp", "llama-3.1-405b", "megatron-175b", "megatron-1t", "megatron-22b", "megatron-530b")
 

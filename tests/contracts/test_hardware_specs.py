@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.dtypes import Dtype
-from perfmodel.files import read_yaml
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTIONS
-from perfmodel.hardware.network import Topology
+from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import FACT_GROUPS, LOCALHOST, list_chips, list_clusters, load_chip, load_cluster, load_prices
-from perfmodel.resources import resource_dir
-from perfmodel.units import QuantityKind, parse_quantity
 
 SPECS = resource_dir("hardware_specs")
 CHIPS = list_chips()

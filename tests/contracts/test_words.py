@@ -3,8 +3,8 @@
 import pytest
 
 import perfmodel
-from perfmodel import cli
-from perfmodel.commands.examples import EXAMPLES
+from perfmodel.cli import app as cli
+from perfmodel.cli.examples import EXAMPLES
 
 VERBS = (
     "predict",

@@ -1,11 +1,11 @@
 """Machines that the tests of costs share."""
 
 from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, Calibration
 from perfmodel.hardware.chip import Chip, MemoryTier
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.network import Link, NetworkTier, Topology
+from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
 
 

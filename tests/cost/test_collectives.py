@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time, wire_bytes
 from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, NEVER, resolve_machine
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
-from perfmodel.hardware.network import Topology
+from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from tests.cost.machines import CALIBRATED, make_machine, make_tier, shipped_machine
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost import compute
 from perfmodel.cost.compute import attention_backward_time, attention_time, matmul_time, streaming_time
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KERNEL_CODE, AttentionModel, Calibration, KernelClass, MatmulModel, StreamingModel
 from tests.cost.machines import CALIBRATED, make_chip, make_machine, shipped_machine
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.compute import attention_decode_time, grouped_matmul_time, matmul_time
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, DecodeAttentionModel, GroupedMatmulModel, KernelClass, MatmulModel, StreamingModel
 from tests.cost.machines import CALIBRATED, make_chip, make_machine, shipped_machine
 

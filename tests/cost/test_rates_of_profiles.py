@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.profile import load_profile
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
@@ -21,6 +20,7 @@ from perfmodel.cost.step import (
     stage_sums,
     with_host_floor,
 )
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.counts import AuditRow, audit_rows
-from perfmodel.execute.audit import CountingProcess
+from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.parallel.plan import Plan, place_of
+from tests.execute.audit.test_audit import predicted
 from tests.execute.random_plans import grown, plans
-from tests.execute.test_audit import predicted
 
 #: Largest shares by which memory may differ.
 ALLOWED = {"saved activations": 0.01, "peak": 0.06}

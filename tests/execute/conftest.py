@@ -7,9 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from perfmodel.execute import audit
-from perfmodel.execute.audit import CountingProcess
-from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.audit.audit import CountingProcess, audit
+from perfmodel.execute.launch.launch import WorkerGroup
 
 
 class Groups:

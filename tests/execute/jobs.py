@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from perfmodel.execute.launch import Worker
+from perfmodel.execute.launch.launch import Worker
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -99,8 +99,8 @@ def fail_on_rank(worker: Worker, rank: int, how: str) -> None:
 
 def check_with_lost_norm_gradients(worker: Worker, plan: Plan) -> dict[str, float]:
     """The gradient check of a program that forgets to add up the norm weights' gradients over tp."""
-    from perfmodel.execute.data_parallel import FlatData
-    from perfmodel.execute.gradient_check import check_gradients_on_rank
+    from perfmodel.execute.uniform.data_parallel import FlatData
+    from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 
     original = FlatData._reduce_partial
     FlatData._reduce_partial = lambda self: None  # type: ignore[method-assign]
@@ -112,7 +112,7 @@ def check_with_lost_norm_gradients(worker: Worker, plan: Plan) -> dict[str, floa
 
 def losses_of_steps(worker: Worker, plan: Plan, steps: int) -> list[float]:
     """This rank's share of the loss of each of the first steps, optimizer included."""
-    from perfmodel.execute.parallelize import TrainingProgram
+    from perfmodel.execute.uniform.parallelize import TrainingProgram
 
     program = TrainingProgram(worker, plan)
     shares = []

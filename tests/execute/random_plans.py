@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, check_plan, make_plan
-from perfmodel.planner.space import SEARCHED_ORDERS
+from perfmodel.planner.uniform.space import SEARCHED_ORDERS
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.setting import make_job
+from perfmodel.verbs.setting import make_job
 
 #: name -> (model, sequences in a step, tokens of one), the plan's knobs
 PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.commands.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
+from perfmodel.cli.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
 from perfmodel.cost.resolve import resolve_estimator
-from perfmodel.execute.processor_use import ProcessorUse, processor_use
+from perfmodel.execute.launch.processor_use import ProcessorUse, processor_use
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.local import local_cluster

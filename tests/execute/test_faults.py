@@ -10,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfmodel.errors import InputError, RunError
-from perfmodel.execute import processes
-from perfmodel.execute.launch import WorkerGroup, torchrun_worker
+from perfmodel.execute.launch.launch import WorkerGroup, processes, torchrun_worker
+from perfmodel.foundation.errors import InputError, RunError
 from tests.execute.jobs import echo, fail_on_rank, rank_of
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
@@ -95,7 +94,7 @@ def test_a_group_answers_in_rank_order_and_again(trap):
 def test_workers_die_with_their_parent_and_leave_nothing(tmp_path):
     code = (
         "import time\n"
-        "from perfmodel.execute.launch import WorkerGroup\n"
+        "from perfmodel.execute.launch.launch import WorkerGroup\n"
         "with WorkerGroup(2) as group:\n"
         "    print(*group.pids, flush=True)\n"
         "    time.sleep(600)\n"

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.errors import RunError
-from perfmodel.execute.gradient_check import check_gradients_on_rank
 from perfmodel.execute.runner import gradient_error
 from perfmodel.execute.tolerance import TOLERANCE
+from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
+from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error

@@ -7,16 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import api, network_verbs
-from perfmodel.errors import InputError
-from perfmodel.execute import network_run, runner
+from perfmodel.execute import runner
+from perfmodel.execute.per_operator import run as network_run
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
-from perfmodel.network_verbs import shard_network
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
-from perfmodel.parallel.rules import RuleSet
+from perfmodel.verbs import api
+from perfmodel.verbs import networks as network_verbs
+from perfmodel.verbs.networks import shard_network
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.models import load_model
 from perfmodel.workload.networks import load_network
@@ -24,7 +26,7 @@ from tests.execute.jobs import tiny, tiny_plan
 
 
 def test_neither_needs_torch():
-    modules = "perfmodel.execute.refuse, perfmodel.execute.shrink, perfmodel.execute.runner, perfmodel.results"
+    modules = "perfmodel.execute.refuse, perfmodel.execute.shrink, perfmodel.execute.runner, perfmodel.parallel.results"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.errors import InputError
 from perfmodel.execute.runner import run_plan, run_plans
-from perfmodel.results import append_measurement, read_measurements
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.results import append_measurement, read_measurements
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import tiny, tiny_plan
 
@@ -69,7 +69,7 @@ def test_losses_of_all_forms_are_the_same(groups):
 
 ALONE = """
 import sys
-from perfmodel.execute.audit import CountingProcess
+from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.execute.runner import run_plan
 from tests.execute.jobs import tiny_plan
 if __name__ == "__main__":

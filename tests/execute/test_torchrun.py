@@ -19,7 +19,7 @@ PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
 from perfmodel.execute.runner import run_plan
-from perfmodel.errors import PerfModelError
+from perfmodel.foundation.errors import PerfModelError
 from tests.execute.jobs import tiny_plan
 chips = int(sys.argv[1])
 try:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.execute.measure import count_collectives_on_rank
+from perfmodel.execute.measure.measure import count_collectives_on_rank
 from tests.execute.jobs import tiny, tiny_plan
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]

@@ -4,7 +4,7 @@ import json
 import math
 from typing import Any
 
-from perfmodel.errors import PerfModelError
+from perfmodel.foundation.errors import PerfModelError
 
 ROUNDING = 1e-9
 

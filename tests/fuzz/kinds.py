@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import perfmodel
-from perfmodel import cli
-from perfmodel.errors import PerfModelError
-from perfmodel.files import dump_yaml, parse_yaml, read_yaml
+from perfmodel.cli import app as cli
+from perfmodel.cost.sensitivity import sensitivities
+from perfmodel.foundation.errors import PerfModelError
+from perfmodel.foundation.files import dump_yaml, parse_yaml, read_yaml
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import (
     calibrations_for,
@@ -27,20 +30,17 @@ from perfmodel.hardware.reader import (
     parse_chip,
     parse_cluster,
 )  # fmt: skip
-from perfmodel.network_verbs import network_of_plan, shard_network
+from perfmodel.lab.cases import parse_case
+from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.algebra.rules import list_rule_sets, load_rule_set, rule_set_from_dict
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.network_plan_file import network_plan_from_dict, network_plan_to_dict
+from perfmodel.parallel.per_operator.plan_file import network_plan_from_dict, network_plan_to_dict
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import list_plans, plan_from_dict, read_plan
 from perfmodel.parallel.profile import list_profiles, load_profile, profile_from_dict
 from perfmodel.parallel.residuals import load_residuals
-from perfmodel.parallel.rules import list_rule_sets, load_rule_set, rule_set_from_dict
-from perfmodel.report.cases import parse_case
-from perfmodel.report.sensitivity import sensitivities
-from perfmodel.report.validate import CasePredictor
-from perfmodel.resources import resource_dir
-from perfmodel.setting import Knobs, Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
-from perfmodel.units import QuantityKind, parse_quantity
+from perfmodel.verbs.networks import network_of_plan, shard_network
+from perfmodel.verbs.setting import Knobs, Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.models import list_models, load_model
 from tests.fuzz.checks import check_json, check_prediction, check_refusal, check_step, require

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.execute.gpu_checks import Case, run_cases
-from perfmodel.execute.launch import WorkerGroup
+from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.runner import run_plan
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import VARIANTS, tiny, tiny_plan

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.power import matrix_rate, power_clock_ratio, power_limited_fraction
 from perfmodel.hardware.reader import load_chip
 

@@ -4,9 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.dtypes import Dtype
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SCALE_UP, Provenance
 from perfmodel.hardware.prior import generations, neighbours, other_generations, prior_calibration
 from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.dtypes import Dtype
-from perfmodel.errors import InputError
-from perfmodel.files import dump_yaml, read_yaml
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.files import dump_yaml, read_yaml
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.hardware.calibration import (
     SPEC_SHEET,
     AttentionModel,
@@ -23,8 +24,8 @@ from perfmodel.hardware.calibration import (
 )
 from perfmodel.hardware.chip import USABLE_FRACTIONS, Chip
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.local import local_cluster
-from perfmodel.hardware.network import Topology
 from perfmodel.hardware.reader import (
     calibrations_for,
     cluster_of,
@@ -41,7 +42,6 @@ from perfmodel.hardware.reader import (
     prior_for,
 )
 from perfmodel.hardware.writer import calibration_text, cluster_text, save_calibration, save_cluster
-from perfmodel.resources import resource_dir
 
 SPECS = resource_dir("hardware_specs")
 CHIP_DATA = read_yaml(SPECS / "chips" / "trainium2-96gb.yaml")

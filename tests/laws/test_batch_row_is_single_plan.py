@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.hardware.calibration import SPEC_SHEET
-from perfmodel.hardware.network import Topology
+from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
 from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, sweep_all
 from tests.cost.machines import make_tier

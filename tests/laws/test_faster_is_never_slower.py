@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.hardware.network import Topology
+from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import list_profiles
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 from tests.cost.machines import make_tier
 

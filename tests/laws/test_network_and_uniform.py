@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import perfmodel
-from perfmodel.network_verbs import find_network, find_place, make_planner
-from perfmodel.resources import resource_dir
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.verbs.networks import find_network, find_place, make_planner
 
 CHIPS, CLUSTER = 8, "dgx-h100"
 

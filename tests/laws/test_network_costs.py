@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.network_cost import MeshPrices, StepSetting
-from perfmodel.cost.network_predict import predict_network
+from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
+from perfmodel.cost.per_operator.predict import predict_network
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.network_plan import mesh_axes
+from perfmodel.parallel.algebra.sharding import Layout, redistribute
+from perfmodel.parallel.per_operator.plan import mesh_axes
 from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.sharding import Layout, redistribute
-from perfmodel.planner.network_space import network_space
-from perfmodel.planner.network_tables import View, network_tables, redistribution_times
+from perfmodel.planner.per_operator.space import network_space
+from perfmodel.planner.per_operator.tables import View, network_tables, redistribution_times
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.memory_room import DEFAULT_HEADROOM, Verdict
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict
 from perfmodel.planner.search import OUT_OF_MEMORY, TIGHT, search_plans
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 

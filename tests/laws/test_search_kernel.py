@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from perfmodel.planner.pase import pase_tables
+from perfmodel.papers.pase.graph import load_pase_graph
+from perfmodel.papers.pase.search import pase_tables
 from perfmodel.search import eliminate
-from perfmodel.workload.pase_graph import load_pase_graph
 from tests.search.problems import random_problem, total
 
 LIMITS = pytest.mark.parametrize("limits", [{}, {"memory_limit": 8.0 * 60}], ids=["tables", "branches"])

@@ -2,10 +2,10 @@
 
 import pytest
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.parallel.derive import derive
-from perfmodel.parallel.rules import RuleSet, apply_rules, load_rule_set
-from perfmodel.parallel.sharding import gradient_layout, output_layout, redistribute
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
+from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout, redistribute
 from perfmodel.workload.models import load_model
 from perfmodel.workload.operator import Pass, TensorRole
 from perfmodel.workload.transformer import build_graph

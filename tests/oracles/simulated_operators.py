@@ -13,8 +13,8 @@ from math import ceil
 
 import numpy as np
 
-from perfmodel.parallel.derive import Amount, Derivation
-from perfmodel.parallel.sharding import Layout, Sharding, gradient_layout, input_layout, join_gradients, output_layout, redistribute
+from perfmodel.parallel.algebra.derive import Amount, Derivation
+from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, input_layout, join_gradients, output_layout, redistribute
 from perfmodel.workload.operator import Graph, Operator, OperatorKind, TensorRole
 from tests.oracles.simulated_ranks import Rank, Redistribute, SimulatedMesh, check_reassembles, execute, held
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.parallel.sharding import Layout, Step, redistribute
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.sharding import Layout, Step, redistribute
 
 Rank = tuple[int, ...]
 Redistribute = Callable[[Layout, Layout], tuple[Step, ...]]

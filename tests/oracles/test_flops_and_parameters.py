@@ -5,11 +5,11 @@ import pytest
 
 from perfmodel.cost.microbatch import executed_flops
 from perfmodel.cost.program import PHASES
-from perfmodel.parallel.derive import derive
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
-from perfmodel.parallel.rules import apply_rules, load_rule_set
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.operator import REGIONS
 from perfmodel.workload.transformer import build_graph

@@ -7,8 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import perfmodel
-from perfmodel.execute.import_graph import shipped
-from tests.execute.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet
+from perfmodel.execute.importer.import_graph import shipped
+from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet
 
 aten = torch.ops.aten
 
@@ -66,7 +66,7 @@ def test_flops_and_parameters_are_torchs(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
 def test_shipped_models_at_full_size(name):
-    graph = perfmodel.import_graph(f"perfmodel.execute.import_graph:shipped({name!r})", "int64[1,1024]")
+    graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped({name!r})", "int64[1,1024]")
     with FakeTensorMode(allow_non_fake_inputs=True):
         module = shipped(name)
         assert graph.flops == torch_flops(module, numbers(1, 1024))

@@ -9,14 +9,14 @@ from torch.nn.functional import cross_entropy
 
 import perfmodel
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.network_cost import StepSetting
+from perfmodel.cost.per_operator.operators import StepSetting
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.execute.import_graph import shipped
+from perfmodel.execute.importer.import_graph import shipped
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.profile import load_profile
-from perfmodel.planner.network_search import network_planner
-from perfmodel.planner.network_strategies import data_parallel, one_weird_trick
-from perfmodel.workload.imported_network import network_of
+from perfmodel.planner.per_operator.search import network_planner
+from perfmodel.planner.per_operator.strategies import data_parallel, one_weird_trick
+from perfmodel.workload.imported.network import network_of
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
 
@@ -101,8 +101,8 @@ def test_language_models(name):
 def test_llama_70b_becomes_a_network_in_seconds():
     script = """
 import time, perfmodel
-from perfmodel.workload.imported_network import network_of
-graph = perfmodel.import_graph("perfmodel.execute.import_graph:shipped('llama-3-70b')", "int64[8,4096]")
+from perfmodel.workload.imported.network import network_of
+graph = perfmodel.import_graph("perfmodel.execute.importer.import_graph:shipped('llama-3-70b')", "int64[8,4096]")
 start = time.process_time()
 network = network_of(graph).network
 print(time.process_time() - start, network.num_parameters == graph.num_parameters, network.flops == graph.flops)

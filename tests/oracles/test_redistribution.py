@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.parallel.sharding import Layout, Step, redistribute
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.sharding import Layout, Step, redistribute
 from tests.oracles.simulated_ranks import SimulatedMesh, check_reassembles, distribute, execute
 
 MESHES = (

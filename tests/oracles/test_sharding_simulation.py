@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from perfmodel.parallel.derive import derive
-from perfmodel.parallel.sharding import Layout, Sharding, gradient_layout, output_layout
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
 from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
 from tests.oracles.simulated_operators import Algebra, GraphRun, derived
 from tests.oracles.simulated_ranks import SimulatedMesh

@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.search import search_plans
-from perfmodel.planner.space import SEARCHED_ORDERS, Space
+from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 #: docs/space.md, "Orders", written down again.

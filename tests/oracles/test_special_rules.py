@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from perfmodel.parallel.derive import derive
-from perfmodel.parallel.sharding import gradient_layout, output_layout
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout
 from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Pass, Tensor, TensorRole
 
 N = 4

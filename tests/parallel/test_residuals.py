@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.profile import list_profiles
 from perfmodel.parallel.residuals import ModelResiduals, Residuals, interval, load_residuals, scale_of, shape_of
 from perfmodel.workload.models import load_model

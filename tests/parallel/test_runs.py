@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.profile import HEAD_TAIL, list_profiles, load_profile
 from perfmodel.parallel.runs import ANYTHING, not_runnable_reason, runs_from_dict
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
 
 GIVEN = {

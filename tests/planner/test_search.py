@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.search import search_plans
-from perfmodel.planner.space import Space
+from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 BASELINES = ("data parallel", "FSDP", "Megatron rule of thumb")
@@ -135,7 +135,7 @@ def test_the_size_of_blocks_changes_nothing(cells, monkeypatch):
     """Cells are evaluated in pieces that fit the caches; which, is nobody's business."""
     estimator = estimator_of(make_job(batch=4), chips=4, node=2)
     base = search_plans(estimator, with_baselines=False)
-    monkeypatch.setattr("perfmodel.planner.sweep.BLOCK_CELLS", cells)
+    monkeypatch.setattr("perfmodel.planner.uniform.sweep.BLOCK_CELLS", cells)
     other = search_plans(estimator, with_baselines=False)
     assert replace(other, search_time=0.0) == replace(base, search_time=0.0)
 

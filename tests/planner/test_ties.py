@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.errors import InputError
-from perfmodel.hardware.network import Topology
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.fabric import Topology
 from perfmodel.planner.search import search_plans
-from perfmodel.planner.space import Space
 from perfmodel.planner.ties import kind_of, num_forms, shared_places
+from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier
 

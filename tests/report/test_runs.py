@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 import perfmodel
-from perfmodel import cli
+from perfmodel.cli import app as cli
 from perfmodel.parallel.plan_file import write_plan
+from perfmodel.parallel.results import CollectiveCount, Comparison, Measurement
 from perfmodel.report.runs import collectives_table, comparison_object, demo_table, measurement_facts, predicted_and_measured
-from perfmodel.results import CollectiveCount, Comparison, Measurement
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_errors_are_shares_of_what_was_measured(comparison):
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_a_run_that_cannot_be_saved_is_shown_and_a_busy_machine_is_said(form, comparison, tmp_path, capfd, monkeypatch):
     busy = replace(comparison, measurement=replace(comparison.measurement, busy_fraction=0.4))
-    monkeypatch.setattr("perfmodel.api.run_plan", lambda *_, **__: busy)
+    monkeypatch.setattr("perfmodel.verbs.api.run_plan", lambda *_, **__: busy)
     path = tmp_path / "runs.jsonl"
     path.write_bytes(b"\xff")
     write_plan(comparison.prediction.plan, tmp_path / "plan.yaml")

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.search import Budget, OutOfBudget, eliminate, eliminate_within, partition_chain
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_array
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.search import Budget, ConstrainedMethod, eliminate, eliminate_within
 from tests.search.problems import grid_problem, random_problem, total
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.search import Budget, SearchMethod, eliminate
 from perfmodel.search.problem import read_problem
 from perfmodel.search.solve import _Search

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload import models
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.huggingface import read_config, supported_model_types

@@ -1,7 +1,7 @@
 import pytest
 
-from perfmodel.dtypes import Dtype, itemsize
-from perfmodel.errors import InputError
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
 

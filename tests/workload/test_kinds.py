@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.errors import InputError
-from perfmodel.parallel.network_plan import MeshAxis, NetworkPlan, check_plan
-from perfmodel.parallel.network_traffic import local_elements, network_traffic
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
+from perfmodel.parallel.per_operator.traffic import local_elements, network_traffic
 from perfmodel.workload.kinds.attention import attention, causal_fraction, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.models import list_models, load_model
 
 

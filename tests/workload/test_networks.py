@@ -13,17 +13,17 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfmodel.collectives import CollectiveKind
-from perfmodel.errors import InputError
-from perfmodel.parallel.network_plan import Held, MeshAxis, NetworkPlan, check_plan
-from perfmodel.parallel.network_traffic import network_traffic
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.papers.pase.graph import load_pase_graph
+from perfmodel.papers.pase.layer import LayerKind
+from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan
+from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.network import TensorRole
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.language_model import transformer_network
-from perfmodel.workload.pase_graph import load_pase_graph
-from perfmodel.workload.pase_layer import LayerKind
 
 TINY = {
     "alexnet": {"image": 67, "filters": (4, 8, 8, 8, 4), "hidden": 16, "classes": 8},
@@ -312,7 +312,7 @@ def test_the_vision_transformer_has_torchs_parameters_and_flops(sizes):
 
 @pytest.mark.parametrize("name", [name for name in TINY if name in list_models()])
 def test_language_models_have_the_flops_of_the_executors_module(name):
-    from perfmodel.execute.model import Transformer
+    from perfmodel.execute.uniform.model import Transformer
 
     config = replace(load_model(name), sliding_window=0, full_attention_every=0, num_hidden_layers=2)
     network = transformer_network(config, batch=2, seq_len=32, fused_attention=False)

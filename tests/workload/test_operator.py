@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.models import load_model
 from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
 from perfmodel.workload.transformer import build_graph

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
 from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Product
 from perfmodel.workload.operator import Pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.network import Extent, NetworkOperator, Operand, Stream
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.network import CollectiveKind, Extent, OwnTraffic
 from perfmodel.workload.operator import Pass
 

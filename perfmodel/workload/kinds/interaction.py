@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.network import Extent, NetworkOperator, Operand, Product, Stream
 
 

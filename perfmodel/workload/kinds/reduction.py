@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from perfmodel.errors import InputError, suggest
+from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.network import NetworkOperator, Operand, Stream
 

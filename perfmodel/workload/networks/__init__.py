@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
-from perfmodel.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.workload.config import MAX_SIZE, printable
 from perfmodel.workload.models import list_models
 from perfmodel.workload.network import Network

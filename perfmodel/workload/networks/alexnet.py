@@ -6,7 +6,7 @@ Elango, PaSE, IPDPS 2021 (no groups, no local response normalisation). Dropout i
 
 from __future__ import annotations
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import images

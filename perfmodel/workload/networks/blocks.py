@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.kinds.attention import attention
 from perfmodel.workload.network import Operand, TensorRole
 from perfmodel.workload.networks.builder import NetworkBuilder

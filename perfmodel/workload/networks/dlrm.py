@@ -7,7 +7,7 @@ data set with several indices a feature (version 2, at most 40 million rows), wh
 
 from __future__ import annotations
 
-from perfmodel.errors import InputError
+from perfmodel.foundation.errors import InputError
 from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy
 from perfmodel.workload.kinds.embedding import embedding_bag
 from perfmodel.workload.kinds.interaction import interaction, interaction_width

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.errors import bad_field
+from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.models import load_model

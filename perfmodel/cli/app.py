@@ -1,0 +1,247 @@
+"""The `perfmodel` command: finds the verb, and turns what it raises into one sentence and an exit code.
+
+Only the module of the verb that was asked for is loaded, and each verb imports what it needs when it is called, so that
+`perfmodel --help` and `perfmodel predict` stay quick. This module itself imports next to nothing: Ctrl-C is caught from here on.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib import import_module
+from keyword import iskeyword
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import typer
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_SIGNAL = 128  # and the signal's number, as shells have it
+EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
+EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # whoever read standard output has gone, so not all was done
+
+#: verb -> (module of perfmodel.cli, what it does)
+VERBS = {
+    "predict": ("predict", "Step time, its parts, memory and utilisation of one plan."),
+    "search": ("search", "The best plans of a job on a cluster, and why the others are not."),
+    "limits": ("limits", "The largest batch, the longest sequence and the fewest chips that fit."),
+    "explain": ("explain", "Where a plan's time and memory go, and why not another."),
+    "compare": ("explain", "Plans side by side."),
+    "run": ("run", "Run a plan with torch here; predicted against measured."),
+    "audit": ("audit", "Torch's own counts of a plan's program against the predicted ones, at any size, without a GPU."),
+    "calibrate": ("run", "Measure this machine, so that predictions of localhost rest on it."),
+    "validate": ("validate", "Predict published runs and show how far off the predictions are."),
+    "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
+    "pase-report": ("pase_report", "PaSE's experiment: search times and strategies beside the published ones."),
+    "shard": ("shard", "The best sharding of every operator of any network, with proof."),
+    "import": ("import_", "Any torch module as a graph of operators over named dims, at any size, without memory for it."),
+    "chips": ("known", "Known chips: dense FLOP rates, memory, and where each number came from."),
+    "clusters": ("known", "Known clusters: chip, node and network tiers, with their sources."),
+    "models": ("known", "Known models: shape and exact parameter count, with their sources."),
+    "networks": ("shard", "Built-in networks for `shard`: operators, parameters, sizes."),
+    "profiles": ("known", "Known execution profiles: what a framework does with a plan."),
+    "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
+}
+
+
+class Ended(BaseException):
+    """Somebody asked this process to end (SIGTERM), or its terminal was closed (SIGHUP)."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def make_app(verb: str = "") -> typer.Typer:
+    """The command line. With a known `verb`, only that one is loaded; the others are their names and what they do."""
+    import typer
+
+    from perfmodel.cli.examples import epilog
+
+    app = typer.Typer(
+        name="perfmodel",
+        help="Step time and memory of distributed training, for every parallel plan.",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    )
+    app.callback()(_root())
+    for name, (module, summary) in VERBS.items():
+        if name == verb:
+            function = getattr(import_module(f"perfmodel.cli.{module}"), _function_of(name))
+            app.command(name, short_help=summary, epilog=epilog(name))(function)
+        else:
+            app.command(name, short_help=summary)(_not_loaded(name))
+    return app
+
+
+def _function_of(verb: str) -> str:
+    name = verb.replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
+
+
+def _not_loaded(name: str) -> Callable[[], Any]:
+    def stand_in() -> None:
+        from perfmodel.foundation.errors import PerfModelError
+
+        raise PerfModelError(f"{name}: was not loaded; give the verb first, as in perfmodel {name} --help")
+
+    return stand_in
+
+
+def _root() -> Callable[..., None]:
+    import typer
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            from perfmodel import __version__
+
+            typer.echo(f"perfmodel {__version__}")
+            raise typer.Exit
+
+    def root(version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version.")) -> None:
+        """Options before the verb."""
+
+    return root
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    verb = next((each for each in arguments if not each.startswith("-")), "")
+    try:
+        import typer
+        from typer.exceptions import TyperException
+
+        from perfmodel.cli.streams import OutputError, abandon_output
+        from perfmodel.foundation.errors import InputError, PerfModelError
+    except KeyboardInterrupt:
+        return _interrupted()
+    try:
+        command = typer.main.get_command(make_app(verb))
+        if verb in VERBS:
+            _refuse_repeats(arguments, command.commands[verb].params)  # type: ignore[attr-defined]
+        code = command(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
+        if code == EXIT_INTERRUPTED:
+            _complain("interrupted")
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except OutputError as error:
+        abandon_output()
+        if error.is_unread:
+            return EXIT_UNREAD
+        _complain(str(error))
+        return EXIT_FAILED
+    except TyperException as error:
+        sentence = _meant(error, verb, command.commands[verb].params) if verb in VERBS else ""  # type: ignore[attr-defined]
+        sentence = sentence or error.format_message().rstrip(".")
+        _complain(f"{sentence}; see perfmodel {verb if verb in VERBS else ''} --help")
+        return EXIT_BAD_INPUT
+    except InputError as error:
+        _complain(str(error))
+        return EXIT_BAD_INPUT
+    except PerfModelError as error:
+        _complain(str(error))
+        return EXIT_FAILED
+    except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
+        return _interrupted()
+
+
+def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
+    """A flag that takes one value is given once: the last of two would win in silence."""
+    from perfmodel.foundation.errors import InputError
+
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for parameter in parameters:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        found = [name for name in given if name in names]
+        if len(found) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(found)) == 1):
+            raise InputError(f"{' and '.join(dict.fromkeys(found))}: takes one value and is given {len(found)} times; give it once")
+
+
+#: What other tools call a flag, where the nearest spelling here is another thing.
+_ELSEWHERE = {
+    "--batch": ("--global-batch", "--micro-batch", "--batch-tokens"),
+    "--batch-size": ("--global-batch", "--micro-batch", "--batch-tokens", "--batch"),
+    "--context-length": ("--seq-len",),
+    "--sequence-length": ("--seq-len",),
+    "--seq-length": ("--seq-len",),
+    "--devices": ("--chips",),
+    "--num-gpus": ("--chips",),
+    "--world-size": ("--chips",),
+    "--gpu": ("--gpus", "--chip"),
+    "--ddp": ("--dp", "--dp-replicate"),
+}
+
+
+def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
+    """Of an unknown flag that other tools have: what it is called here. Of one that a plan's file says: how to get such a file."""
+    asked = getattr(error, "option_name", "")
+    known = {name for parameter in parameters for name in parameter.opts}
+    meant = [name for name in _ELSEWHERE.get(asked, ()) if name in known]
+    if meant:
+        return f"No such option: {asked} (here it is {' or '.join(meant)})"
+    takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
+    if takes_plan and asked in _flags_of_plans():
+        written = f"perfmodel predict {asked} ... --save plan.yaml"
+        return f"No such option: {asked} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+    return ""
+
+
+def _flags_of_plans() -> set[str]:
+    """The flags that say what the file of a plan holds: the job, its place and the knobs."""
+    from dataclasses import fields
+
+    from typer.main import get_command
+
+    from perfmodel.verbs.requests import Request
+    from perfmodel.verbs.setting import Knobs
+
+    held = {"chip", "per_node", "scale_up", "scale_out"} | {field.name for kind in (Request, Knobs) for field in fields(kind)}
+    parameters = get_command(make_app("predict")).commands["predict"].params  # type: ignore[attr-defined]
+    return {name for parameter in parameters if parameter.name in held for name in parameter.opts}
+
+
+def _interrupted() -> int:
+    _complain("interrupted")
+    return EXIT_INTERRUPTED
+
+
+def _complain(sentence: str) -> None:
+    from perfmodel.foundation.errors import presentable
+
+    print(f"perfmodel: {' '.join(presentable(sentence).split())}", file=sys.stderr)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # the next one does not wait for what this one cleans up
+    raise Ended(number)
+
+
+def main() -> NoReturn:
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we
+                signal.signal(number, _end)
+        from perfmodel.cli.streams import OutputError, abandon_output, guard_streams
+
+        code = 0
+        try:
+            guard_streams()
+            code = run(sys.argv[1:])
+            sys.stdout.flush()
+        except OutputError as error:
+            abandon_output()
+            if not code:
+                _complain(str(error))
+                code = EXIT_FAILED
+    except KeyboardInterrupt:
+        code = _interrupted()
+    except Ended as ended:
+        _complain(f"ended ({signal.Signals(ended.number).name})")
+        code = EXIT_SIGNAL + ended.number
+    sys.exit(code)

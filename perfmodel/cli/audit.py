@@ -1,0 +1,171 @@
+"""`perfmodel audit`: torch's own counts of a plan's program against the predicted ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Progress, print_facts, print_json, print_table
+from perfmodel.foundation.errors import bad_field
+
+if TYPE_CHECKING:
+    from perfmodel.cost.counts import Audit, AuditRow, RankAudit
+    from perfmodel.parallel.prediction import Prediction
+
+CONVENTION = "attention counts the full square of queries and keys, causal or not (torch's convention)"
+EXIT_DIFFERENT = 1
+
+
+def audit(
+    plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Audit this rank only.")] = None,
+    all_stages: Annotated[bool, typer.Option("--all-stages", help="Every pipeline stage, not only the first and the last.")] = False,
+    every_microbatch: Annotated[
+        bool, typer.Option("--every-microbatch", help="Count the whole step, not two shorter ones from which it follows.")
+    ] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Count the step with the model's dropout, which a run leaves out.")] = False,
+    tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
+    json: options.Json = False,
+) -> None:
+    """Build a plan's program under fake tensors at full size, without a GPU: FLOPs, collectives and bytes as torch counts them.
+
+    Exit code 1 where a count differs.
+    """
+    from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
+    from perfmodel.verbs.api import audit_plan, predict_plan
+
+    if not 0.0 <= tolerance < 1.0:
+        raise bad_field("tolerance", tolerance, "must be a share from 0 to 1", "leave it out for equality")
+    with Progress("audit") as progress:
+        result = audit_plan(
+            plan, rank=rank, all_stages=all_stages, every_microbatch=every_microbatch, dropout=dropout, progress=progress.step
+        )
+    differences = result.differences(tolerance)
+    own = predict_plan(plan)
+    if json:
+        print_json(_as_object(result, own, len(differences), tolerance))
+    else:
+        _show(result, own, tolerance)
+        if differences:
+            print(f"\n{len(differences)} of torch's counts differ from the predicted ones.")
+        else:
+            counts = "equal" if tolerance == 0.0 else f"within {tolerance:g} of the predicted one"
+            print(
+                f"\nEvery count is {counts}; saved activations are within {SAVED_TOLERANCE:.0%} and the peak within {PEAK_TOLERANCE:.0%}."
+            )
+    if differences:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _largest_peak(result: Audit) -> tuple[float, int]:
+    """The largest peak that torch counted [byte], and the rank."""
+    return max((row.counted, audited.rank) for audited in result.ranks for row in audited.rows if row.name == "peak")
+
+
+def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: float) -> dict[str, Any]:
+    from perfmodel.parallel.plan import plan_to_dict
+
+    return {
+        "is_clean": num_differences == 0,
+        "num_differences": num_differences,
+        "tolerance": tolerance,
+        "convention": CONVENTION,
+        "torch": result.torch,
+        "profile": result.profile,
+        "plan_profile": own.plan.profile,
+        "plan_memory": own.memory["total"],
+        "memory_usable": own.memory_usable,
+        "fits": _largest_peak(result)[0] <= own.memory_usable,
+        "counted_microbatches": list(result.counted_microbatches),
+        "plan": plan_to_dict(result.plan),
+        "ranks": [
+            {
+                "rank": audited.rank,
+                "place": audited.place,
+                "elapsed": audited.elapsed,
+                "memory": audited.memory,
+                "peak_moment": audited.peak_moment,
+                "peak_by_class": dict(audited.peak_by_class),
+                "rows": [
+                    {
+                        "group": row.group,
+                        "name": row.name,
+                        "unit": row.unit,
+                        "predicted": row.predicted,
+                        "counted": row.counted,
+                        "difference": row.difference,
+                        "tolerance": row.tolerance,
+                    }
+                    for row in audited.rows
+                ],
+            }
+            for audited in result.ranks
+        ],
+    }
+
+
+def _show(result: Audit, own: Prediction, tolerance: float) -> None:
+    from perfmodel.foundation.units import format_bytes, format_time
+    from perfmodel.report.predictions import job_line, plan_line
+
+    took = ", ".join(f"rank {audited.rank} {format_time(audited.elapsed)}" for audited in result.ranks)
+    memory = max(audited.memory for audited in result.ranks)
+    facts = [
+        ("plan", plan_line(result.plan)),
+        ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors"),
+        ("profile", _profile_line(result, own)),
+        ("microbatches", _microbatches(result)),
+        ("convention", CONVENTION),
+        ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
+    ]
+    print_facts(job_line(result.plan), facts)
+    for audited in result.ranks:
+        print()
+        headers = ("", "", "predicted", "torch", "difference")
+        rows = [_cells(row, tolerance) for row in audited.rows]
+        print_table(headers, rows, title=_title(audited, result), right=headers[2:], fold=("",))
+        classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
+        print(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
+    peak, rank = _largest_peak(result)
+    if peak > own.memory_usable:
+        print(
+            f"\nThis program does not fit: the tensors of rank {rank} alone take {format_bytes(peak)}, "
+            f"a chip of {own.plan.cluster} offers {format_bytes(own.memory_usable)}."
+        )
+
+
+def _profile_line(result: Audit, own: Prediction) -> str:
+    """What is counted runs as the executor does, whatever framework the plan is for."""
+    from perfmodel.foundation.units import format_bytes
+
+    if own.plan.profile == result.profile:
+        return f"{result.profile}, the plan's own"
+    return (
+        f"{result.profile}, as the executor runs it; the plan's own is {own.plan.profile}, under which the fullest chip needs "
+        f"{format_bytes(own.memory['total'])} (perfmodel predict PLAN; with --profile {result.profile} as audited)"
+    )
+
+
+def _microbatches(result: Audit) -> str:
+    counted, whole = result.counted_microbatches, result.plan.num_microbatches
+    if counted == (whole,):
+        return f"counted with all {whole}"
+    numbers = " and ".join(f"{number:,}" for number in counted)
+    return f"counted with {numbers} of {whole:,}, which is exact as every further one repeats the last"
+
+
+def _title(audited: RankAudit, result: Audit) -> str:
+    place = ", ".join(f"{axis} {index}" for axis, index in audited.place.items() if result.plan.layout.degree(axis) > 1)
+    return f"Rank {audited.rank}" + (f" ({place})" if place else "")
+
+
+def _cells(row: AuditRow, tolerance: float) -> tuple[str, ...]:
+    def shown(value: float) -> str:
+        return f"{value:,.0f} {row.unit}".strip()
+
+    same = row.passes(tolerance)
+    kind, _, axes = row.name.partition(" ")
+    name = f"{kind.replace('_', '-')} over {axes}" if row.group == "collectives" else row.name
+    return row.group, name, shown(row.predicted), shown(row.counted), "0" if same and not row.difference else shown(row.difference)

@@ -1,0 +1,98 @@
+"""`perfmodel explain | compare`: why this plan, why not another, and plans side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.foundation.errors import InputError
+
+PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
+
+
+def explain(
+    plan: PlanPath,
+    why_not: Annotated[
+        list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
+    ] = [],  # noqa: B006  # typer wants a list; nobody changes it
+    profile: options.PlanProfile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    json: options.Json = False,
+) -> None:
+    """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
+    from perfmodel.planner.explain import parse_knobs
+    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table
+    from perfmodel.report.searches import explanation_object, neighbours_table
+    from perfmodel.verbs.api import explain_plan
+    from perfmodel.verbs.setting import load_plan
+
+    found = load_plan(plan)
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    asked = [parse_knobs(text) for text in why_not] or [{}]
+    first, *others = (
+        explain_plan(found, why_not=knobs or None, profile=profile, calibration=calibration, memory_headroom=headroom) for knobs in asked
+    )
+    answers = [*first.why_not, *(answer for other in others for answer in other.why_not)]
+    if json:
+        content = explanation_object(first)
+        for other in others:
+            content["why_not"] += explanation_object(other)["why_not"]
+        print_json(content)
+        return
+    if answers:
+        for answer in answers:
+            print(f"Why not {answer.reason}.")
+        print()
+    print_facts(job_line(first.prediction.plan), headline(first.prediction))
+    print_tables([parts_table(first.prediction), memory_table(first.prediction), neighbours_table(first)])
+
+
+def compare(
+    plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml PLAN.yaml...", help="Plan files, or expert plans by name.")],
+    profile: options.PlanProfile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    json: options.Json = False,
+    plot: options.Plot = None,
+) -> None:
+    """Plans side by side: time, parts, memory, and the knobs in which they differ."""
+    from perfmodel.report.predictions import comparison_tables, is_one_job, prediction_object
+    from perfmodel.verbs.api import compare_plans
+
+    options.check_figure(plot)
+    if len(plans) < 2:
+        raise InputError("compare: needs at least two plans; give their files, or use perfmodel predict for one")
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    predictions = compare_plans(plans, profile=profile, calibration=calibration, memory_headroom=headroom)
+    names = _short_names(plans)
+    if plot is not None:
+        from perfmodel.report.figures import plot_predictions
+
+        plot_predictions(predictions, plot, names=names)
+    if json:
+        print_json(
+            {
+                "same_job": is_one_job(predictions),
+                "plans": [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)],
+            }
+        )
+        return
+    first, *rest = comparison_tables(names, predictions)
+    print_tables([first, *rest])
+    if not is_one_job(predictions):
+        print("\nThese are different jobs: their step times do different work; compare tokens/s a chip.")
+    if plot is not None:
+        print(f"\nfigure: {plot}")
+
+
+def _short_names(plans: list[str]) -> list[str]:
+    """File names without folder and ending; as they were given where that is not unique."""
+    names = [Path(plan).name.removesuffix(".yaml").removesuffix(".yml") for plan in plans]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{number}: {name}" for number, name in enumerate(names, 1)]

@@ -1,0 +1,189 @@
+"""`perfmodel import`: any torch module as a graph of operators over named dims."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Progress, print_facts, print_json, print_table
+from perfmodel.foundation.errors import bad_field
+
+if TYPE_CHECKING:
+    from perfmodel.papers.pase.imported import ImportedStrategy
+    from perfmodel.workload.imported.graph import ImportedGraph
+
+CONVENTION = "a multiply-add is 2; products only, attention on the full square (torch's convention); one forward pass"
+
+
+def import_(
+    module: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:FACTORY", help="What makes the module; plain arguments may follow, as in mynets:ResNet(50)."),
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--inputs", metavar="NAME=TYPE[SIZES]", help="An argument of forward: tokens=int64[1,2048]; may be given several times."
+        ),
+    ] = None,
+    search: Annotated[
+        int | None, typer.Option("--search", metavar="P", help="Also the best split of each operator on P devices, by PaSE's cost.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="GRAPH.json", help="Write the whole graph to a file.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Operators, work, parameters and activations of any torch.nn.Module, through torch.export under fake tensors: no memory, no GPU.
+
+    Operators are recognised by name as iteration spaces over named dims; what is not recognised is listed, and counts as replicated.
+    """
+    from perfmodel.foundation.resources import check_can_be_written, write_atomically
+    from perfmodel.verbs.api import import_graph
+
+    if search is not None and search < 1:
+        raise bad_field("search", search, "must be a whole number of at least 1", "write --search 32")
+    if save is not None:
+        check_can_be_written(save, "save")
+    start = time.monotonic()
+    with Progress("import") as progress:
+        progress.note("torch.export")
+        graph = import_graph(module, inputs or ())
+    took = time.monotonic() - start
+    if save is not None:
+        write_atomically(save, _graph_file(graph))
+    strategies: list[ImportedStrategy] = []
+    if search is not None:
+        from perfmodel.papers.pase.imported import search_imported
+
+        with Progress("search") as progress:
+            progress.share(0.0)
+            strategies.append(search_imported(graph, search))
+    if json:
+        print_json(_as_object(graph, took, strategies))
+        return
+    _show(graph, took)
+    for strategy in strategies:
+        show_strategy(graph, strategy)
+    if save is not None:
+        print(f"\nsaved to {save}")
+
+
+def _graph_file(graph: ImportedGraph) -> str:
+    import json
+
+    from perfmodel.workload.imported.graph import graph_to_dict
+
+    return json.dumps(graph_to_dict(graph), indent=1, allow_nan=False) + "\n"
+
+
+def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrategy]) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "name": graph.name,
+        "source": graph.source,
+        "convention": CONVENTION,
+        "import_time": took,
+        "num_vertices": len(graph.vertices),
+        "num_edges": len(graph.edges),
+        "flops": graph.flops,
+        "num_parameters": graph.num_parameters,
+        "parameter_bytes": graph.parameter_bytes,
+        "buffer_bytes": graph.buffer_bytes,
+        "activation_bytes": graph.activation_bytes,
+        "operators": graph.totals(),
+        "unrecognised": graph.unrecognised(),
+        "unused_parameters": graph.unused_parameters,
+    }
+    for strategy in strategies:
+        content["search"] = strategy_object(graph, strategy)
+    return content
+
+
+def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[str, Any]:
+    return {
+        "num_devices": strategy.num_devices,
+        "cost_flops": strategy.cost,
+        "data_parallel_cost_flops": strategy.data_parallel_cost,
+        "data_parallel_devices": strategy.data_parallel_devices,
+        "times_data_parallel": strategy.times_data_parallel,
+        "is_proved": strategy.is_proved,
+        "gap": strategy.gap,
+        "table_time": strategy.table_time,
+        "search_time": strategy.search_time,
+        "strategy": [
+            {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
+        ],
+    }
+
+
+def _show(graph: ImportedGraph, took: float) -> None:
+    from perfmodel.foundation.units import format_bytes, format_count, format_time
+
+    facts = [
+        ("imported by", f"{graph.source}; took {format_time(took)}"),
+        ("graph", f"{len(graph.vertices):,} vertices, {len(graph.edges):,} edges; neighbouring elementwise operators are one vertex"),
+        ("work", f"{graph.flops:,.0f} FLOP: {CONVENTION}"),
+        ("parameters", f"{graph.num_parameters:,} ({format_bytes(graph.parameter_bytes)}); buffers {format_bytes(graph.buffer_bytes)}"),
+    ]
+    if graph.unused_parameters:
+        facts.append(("never read", ", ".join(graph.unused_parameters[:8]) + (" and more" if len(graph.unused_parameters) > 8 else "")))
+    print_facts(graph.name, facts)
+    print()
+    headers = ("operators", "number", "FLOP", "share", "parameters", "activations")
+    rows = [
+        (
+            str(row.kind),
+            f"{row.num_operators:,}",
+            format_count(row.flops) if row.flops else "-",
+            f"{row.flops / graph.flops:.1%}" if row.flops else "-",
+            f"{row.num_parameters:,}" if row.num_parameters else "-",
+            format_bytes(row.activation_bytes) if row.activation_bytes else "-",
+        )
+        for row in graph.totals()
+    ]
+    unread = sum(each.num_elements for each in graph.parameters if each.name in set(graph.unused_parameters))
+    if unread:
+        rows.append(("never read", "-", "-", "-", f"{unread:,}", "-"))
+    total = sum(row.num_operators for row in graph.totals())
+    rows.append(
+        ("total", f"{total:,}", format_count(graph.flops), "100.0%", f"{graph.num_parameters:,}", format_bytes(graph.activation_bytes))
+    )
+    print_table(headers, rows, title="What it computes", right=headers[1:])
+    unrecognised = graph.unrecognised()
+    if not unrecognised:
+        print("\nEvery operator was recognised.")
+        return
+    listed = [(each.operator, f"{each.num_operators:,}", _some(each.modules), each.treatment) for each in unrecognised]
+    print()
+    print_table(("operator", "number", "where", "treated as"), listed, title="Not recognised", right=("number",), fold=("where",))
+
+
+def _some(modules: tuple[str, ...]) -> str:
+    shown = [module or "the module itself" for module in modules[:3]]
+    return ", ".join(shown) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
+
+
+def show_strategy(graph: ImportedGraph, strategy: ImportedStrategy) -> None:
+    from collections import Counter
+
+    from perfmodel.foundation.units import format_time
+
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for vertex, parts in zip(graph.vertices, strategy.parts, strict=True):
+        if vertex.flops or vertex.kind in ("embedding", "cross-entropy"):
+            sizes = " ".join(f"{name}={size}" for name, size in vertex.dims.items())
+            cut = " ".join(f"{name}:{part}" for name, part in parts.items() if part > 1)
+            counted[str(vertex.kind), sizes, cut or "whole"] += 1
+    gain = f"{strategy.times_data_parallel:.3g} times less than data parallelism" if strategy.cost else "nothing that costs"
+    if strategy.cost and strategy.data_parallel_devices < strategy.num_devices:
+        gain += f" on {strategy.data_parallel_devices} of them (it has no more samples)"
+    proof = "proved best" if strategy.is_proved else f"within {strategy.gap:.2%} of the best"
+    print(
+        f"\nBest split on {strategy.num_devices} devices by PaSE's cost function (no memory, latency or overlap): "
+        f"{gain}, {proof}; "
+        f"tables {format_time(strategy.table_time)}, search {format_time(strategy.search_time)}"
+    )
+    headers = ("operators", "number", "dims", "parts")
+    print_table(headers, [(kind, f"{number:,}", sizes, cut) for (kind, sizes, cut), number in counted.items()], right=("number",))

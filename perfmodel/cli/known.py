@@ -1,0 +1,366 @@
+"""`perfmodel chips | clusters | models | profiles | calibrations`: what is known, with its sources.
+
+One name, or a file, shows everything about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli.output import cite, print_facts, print_json, print_sources, print_table, to_plain
+from perfmodel.foundation.dtypes import Dtype
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.hardware.chip import Chip
+    from perfmodel.hardware.cluster import Cluster
+    from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.workload.config import TransformerConfig
+
+_TRAINING_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP32)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, SI units.")]
+Sources = Annotated[bool, typer.Option("--sources", help="Also where each line comes from; one name shows its own.")]
+Template = Annotated[bool, typer.Option("--template", help="Print an annotated file to start from; it is valid as it is.")]
+
+
+def chips(
+    name: Annotated[str, typer.Argument(help="A chip, or the path of a chip file; all chips if left out.", show_default=False)] = "",
+    json: Json = False,
+    sources: Sources = False,
+    template: Template = False,
+) -> None:
+    """Known chips: dense FLOP rates, memory, and where each number came from."""
+    if template:
+        print(read_template("chip.yaml"), end="")
+        return
+    from perfmodel.hardware.reader import list_chips, load_chip
+
+    known = [load_chip(each) for each in ([name] if name else list_chips())]
+    if json:
+        print_json({"chips": known})
+    elif name:
+        print_facts(known[0].name, _chip_facts(known[0]))
+    else:
+        _print_list(
+            ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
+            [(*_chip_row(chip), chip.source) for chip in known],
+            title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
+            right=("year", "FLOP rate  ", "memory  ", "bandwidth  "),
+            sources=sources,
+        )
+
+
+def read_template(name: str) -> str:
+    """An annotated example of a file format, valid as it is."""
+    from perfmodel.foundation.resources import resource_dir
+
+    return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _print_list(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, sources: bool, title: str, right: Sequence[str] = (), fold: Sequence[str] = ()
+) -> None:
+    """A table whose last column is the source of each row: as a number in a list below, where somebody asks for it."""
+    marks = cite(row[-1] for row in rows)
+    if sources:
+        print_table(headers, [(*row[:-1], marks[row[-1]]) for row in rows], title=title, right=right, fold=fold)
+        print_sources(marks)
+        return
+    print_table(headers[:-1], [row[:-1] for row in rows], title=title, right=right, fold=fold)
+    print("\n--sources tells where it comes from, a name shows everything about one")
+
+
+def _chip_row(chip: Chip) -> tuple[str, ...]:
+    from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate
+
+    dtype = _training_dtype(chip)
+    return (
+        chip.name,
+        str(chip.launch_year),
+        _marked(f"{format_flop_rate(chip.flop_rate(dtype))} {dtype}", chip.provenance, "peak_flop_rate"),
+        _marked(format_bytes(chip.memory.capacity), chip.provenance, "memory_capacity"),
+        _marked(format_bandwidth(chip.memory.bandwidth), chip.provenance, "memory_bandwidth"),
+    )
+
+
+def _training_dtype(chip: Chip) -> Dtype:
+    """The dtype in which one would train: the quickest of bf16, fp16 and fp32 (a GTX 1080 Ti does fp16 at 1/64 of its fp32 rate)."""
+    held = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
+    return max(held, key=chip.flop_rate)
+
+
+def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
+    """`text` with a star where the numbers of `group` were, in part at least, not read anywhere; a blank keeps the columns straight."""
+    return text + (" *" if provenance.get(group) in ("recalled", "mixed") else "  ")
+
+
+def _chip_facts(chip: Chip) -> list[tuple[str, str]]:
+    from perfmodel.foundation.units import format_bandwidth, format_bytes, format_flop_rate, format_power
+
+    facts = [("vendor", chip.vendor), ("launched", str(chip.launch_year))]
+    facts += [(f"peak {dtype}", f"{format_flop_rate(rate)} dense") for dtype, rate in chip.peak_flop_rate.items()]
+    facts += [
+        ("memory", f"{format_bytes(chip.memory.capacity)} {chip.memory.name}, {format_bandwidth(chip.memory.bandwidth)}"),
+        ("usable memory", f"{format_bytes(chip.memory.usable_capacity)}, what the runtime offers a program"),
+        ("on chip", format_bytes(chip.on_chip_bytes) if chip.on_chip_bytes else "unknown"),
+        ("compute units", f"{chip.compute_units} {chip.unit_kind}" if chip.compute_units else "unknown"),
+        ("devices per chip", str(chip.devices_per_chip)),
+        ("power", format_power(chip.tdp_watts) if chip.tdp_watts else "unknown"),
+        ("price", _price(chip)),
+    ]
+    facts += [(f"provenance of {group}", word) for group, word in chip.provenance.items()]
+    facts += [("source", chip.source), ("notes", chip.notes)]
+    return [(name, value) for name, value in facts if value]
+
+
+def _price(chip: Chip) -> str:
+    from perfmodel.hardware.reader import load_prices
+
+    if not chip.price_per_hour:
+        return "unknown"
+    found = load_prices().get(chip.name)
+    dated = f", indicative, {found.date}: {found.source}" if found else ""
+    return f"{chip.price_per_hour:g} USD per hour{dated}"
+
+
+def clusters(
+    name: Annotated[
+        str, typer.Argument(help="A cluster, or the path of a cluster file; all clusters if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+    sources: Sources = False,
+    template: Template = False,
+) -> None:
+    """Known clusters: chip, node and network tiers, with their sources."""
+    if template:
+        print(read_template("cluster.yaml"), end="")
+        return
+    from perfmodel.hardware.reader import list_clusters, load_cluster
+
+    known = [load_cluster(each) for each in ([name] if name else list_clusters())]
+    if json:
+        print_json({"clusters": known})
+    elif name:
+        print_facts(known[0].name, _cluster_facts(known[0]))
+    else:
+        _print_list(
+            ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
+            [(*_cluster_row(cluster), cluster.source) for cluster in known],
+            title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
+            right=("chips", "per node"),
+            fold=("network tiers, innermost first",),
+            sources=sources,
+        )
+
+
+def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
+    from perfmodel.foundation.units import format_bandwidth
+
+    tiers = ", ".join(f"{tier.name} {tier.size} x {format_bandwidth(tier.link.bandwidth)}" for tier in cluster.tiers)
+    return (cluster.name, cluster.chip.name, str(cluster.num_chips), str(cluster.chips_per_node), tiers)
+
+
+def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
+    from perfmodel.foundation.units import format_bandwidth, format_time
+
+    facts = [
+        ("chip", cluster.chip.name),
+        ("chips", str(cluster.num_chips)),
+        ("chips per node", str(cluster.chips_per_node)),
+        ("largest job", f"{cluster.largest_job:,} chips" if cluster.largest_job else ""),
+    ]
+    used = _hops(cluster)
+    for tier, hop in zip(cluster.tiers, used, strict=True):
+        link = tier.link
+        parts = [
+            f"{tier.topology} of {tier.size}",
+            f"{format_bandwidth(link.bandwidth)} to all peers",
+            f"{format_bandwidth(link.pair_bandwidth)} to one",
+            f"latency {format_time(link.latency)}{hop}",
+        ]
+        if tier.torus_shape:
+            parts.append("torus " + " x ".join(str(size) for size in tier.torus_shape))
+        if tier.oversubscription != 1:
+            parts.append(f"oversubscribed {tier.oversubscription:g} to 1")
+        if not tier.peer_to_peer:
+            parts.append("no peer-to-peer")
+        facts += [(f"tier {tier.name}", ", ".join(parts)), ("  source", tier.source)]
+    facts += [("source", cluster.source), ("notes", cluster.notes)]
+    return [(name, value) for name, value in facts if value]
+
+
+def _hops(cluster: Cluster) -> list[str]:
+    """For each tier what a hop of a ring takes in a prediction, where that is more than the latency that the file states."""
+    from perfmodel.cost.machine import LINK_ROWS, resolve_machine, tier_kind
+    from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.foundation.collectives import CollectiveKind
+    from perfmodel.foundation.units import format_time
+    from perfmodel.hardware.calibration import COLLECTIVE_CODE
+
+    machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=_training_dtype(cluster.chip))
+    hops = machine.links.table[LINK_ROWS.index("hop")][:, COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]]
+    return [
+        ""
+        if abs(hop / tier.link.latency - 1) < 1e-6
+        else f" ({format_time(hop)} a hop of a ring; {machine.rests_on[tier_kind(cluster, tier)]})"
+        for tier, hop in zip(cluster.tiers, hops, strict=True)
+    ]
+
+
+def models(
+    name: Annotated[str, typer.Argument(help="A model, or the path of a config.json; all models if left out.", show_default=False)] = "",
+    json: Json = False,
+    sources: Sources = False,
+) -> None:
+    """Known models: shape and exact parameter count, with their sources."""
+    from perfmodel.workload.models import list_models, load_model
+
+    known = [load_model(each) for each in ([name] if name else list_models())]
+    if json:
+        print_json({"models": [_model_object(model) for model in known]})
+    elif name:
+        print_facts(known[0].name, [(key, str(value)) for key, value in _model_object(known[0]).items() if key != "name"])
+    else:
+        _print_list(
+            ("model", "parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
+            [(*_model_row(model), model.source) for model in known],
+            title=f"Known models: {len(known)}.",
+            right=("parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
+            sources=sources,
+        )
+
+
+def _model_row(model: TransformerConfig) -> tuple[str, ...]:
+    from perfmodel.foundation.units import format_count
+
+    sizes = (
+        model.num_hidden_layers,
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+        model.intermediate_size,
+        model.vocab_size,
+        model.max_position_embeddings,
+    )
+    return (model.name, format_count(model.num_parameters), *(str(size) for size in sizes))
+
+
+def _model_object(model: TransformerConfig) -> dict[str, Any]:
+    fields: dict[str, Any] = to_plain(model)
+    return {"name": model.name, "num_parameters": model.num_parameters, **fields}
+
+
+def profiles(
+    name: Annotated[
+        str, typer.Argument(help="A profile, or the path of a profile file; all profiles if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+    sources: Sources = False,
+) -> None:
+    """Known execution profiles: what a framework does with a plan, with their sources."""
+    from perfmodel.parallel.profile import list_profiles, load_profile
+
+    known = [load_profile(each) for each in ([name] if name else list_profiles())]
+    if json:
+        print_json({"profiles": known})
+    elif name:
+        facts = [(name, value) for field in fields(known[0]) for name, value in _profile_facts(field.name, getattr(known[0], field.name))]
+        print_facts(known[0].name, facts[1:])
+    else:
+        _print_list(
+            ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a layer", "a step", "source"),
+            [(*_profile_row(profile), profile.source) for profile in known],
+            title=f"Known execution profiles: {len(known)}. One name shows everything about it.",
+            right=("host a layer", "a step"),
+            sources=sources,
+        )
+
+
+def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
+    from perfmodel.foundation.units import format_time
+
+    return (
+        profile.name,
+        profile.default_attention,
+        f"{profile.accumulate_dtype}, reduced in {profile.reduce_dtype}",
+        "shards" if profile.zero2_stores_shards else "whole copies",
+        "yes" if profile.overlaps_gradients else "no",
+        format_time(profile.host_layer_time) if profile.host_layer_time else "-",
+        format_time(profile.step_time_constant) if profile.step_time_constant else "-",
+    )
+
+
+def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
+    """The lines of a field: one, or one for each thing that the framework runs."""
+    from perfmodel.parallel.runs import ANYTHING, Runs
+
+    if not isinstance(value, Runs):
+        return [(name.replace("_", " "), _profile_value(name, value))]
+    if value == ANYTHING:
+        return [("runs", "anything: nothing is said")]
+    return [(f"runs {field.name.replace('_', ' ')}", _profile_value(field.name, getattr(value, field.name))) for field in fields(value)]
+
+
+def _profile_value(name: str, value: object) -> str:
+    from perfmodel.foundation.units import format_time, format_traffic
+
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(str(each) for each in value) or "none"
+    if isinstance(value, float) and (name.endswith(("_time", "_constant")) or "_time_per_" in name):
+        return format_time(value) if value else "0"
+    if isinstance(value, float) and name.endswith("_bytes"):
+        return format_traffic(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def calibrations(
+    name: Annotated[
+        str, typer.Argument(help="A calibration, or the path of its file; all calibrations if left out.", show_default=False)
+    ] = "",
+    json: Json = False,
+    sources: Sources = False,
+) -> None:
+    """Known calibrations, the user's own first: what was measured, how well it fits, and its source."""
+    from perfmodel.cost.resolve import user_folders
+    from perfmodel.hardware.reader import list_calibrations, load_calibration
+
+    folders = user_folders()
+    known = [load_calibration(each, folders) for each in ([name] if name else list_calibrations(folders))]
+    if json:
+        print_json({"calibrations": known})
+    elif name:
+        print_facts(known[0].name, calibration_facts(known[0]))
+    else:
+        _print_list(
+            ("calibration", "date", "measured on", "lent to", "source"),
+            [(*_calibration_row(calibration), calibration.source) for calibration in known],
+            title=f"Known calibrations: {len(known)}. The user's own are in {', '.join(str(folder) for folder in folders) or 'no folder'}.",
+            fold=("lent to",),
+            sources=sources,
+        )
+
+
+def _calibration_row(calibration: Calibration) -> tuple[str, ...]:
+    return (calibration.name, calibration.date, ", ".join(calibration.chips), ", ".join(calibration.relatives) or "-")
+
+
+def calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:
+    facts = [
+        ("measured on", ", ".join(calibration.chips)),
+        ("lent to", ", ".join(calibration.relatives)),
+        ("software", calibration.software),
+        ("date", calibration.date),
+    ]
+    for part, points in calibration.points.items():
+        error = f", median error {calibration.errors[part]:.1%}" if part in calibration.errors else ""
+        facts.append((part, f"{points} points{error}"))
+    facts += [(part, f"median error {error:.1%}") for part, error in calibration.errors.items() if part not in calibration.points]
+    facts += [("source", calibration.source), ("notes", calibration.notes)]
+    return [(fact, value) for fact, value in facts if value]

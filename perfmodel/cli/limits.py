@@ -1,0 +1,175 @@
+"""`perfmodel limits`: how far a job can be stretched before nothing fits, and what limits it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Progress, print_json, print_tables
+
+if TYPE_CHECKING:
+    from perfmodel.report.table import Table
+    from perfmodel.verbs.limits import Limits
+
+_WORDS = {
+    "micro_batch": "largest micro-batch",
+    "global_batch": "largest global batch at once",
+    "seq_len": "longest sequence",
+    "chips": "fewest chips",
+}
+
+
+def limits(
+    model: options.Model = "",
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file.")] = "",
+    chip: options.Chip = "",
+    per_node: options.PerNode = "",
+    scale_up: options.ScaleUp = "",
+    scale_out: options.ScaleOut = "",
+    chips: Annotated[
+        str | None, typer.Option("--chips", "--gpus", metavar="N", help="Chips to use; the fewest that fit if left out.")
+    ] = None,
+    seq_len: Annotated[str, typer.Option("--seq-len", "--seq", metavar="N", help="Tokens in a sequence, such as 8k (8192).")] = "",
+    global_batch: Annotated[
+        str | None,
+        typer.Option("--global-batch", "--gbs", metavar="N", help="Sequences in a step; if left out, a micro-batch for every chip."),
+    ] = None,
+    dp: options.Dp = None,
+    fsdp: options.Fsdp = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    cp: options.Cp = None,
+    dp_replicate: options.DpReplicate = None,
+    dp_shard: options.DpShard = None,
+    zero: options.Zero = None,
+    micro_batch: options.MicroBatch = None,
+    virtual_stages: options.VirtualStages = None,
+    schedule: options.Schedule = None,
+    recompute: options.Recompute = None,
+    sequence_parallel: options.SequenceParallel = None,
+    attention: options.Attention = None,
+    precision: options.Precision = "bf16-mixed",
+    optimizer: options.Optimizer = "adamw",
+    profile: options.Profile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    json: options.Json = False,
+) -> None:
+    """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.
+
+    A knob that is given is held, but in the question that asks for it; others are searched.
+    """
+    from perfmodel.verbs.limits import find_limits
+
+    places = options.with_chip([cluster] if cluster else [], chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
+    options.needed(
+        ("--model", model, "a name from `perfmodel models` or a config.json"),
+        ("--cluster", len(places) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),
+        ("--seq-len", seq_len, "the tokens of a sequence"),
+    )
+    with Progress("limits") as progress:
+        found = find_limits(
+            model=model,
+            cluster=options.only_one(places, "cluster") or "",
+            chips=chips,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            dp=dp,
+            fsdp=fsdp,
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            dp_replicate=dp_replicate,
+            dp_shard=dp_shard,
+            zero=zero,
+            micro_batch=micro_batch,
+            virtual_stages=virtual_stages,
+            schedule=schedule,
+            recompute=recompute,
+            sequence_parallel=sequence_parallel,
+            attention=attention,
+            precision=precision,
+            optimizer=optimizer,
+            profile=profile,
+            calibration=calibration,
+            memory_headroom=options.parse_fraction(memory_headroom, "memory_headroom"),
+            progress=progress.share,
+        )
+    if json:
+        print_json(_object(found))
+        return
+    _show(found)
+
+
+def _object(found: Limits) -> dict[str, Any]:
+    from perfmodel.report.predictions import prediction_object
+
+    setting, machine = found.setting, found.setting.estimator.machine
+    return {
+        **setting.described(),
+        "global_batch": found.given_batch,
+        "memory_usable": machine.memory_usable,
+        "memory_headroom": found.memory_headroom,
+        "limits": {
+            each.name: {
+                "value": each.value,
+                "limited_by": each.limited_by,
+                "reason": each.reason,
+                "memory_class": each.memory_class,
+                "prediction": prediction_object(each.prediction[0]) if each.prediction else {},
+            }
+            for each in found
+        },
+    }
+
+
+def _show(found: Limits) -> None:
+    from perfmodel.foundation.units import format_bytes, format_count
+    from perfmodel.report.table import percent
+
+    setting = found.setting
+    job, machine = setting.job, setting.estimator.machine
+    batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
+    print(
+        f"{job.model.name} ({format_count(job.model.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
+        f"{job.precision}, {job.optimizer}, on {setting.cluster.num_chips:,} chips of {setting.reference}; "
+        f"{setting.estimator.profile.name} as the framework"
+    )
+    print(f"{format_bytes(machine.memory_usable)} of a chip usable, {percent(found.memory_headroom)} of it kept free")
+    print_tables([_table(found)])
+    print()
+    for each in found:
+        print(f"{_WORDS[each.name]}: {each.reason}")
+
+
+def _table(found: Limits) -> Table:
+    from perfmodel.foundation.units import format_bytes, format_step
+    from perfmodel.report.predictions import PLAN_HEADERS, plan_cells
+    from perfmodel.report.table import Table
+
+    rows = []
+    for each in found:
+        value = f"{each.value:,}" if each.value else "none"
+        if not each.prediction:
+            rows.append((_WORDS[each.name], value, each.limited_by, "", "", *[""] * len(PLAN_HEADERS)))
+            continue
+        plan = each.prediction[0]
+        rows.append(
+            (
+                _WORDS[each.name],
+                value,
+                each.limited_by or "-",
+                format_bytes(plan.memory["total"]),
+                format_step(plan.step_time) if math.isfinite(plan.step_time) else "",
+                *plan_cells(plan.plan),
+            )
+        )
+    return Table(
+        title="How far it goes, and the fastest plan there",
+        headers=("what", "value", "limited by", "memory", "step time", *PLAN_HEADERS),
+        rows=tuple(rows),
+        right=("value", "memory", "step time", "tp", "cp", "pp", "dp", "zero", "micro"),
+    )

@@ -1,0 +1,259 @@
+"""`perfmodel predict`: step time and memory of one plan, or of the same knobs on several clusters and numbers of chips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.foundation.errors import InputError
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.prediction import NotPredicted, Prediction
+    from perfmodel.verbs.footing import Footing
+    from perfmodel.verbs.overrides import Change
+    from perfmodel.verbs.setting import Confidence
+
+
+def predict(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags beside it override what it says.")
+    ] = "",
+    model: options.Models = [],  # noqa: B006  # typer wants lists; nobody changes them
+    cluster: options.Clusters = [],  # noqa: B006
+    chip: options.Chip = "",
+    per_node: options.PerNode = "",
+    scale_up: options.ScaleUp = "",
+    scale_out: options.ScaleOut = "",
+    chips: options.ChipCounts = [],  # noqa: B006
+    nodes: options.Nodes = [],  # noqa: B006
+    global_batch: options.GlobalBatches = [],  # noqa: B006
+    batch_tokens: options.BatchTokens = [],  # noqa: B006
+    seq_len: options.SeqLens = [],  # noqa: B006
+    profile: options.Profiles = [],  # noqa: B006
+    precision: options.Precisions = [],  # noqa: B006
+    optimizer: options.Optimizers = [],  # noqa: B006
+    dp: options.Dp = None,
+    fsdp: options.Fsdp = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    cp: options.Cp = None,
+    dp_replicate: options.DpReplicate = None,
+    dp_shard: options.DpShard = None,
+    zero: options.Zero = None,
+    micro_batch: options.MicroBatch = None,
+    virtual_stages: options.VirtualStages = None,
+    schedule: options.Schedule = None,
+    recompute: options.Recompute = None,
+    sequence_parallel: options.SequenceParallel = None,
+    rules: options.Rules = None,
+    order: options.Order = None,
+    attention: options.Attention = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    interval: Annotated[
+        bool,
+        typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),
+    ] = False,
+    tokens: options.Tokens = "",
+    network: Annotated[
+        str,
+        typer.Option("--network", metavar="MODULE:FACTORY", help="Of a plan of `shard` for a module of your own: that it may be loaded."),
+    ] = "",
+    json: options.Json = False,
+    csv: options.Csv = None,
+    plot: options.Plot = None,
+    save: options.Save = None,
+) -> None:
+    """Step time, its parts, memory and utilisation of one plan, or of every combination of several values, in one table.
+
+    A degree that is left out is 1; the rest of the chips go to dp_replicate (with --zero 1, 2 or 3: to dp_shard). Flags marked [*] take
+    several values, as --seq-len 4k,8k or again and again. A plan that does not fit is predicted all the same.
+    """
+    from perfmodel.verbs.footing import common_footing
+    from perfmodel.verbs.requests import make_requests, predict_requests
+    from perfmodel.verbs.setting import Knobs, confidence_in, load_plan
+
+    options.check_figure(plot)
+    options.check_plan_path(save)
+    options.check_csv(csv, json=json)
+    cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
+    knobs = Knobs(
+        dp=dp,
+        fsdp=fsdp,
+        pp=pp,
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        zero=zero,
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        schedule=schedule,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # read as text
+        order=order,  # type: ignore[arg-type]  # read as text
+        attention=attention,
+    )
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    num_tokens = options.parse_tokens(tokens)
+    if plan and _is_network_plan(plan):
+        from perfmodel.cli.network_plan import predict_file
+
+        refused: dict[str, Any] = {
+            "model": model,
+            "chips": chips,
+            "nodes": nodes,
+            "global_batch": global_batch,
+            "batch_tokens": batch_tokens,
+        }
+        refused |= {"seq_len": seq_len, "precision": precision, "optimizer": optimizer, "tokens": tokens, "plot": plot, "save": save}
+        _refuse_beside_a_network_plan(plan, **refused, csv=csv, interval=interval or None, **knobs.given())
+        habits = options.only_one(profile, "profile")
+        predict_file(plan, cluster, network=network, headroom=headroom, json=json, profile=habits, calibration=calibration)
+        return
+    if network:
+        raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        profile=profile,
+        of_plan=bool(plan),
+        spelled=options.flag,
+    )
+    if save is not None and len(requests) > 1:
+        raise InputError("--save: can write one plan only; give one value of everything")
+    file = load_plan(plan) if plan else None
+    answers, failures = predict_requests(requests, knobs, plan=file, calibration=calibration, memory_headroom=headroom)
+    predictions = [each.prediction for each in answers]
+    _save_and_plot(predictions, save, plot)
+    if csv is not None:
+        _write_csv(predictions, failures, csv, tokens=num_tokens)
+    confidences = [confidence_in(each.setting, each.prediction.plan) for each in answers] if interval else []
+    if str(csv) == "-":
+        return
+    if len(requests) > 1:
+        footing = common_footing([(each.setting, each.prediction) for each in answers])
+        _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, footing=footing)
+    else:
+        _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences)
+    for what, path in (("figure", plot), ("table", csv), ("plan", save)):
+        if path is not None and not json:
+            print(f"\n{what}: {path}")
+
+
+def _is_network_plan(plan: str) -> bool:
+    from perfmodel.parallel.per_operator.plan_file import is_network_plan
+
+    return is_network_plan(plan)
+
+
+def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
+    for name, value in flags.items():
+        if value not in (None, "", []):
+            raise InputError(
+                f"{options.flag(name)}: cannot be given beside the plan {plan} of `perfmodel shard`, which decides it; leave it out"
+            )
+
+
+def _write_csv(predictions: list[Prediction], failures: list[NotPredicted], path: Path, *, tokens: float) -> None:
+    from perfmodel.report.rows import csv_text, not_predicted_row, prediction_row
+
+    options.write_csv(
+        csv_text([*(prediction_row(each, tokens=tokens) for each in predictions), *(not_predicted_row(each) for each in failures)]), path
+    )
+
+
+def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
+    if save is not None:
+        from perfmodel.parallel.plan_file import write_plan
+
+        write_plan(predictions[0].plan, save)
+    if plot is not None:
+        from perfmodel.report.figures import plot_predictions
+
+        plot_predictions(predictions, plot)
+
+
+def _show_one(prediction: Prediction, changes: Sequence[Change], *, json: bool, tokens: float, confidences: list[Confidence]) -> None:
+    from perfmodel.report.predictions import (
+        confidence_lines,
+        confidence_object,
+        headline,
+        job_line,
+        memory_table,
+        parts_table,
+        prediction_object,
+        sensitivity_table,
+    )
+
+    if json:
+        more = [confidence_object(prediction, interval, named) for interval, named in confidences]
+        content = prediction_object(prediction, tokens=tokens) | (more[0] if more else {})
+        if changes:
+            content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in changes}
+        print_json(content)
+        return
+    lines = [line for interval, _ in confidences for line in confidence_lines(prediction, interval)]
+    told = [("overrides" if i == 0 else "", text) for i, text in enumerate(_changes_lines(changes))]
+    print_facts(job_line(prediction.plan), told + headline(prediction, tokens=tokens) + lines)
+    print_tables([parts_table(prediction), memory_table(prediction), *(sensitivity_table(named) for _, named in confidences)])
+
+
+def _changes_lines(changes: Sequence[Change]) -> list[str]:
+    """What the flags changed in the plan's file, and what had to follow."""
+
+    def named(follows: bool) -> str:
+        return ", ".join(f"{each.knob} {_text(each.after)} (the file: {_text(each.before)})" for each in changes if each.follows is follows)
+
+    return [line for line in (named(False), f"so that also {named(True)}" if named(True) else "") if line]
+
+
+def _text(value: object) -> str:
+    if value == "":
+        return "none"
+    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _show_several(
+    predictions: list[Prediction],
+    failures: list[NotPredicted],
+    *,
+    json: bool,
+    tokens: float,
+    confidences: list[Confidence],
+    footing: Footing | None,
+) -> None:
+    from perfmodel.report.predictions import confidence_object, convention_lines, prediction_object, settings_table, settings_title
+    from perfmodel.verbs.footing import column_of, footing_line, footing_object
+
+    if json:
+        objects = [prediction_object(each, tokens=tokens) for each in predictions]
+        for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
+            content |= confidence_object(prediction, interval, named)
+        for row, content in enumerate(objects if footing else []):
+            content["footing"] = footing_object(footing, row)  # type: ignore[arg-type]  # no rows without one
+        print_json({"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]})
+        return
+    print(settings_title(predictions))
+    common = (column_of(footing), footing.step_times) if footing else None
+    print_tables([settings_table(predictions, tokens=tokens, intervals=[interval for interval, _ in confidences], footing=common)])
+    print()
+    if footing:
+        print(footing_line(footing, predictions))
+    for line in convention_lines(predictions):
+        print(line)
+    for failure in failures:
+        print(f"not predicted: {failure}")

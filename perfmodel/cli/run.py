@@ -1,0 +1,216 @@
+"""`perfmodel run | calibrate | demo`: what needs torch and this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
+from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.resources import check_can_be_written
+
+if TYPE_CHECKING:
+    from perfmodel.cli.demo import DemoResult
+    from perfmodel.parallel.results import Comparison
+
+
+def run(
+    plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps that are timed.")] = 20,
+    warmup: Annotated[int, typer.Option("--warmup", metavar="N", help="Steps before them.")] = 3,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="The same form of plan with fewer ranks and layers, so that it fits here.")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    strategies: Annotated[
+        bool, typer.Option("--strategies", help="Of a network's plan: also measure data parallelism and one weird trick, in the same run.")
+    ] = False,
+    calibration: options.Calibration = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE.jsonl", help="Append the measurement to a file of JSON lines.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Run a plan with torch on this machine: check its gradients against one process, time it, and compare with the prediction.
+
+    Plans of `search` (a model's) and of `shard` (a network's, every operator by itself) are told apart by themselves.
+    """
+    from perfmodel.parallel.per_operator.plan_file import is_network_plan
+    from perfmodel.verbs.api import run_plan
+
+    if save is not None:
+        check_can_be_written(save, "save")
+    if is_network_plan(plan):
+        if shrink or save is not None:
+            flag = "shrink" if shrink else "save"
+            raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
+        _run_network(plan, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=calibration, json=json)
+        return
+    if strategies:
+        raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
+    with Progress("run") as progress:
+        comparison = run_plan(
+            plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=calibration, progress=progress.note
+        )
+    try:
+        if json:
+            from perfmodel.report.runs import comparison_object
+
+            print_json(comparison_object(comparison))
+        else:
+            _show(comparison)
+    finally:  # what was measured is shown though it cannot be saved, and saved though it cannot be shown
+        if save is not None:
+            from perfmodel.parallel.results import append_measurement
+
+            append_measurement(comparison.measurement, save)
+    if save is not None and not json:
+        print(f"\nmeasurement: {save}")
+
+
+def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, json: bool) -> None:
+    from perfmodel.report.networks import measured_table, network_prediction_object, rests_on_line, tiers_line
+    from perfmodel.verbs.networks import run_network_plan
+
+    with Progress("run") as progress:
+        found = run_network_plan(
+            plan, steps=steps, warmup=warmup, with_strategies=strategies, device=device, calibration=calibration, progress=progress.note
+        )
+    if json:
+        rows = [
+            {
+                "name": name,
+                "time_error": found.error(index),
+                "prediction": network_prediction_object(found.predictions[index]),
+                "step_time": measured.step_time,
+                "step_time_spread": measured.step_time_spread,
+                "gradient_error": measured.gradient_error,
+                "traffic": measured.traffic,
+            }
+            for index, (name, measured) in enumerate(zip(found.names, found.measurements, strict=True))
+        ]
+        print_json({"network": found.network.name, "plans": rows})
+        return
+    measured = found.measurements[0]
+    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+    facts = [
+        ("ran on", f"{tiers_line(measured.plan)}, {measured.chip} ({measured.device}); {software}"),
+        ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
+        ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}; float32, SGD"),
+        ("prediction", f"rests on {rests_on_line(found.predictions[0].rests_on)}"),
+    ]
+    print_facts(f"{found.network.name}, batch {found.network.batch}", facts)
+    print_tables([measured_table(found.names, found.predictions, found.measurements)])
+    _print_busy(measured.busy_fraction, "run it")
+
+
+def _show(comparison: Comparison) -> None:
+    from perfmodel.report.predictions import job_line, plan_line
+    from perfmodel.report.runs import collectives_table, measurement_facts, predicted_and_measured
+
+    plan = comparison.measurement.plan
+    print_facts(job_line(plan), [("plan", plan_line(plan)), *measurement_facts(comparison)])
+    print_tables([predicted_and_measured(comparison), collectives_table(comparison.measurement)])
+    _print_busy(comparison.measurement.busy_fraction, "run it")
+
+
+def _print_busy(busy_fraction: float, what: str) -> None:
+    from perfmodel.report.runs import busy_sentence
+
+    sentence = busy_sentence(busy_fraction, what)
+    if sentence:
+        print(f"\n{sentence}")
+
+
+def calibrate(
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE.yaml", help="Where to write it; left out: where predictions of localhost look.")
+    ] = None,
+    brief: Annotated[bool, typer.Option("--brief", help="Fewer shapes, in half the time.")] = False,
+    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Processes that compute and communicate together.")] = None,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    json: options.Json = False,
+) -> None:
+    """Measure this machine in under two minutes; predictions of localhost then rest on it."""
+    from perfmodel.cli.known import calibration_facts
+    from perfmodel.verbs.api import check_calibration_place, keep_calibration, measure_calibration, user_calibration_path
+
+    if save is not None and save.suffix.lower() not in (".yaml", ".yml"):
+        raise bad_field("save", save, "must end in .yaml", "write --save this-machine.yaml")
+    check_calibration_place(save)
+    with Progress("calibrate") as progress:
+        calibration = measure_calibration(ranks=ranks, brief=brief, device=device, progress=progress.step)
+    path = user_calibration_path(calibration) if save is None else save
+    try:
+        if json:
+            print_json({"calibration": calibration, "path": path})
+        else:
+            print_facts(f"calibration {calibration.name}", calibration_facts(calibration))
+            _print_busy(calibration.busy_fraction, "calibrate")
+    finally:  # as in `run`
+        keep_calibration(calibration, save)
+    if json:
+        return
+    print(f"\ncalibration: {path}")
+    if save is not None:
+        print(f"use it with: perfmodel predict --cluster localhost --calibration {path} ...")
+
+
+def demo(json: options.Json = False) -> None:
+    """The whole line on this machine, small: calibrate, search, run, compare. Under five minutes on two cores."""
+    from perfmodel.foundation.resources import require_torch
+
+    require_torch("run the demo")
+    from perfmodel.cli.demo import run_demo
+
+    if not json:
+        print("perfmodel demo: microbenchmarks, then plans of a small GPT-2 on two processes. It takes three to five minutes.", flush=True)
+    with Progress("demo") as progress:
+        result = run_demo(progress.step)
+    if json:
+        from perfmodel.report.runs import comparison_object
+
+        rows = [
+            {"name": row.name, "predicted_place": row.predicted_place, "measured_place": row.measured_place}
+            | comparison_object(row.comparison)
+            for row in result.rows
+        ]
+        print_json({"rows": rows, "pairs_apart": result.pairs_apart, "pairs_right": result.pairs_right, "elapsed": result.elapsed})
+        return
+    _show_demo(result)
+
+
+def _show_demo(result: DemoResult) -> None:
+    from perfmodel.foundation.units import format_time
+    from perfmodel.report.predictions import job_line
+    from perfmodel.report.runs import demo_table
+
+    phases = ", ".join(f"{phase} {format_time(time)}" for phase, time in result.elapsed.items())
+    measured = result.rows[0].comparison.measurement
+    software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
+    facts = [
+        ("took", phases),
+        ("searched", f"{result.search.num_evaluated:,} plans, {result.search.num_feasible:,} fit"),
+        ("ran on", f"{measured.num_ranks} processes of {measured.chip}; {software}"),
+        ("rests on", "microbenchmarks of this machine alone; nothing is fitted to the plans"),
+        (
+            "measured",
+            f"{result.turns} turns of a few steps" + (f", {result.discarded} more discarded (busy machine)" if result.discarded else ""),
+        ),
+        (
+            "machine",
+            f"other processes took up to {result.others:.0%} of the cores meanwhile; a fixed piece of work took {result.drift:.2f} times "
+            "as long as before the calibration",
+        ),
+    ]
+    print_facts(job_line(result.rows[0].plan), facts)
+    print_tables([demo_table([(row.name, row.comparison, row.predicted_place, row.measured_place) for row in result.rows])])
+    print(
+        f"\n{result.pairs_right} of {result.pairs_apart} pairs of plans whose measured times differ clearly came in the predicted order; "
+        f"closer ones are ties and share places. Largest error of a step time: {result.worst_error:.1%}."
+    )
+    _print_busy(result.others, "run the demo")
+    print("Next: perfmodel calibrate, then perfmodel search --cluster localhost ...")

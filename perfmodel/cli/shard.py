@@ -1,0 +1,351 @@
+"""`perfmodel shard | networks`: the best sharding of every operator of any network."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Progress, print_facts, print_json, print_table, print_tables
+from perfmodel.foundation.errors import InputError, bad_field, whole_number
+
+if TYPE_CHECKING:
+    from perfmodel.planner.per_operator.pipeline import PipelinePrediction
+    from perfmodel.verbs.networks import ShardResult
+
+OWN, PASE = "own", "pase"
+
+
+def shard(
+    network: Annotated[
+        str, typer.Argument(metavar="NETWORK", help="A name (`perfmodel networks`), or module:factory of any torch module with --inputs.")
+    ],
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file.")] = "",
+    chip: options.Chip = "",
+    per_node: options.PerNode = "",
+    scale_up: options.ScaleUp = "",
+    scale_out: options.ScaleOut = "",
+    chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="Chips to use.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples of a step; the network's default if left out.")] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option("--size", metavar="NAME=N[,N...]", help="A size of a built-in network: layers=2; may be given several times."),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--inputs", metavar="NAME=TYPE[SIZES]", help="An argument of forward of an imported module: x=float32[8,3,224,224]."),
+    ] = None,
+    cost: Annotated[str, typer.Option("--cost", metavar="NAME", help="own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
+    stages: Annotated[
+        str, typer.Option("--stages", metavar="N[,N...]|auto", help="Pipeline stages to try around the search; none if left out.")
+    ] = "",
+    microbatches: Annotated[str, typer.Option("--microbatches", metavar="N[,N...]", help="Microbatches of a step.")] = "",
+    zero: options.Zero = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out.")
+    ] = None,
+    optimizer: options.Optimizer = "adamw",
+    profile: options.Profile = None,
+    calibration: options.Calibration = None,
+    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    time_limit: options.TimeLimit = None,
+    save: options.Save = None,
+    json: options.Json = False,
+) -> None:
+    """The best sharding of every operator by itself, with proof, under the chip's memory; common strategies beside it.
+
+    Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
+    """
+    options.check_plan_path(save)
+    if cost not in (OWN, PASE):
+        raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
+    sizes = parse_sizes(size or [])
+    if cost == PASE:
+        _check_pase(network, size=size, batch=batch, inputs=inputs, stages=stages, microbatches=microbatches, zero=zero, save=save)
+        _by_pase_cost(network, chips or 2, inputs or [], json=json)
+        return
+    places = options.with_chip([cluster] if cluster else [], chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
+    if len(places) > 1:
+        raise InputError("--chip: stands in place of --cluster; give one of the two")
+    cluster = places[0] if places else ""
+    may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
+    options.needed(
+        ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
+        ("--chips", may_have_chips or chips, "how many chips the job runs on, for example 64"),
+    )
+    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    given: dict[str, Any] = {
+        "cluster": cluster,
+        "chips": chips,
+        "sizes": sizes,
+        "precision": precision,
+        "optimizer": optimizer,
+        "zero": zero,
+        "memory_headroom": headroom,
+        "time_limit": time_limit,
+        "profile": profile,
+        "calibration": calibration,
+    }
+    if stages:
+        _with_pipeline(network, batch, stages, microbatches, given, save=save, json=json)
+        return
+    from perfmodel.parallel.per_operator.plan_file import write_network_plan
+    from perfmodel.verbs.networks import shard_network
+
+    counts = _counts(microbatches, "microbatches") or [1]
+    if len(counts) > 1:
+        raise bad_field("microbatches", microbatches, "several are tried with a pipeline only", "give one, or --stages")
+    if batch is not None and batch % counts[0]:
+        raise bad_field("microbatches", counts[0], f"must divide the batch of {batch}", "use a divisor")
+    with Progress("shard") as progress:
+        result = shard_network(
+            network,
+            inputs=inputs or [],
+            batch=(batch or 0) // counts[0],
+            microbatches=counts[0],
+            progress=progress.step,
+            **given,
+        )
+    if save is not None:
+        write_network_plan(result.best.plan, save)
+    if json:
+        print_json(_as_object(result))
+        return
+    _show(result, cluster)
+    if save is not None:
+        how = f"run it here with: perfmodel run {save}"
+        if ":" in network or counts[0] > 1:  # what the executor does not run
+            code = f" --network {shlex.quote(network)}" if ":" in network else ""
+            how = f"predict it again with: perfmodel predict {save}{code}"
+        print(f"\nplan: {save}; {how}")
+
+
+def _check_pase(network: str, **given: Any) -> None:
+    """Flags that mean nothing to the paper's graphs and cost."""
+    for name in ("size", "batch", *(() if ":" in network else ("inputs",))):
+        if given[name]:
+            value = ",".join(given[name]) if isinstance(given[name], list) else given[name]
+            raise bad_field(name, value, "the paper's graphs have the paper's sizes", "leave it out, or use --cost own")
+    for name in ("stages", "microbatches", "zero", "save"):
+        if given[name]:
+            raise bad_field(name, given[name], "the paper's cost knows no pipelines and no memory, its plans no place", "use --cost own")
+
+
+_FLAGS = {"true": True, "false": False}
+
+
+def parse_sizes(given: list[str]) -> dict[str, int | tuple[int, ...]]:
+    """`layers=2`, `filters=4,8,8`, `fused_attention=false`."""
+    sizes: dict[str, int | tuple[int, ...]] = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        if name and value in _FLAGS:
+            sizes[name] = _FLAGS[value]
+            continue
+        numbers = tuple(number for number in map(whole_number, value.split(",")) if number is not None)
+        if not name or len(numbers) != len(value.split(",")):
+            raise bad_field("size", item, "must be a name and whole numbers, or true or false", "write --size layers=2")
+        sizes[name] = numbers[0] if len(numbers) == 1 else numbers
+    return sizes
+
+
+def _counts(text: str, name: str) -> list[int]:
+    found = []
+    for item in text.split(",") if text else []:
+        count = whole_number(item)
+        if not count:
+            raise bad_field(name, text, "must be whole numbers of at least 1, separated by commas", "write 4 or 4,8")
+        found.append(count)
+    return found
+
+
+def _as_object(result: ShardResult) -> dict[str, Any]:
+    from perfmodel.report.networks import network_prediction_object
+
+    search = result.search
+    return {
+        "network": result.network.name,
+        "num_operators": len(result.network.operators),
+        "num_parameters": result.network.num_parameters,
+        "flops": result.network.flops,
+        "zero": result.zero,
+        "best": network_prediction_object(result.best),
+        "zero_searched": list(result.searches),
+        "lower_bound": result.lower_bound,
+        "is_proved": result.is_proved,
+        "gap": result.gap,
+        "cut_off": result.cut_off,
+        "price": search.price,
+        "has_equal_layers": search.has_equal_layers,
+        "most_dims": search.most_dims,
+        "num_configurations": search.num_configurations,
+        "table_time": search.table_time,
+        "search_time": search.search_time,
+        "strategies": {name: network_prediction_object(prediction) for name, prediction in result.strategies.items()},
+        "treatments": result.treatments,
+    }
+
+
+def _show(result: ShardResult, cluster: str) -> None:
+    from perfmodel.foundation.units import format_count, format_time
+    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, rests_on_line, strategies_table, tiers_line
+
+    network, search, best = result.network, result.search, result.best
+    counts = search.num_configurations
+    proof = "each search proved" if result.is_proved else f"each search within {result.gap:.2%} of its best"
+    proof += f", cut off by the {result.cut_off}" if result.cut_off else ""
+    tables = sum(each.table_time for each in result.searches.values())
+    spent = sum(each.search_time for each in result.searches.values())
+    alike = "; equal layers choose alike" if search.has_equal_layers else ""
+    claim = "no plan with equal layers alike" if alike else "no plan"
+    others = f", best of {', '.join(map(str, result.searches))}" if len(result.searches) > 1 else ""
+    batch = network.batch * best.plan.num_microbatches
+    if search.most_dims:
+        alike += f"; within a node an operator cuts at most {search.most_dims} dims"
+    facts = [
+        (
+            "network",
+            f"{len(network.operators):,} operators, {network.num_parameters:,} parameters, {format_count(network.flops)} FLOP forward",
+        ),
+        ("cluster", f"{cluster}, {tiers_line(best.plan)}"),
+        (
+            "searched",
+            f"up to {max(counts):,} configurations an operator ({sum(counts) / len(counts):,.0f} on average); "
+            f"tables {format_time(tables)}, search {format_time(spent)}; {proof}{alike}",
+        ),
+        ("step time", f"{format_time(best.step_time)} for a batch of {batch:,}; {claim} can take less than "
+                      f"{format_time(result.lower_bound)}"),
+        ("ZeRO", f"{result.zero}{others}; " + price_line(search.price)),
+        ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
+        ("rests on", rests_on_line(best.rests_on)),
+    ]  # fmt: skip
+    print_facts(f"{network.name}, batch {batch}", facts)
+    print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
+    if result.treatments:
+        print("\nKept whole:")
+        for sentence in result.treatments[:12]:
+            print(f"  {sentence}")
+        if len(result.treatments) > 12:
+            print(f"  and {len(result.treatments) - 12} more")
+
+
+def _with_pipeline(
+    network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, save: Path | None, json: bool
+) -> None:
+    from perfmodel.parallel.per_operator.plan_file import write_network_plan
+    from perfmodel.verbs.networks import shard_pipeline
+
+    options.needed(("--batch", batch, "the samples of a step"))
+    with Progress("shard") as progress:
+        zero, best = shard_pipeline(
+            network,
+            global_batch=batch or 0,
+            stages=[] if stages == "auto" else _counts(stages, "stages"),
+            microbatches=_counts(microbatches, "microbatches"),
+            progress=progress.step,
+            **given,
+        )
+    if save is not None:
+        write_network_plan(best.plan, save)
+    if json:
+        from perfmodel.report.networks import pipeline_object
+
+        print_json({"network": network, "zero": zero, **pipeline_object(best)})
+        return
+    _show_pipeline(network, batch or 0, zero, best, given)
+    if save is not None:
+        print(f"\nplan: {save}")
+
+
+def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction, given: dict[str, Any]) -> None:
+    from perfmodel.foundation.memory_room import verdict
+    from perfmodel.foundation.units import format_time
+    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table, tiers_line
+    from perfmodel.workload.networks import load_network
+
+    fullest = max(best.stages, key=lambda stage: stage.memory["total"])
+    cut_off = f"; cut off by the {best.cut_off}" if best.cut_off else ""
+    room = verdict(fullest.memory["total"], best.memory_usable, given["memory_headroom"])
+    facts = [
+        (
+            "plan",
+            f"{len(best.stages)} stages of {tiers_line(best.plan)}, {best.num_microbatches} microbatches of {best.plan.batch}; ZeRO {zero}",
+        ),
+        ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}{cut_off}"),
+        (
+            "step time",
+            f"{format_time(best.step_time)}; with as many stages and microbatches and ZeRO {zero} none can take less than "
+            f"{format_time(best.lower_bound)} "
+            f"(gap {best.gap:.1%})",
+        ),
+        (
+            "memory",
+            f"fullest chip {memory_line(fullest.memory, best.memory_usable, room)}; {price_line(best.price * best.num_microbatches)}",
+        ),
+    ]
+    print_facts(f"{network}, batch {batch}, on {best.num_chips} chips of {given['cluster']}", facts)
+    built = load_network(network, batch=best.plan.batch, **given["sizes"])
+    print_tables([stages_table(best), parts_table(best.parts, best.step_time), operators_table(built, best.plan)])
+
+
+def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) -> None:
+    """The paper's space and cost: its own layer graphs by name, or an imported module."""
+    if ":" in network:
+        from perfmodel.cli.import_ import show_strategy, strategy_object
+        from perfmodel.papers.pase.imported import search_imported
+        from perfmodel.verbs.api import import_graph
+
+        graph = import_graph(network, inputs)
+        strategy = search_imported(graph, chips)
+        if json:
+            print_json({"network": graph.name, **strategy_object(graph, strategy)})
+        else:
+            show_strategy(graph, strategy)
+        return
+    from perfmodel.cli.pase_report import run_object
+    from perfmodel.papers.pase.graph import load_pase_graph
+    from perfmodel.papers.pase.search import run_pase
+    from perfmodel.papers.pase.tables import search_times_table, strategies_table
+
+    run = run_pase(load_pase_graph(network), chips)
+    if json:
+        print_json(run_object(run))
+        return
+    print_tables([search_times_table([run]), strategies_table([run])])
+
+
+def networks(json: options.Json = False) -> None:
+    """Built-in networks: operators, parameters, and the sizes that `--size` may set."""
+    from perfmodel.foundation.units import format_count
+    from perfmodel.workload.models import list_models
+    from perfmodel.workload.networks import list_networks, load_network, network_sizes
+
+    models = set(list_models())
+    rows, objects = [], []
+    for name in list_networks():
+        sizes = network_sizes(name)
+        if name in models:
+            continue
+        built = load_network(name)
+        objects.append(
+            {
+                "name": name,
+                "batch": built.batch,
+                "num_operators": len(built.operators),
+                "num_parameters": built.num_parameters,
+                "flops": built.flops,
+                "sizes": sizes,
+                "source": built.source,
+            }
+        )
+        shown = " ".join(key for key in sizes if key != "batch")
+        rows.append((name, str(built.batch), f"{len(built.operators):,}", f"{built.num_parameters:,}", format_count(built.flops), shown))
+    if json:
+        print_json({"networks": objects, "models": sorted(models)})
+        return
+    headers = ("network", "batch", "operators", "parameters", "FLOP forward", "sizes")
+    print_table(headers, rows, title="Built-in networks", right=headers[1:5], fold=("sizes",))
+    print(f"\nand every model of `perfmodel models` ({len(models)}), with sizes {' '.join(network_sizes('gpt2'))}")

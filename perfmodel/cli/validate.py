@@ -1,0 +1,112 @@
+"""`perfmodel validate`: published runs predicted from their inputs, and how far off the predictions are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.foundation.resources import check_can_be_written
+
+if TYPE_CHECKING:
+    from perfmodel.lab.judgement import ValidationResult
+
+
+def validate(
+    cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line (or packed, .gz).")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="One row for every case, seconds and bytes.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="FIELD[,FIELD...]",
+            help="Errors by source (if left out), chip, framework, model, size, chips, form, tier, precision or profile.",
+        ),
+    ] = None,
+    tier: Annotated[str, typer.Option("--tier", metavar="NAME", help="Only cases of this tier, such as primary.")] = "",
+    skip_broken_nvlink: Annotated[
+        bool,
+        typer.Option(
+            "--skip-broken-nvlink",
+            help="Leave runs out of the choice of plans whose notes give an all-reduce in the node of under 100 GB/s.",
+        ),
+    ] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option("--plots", metavar="FOLDER", help="Figures: predicted against measured, error by chips, its distribution."),
+    ] = None,
+    calibration: options.Calibration = None,
+    json: options.Json = False,
+) -> None:
+    """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
+    from perfmodel.lab.run_labels import check_fields
+    from perfmodel.verbs.api import validate_cases
+
+    if out is not None:
+        check_can_be_written(out, "out")
+    fields = ("source",) if by is None else check_fields(by.split(","))
+    total = sum(map(_count_lines, cases))
+    with Progress("validate") as progress:
+        result = validate_cases(
+            cases,
+            out=out,
+            calibration=calibration,
+            by=fields,
+            tier=tier,
+            skip_broken_nvlink=skip_broken_nvlink,
+            plots=plots,
+            progress=lambda done: progress.share(min(done / max(total, 1), 1.0)),
+        )
+    if json:
+        print_json(_object(result))
+        return
+    _show(result)
+    if out is not None:
+        print(f"\ntable: {out}")
+    if plots is not None:
+        print(f"\nfigures: {plots}")
+
+
+def _count_lines(path: Path) -> int:
+    try:
+        if not path.is_file():  # a pipe can be read once
+            return 0
+        with open(path, "rb") as stream:
+            return sum(1 for _ in stream)
+    except (OSError, ValueError):
+        return 0  # the reader says what is wrong with it
+
+
+def _object(result: ValidationResult) -> dict[str, object]:
+    return {
+        "num_rows": result.num_rows,
+        "num_predicted": result.num_predicted,
+        "kinds": result.kinds,
+        "overall": result.overall,
+        "sources": result.sources,
+        "by": result.by,
+        "choices": result.choices,
+        "memories": result.memories,
+        "fits": result.fits,
+        "framework_fits": result.framework_fits,
+        "source_fits": result.source_fits,
+        "scored": {
+            "num_runs": result.scored.num_runs,
+            "overall": result.scored.overall,
+            "by": result.scored.by,
+            "choices": result.scored.choices,
+        },
+        "reasons": result.reasons,
+    }
+
+
+def _show(result: ValidationResult) -> None:
+    from perfmodel.lab.tables import choice_lines, fit_lines, headline, result_tables
+
+    print(headline(result))
+    print_tables(result_tables(result))
+    for line in [*fit_lines(result.fits), *choice_lines(result.choices)]:
+        print(line)

@@ -1,0 +1,294 @@
+"""What an operator of a network costs under many configurations at once, and what a whole plan of a network costs.
+
+Everything is evaluated on columns: `parts[dim]` holds the number of parts of a dim for each configuration, `groups` sets of mesh axes as
+bit masks (bit i is axis i of the mesh, outermost first). A single plan is a column of one row.
+
+    time of a step = work + own collectives + redistributions of activations + what shows of parameter collectives + optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.microbatch import redistribution_time
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import itemsize
+from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.hardware.calibration import KernelClass
+from perfmodel.parallel.per_operator.plan import MeshAxis, axes_mask
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.config import MAX_SIZE
+from perfmodel.workload.job import Optimizer, PrecisionPolicy
+from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Product, Stream, Work
+from perfmodel.workload.operator import Pass
+
+Array = NDArray[np.float64]
+Masks = NDArray[np.int64]
+Parts = Mapping[str, NDArray[np.int64]]
+
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSetting:
+    """How a network is trained, whatever the plan.
+
+    zero               ZeRO stage: what lies as shards over the axes on which a parameter's gradient is partial (1 optimizer state,
+                       2 gradients too, 3 weights too)
+    num_microbatches   of a step; the network's batch is that of one
+    attention          the calibrated kernel of fused attention
+    """
+
+    policy: PrecisionPolicy
+    optimizer: Optimizer
+    profile: ExecutionProfile
+    zero: int = 0
+    num_microbatches: int = 1
+    attention: str = "flash"
+
+    def __post_init__(self) -> None:
+        if self.zero not in ZERO_STAGES:
+            raise bad_field("zero", self.zero, "is no stage of ZeRO", "use 0, 1, 2 or 3")
+        count = self.num_microbatches
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_SIZE:
+            raise bad_field("num_microbatches", shown(count), f"must be a whole number from 1 to {MAX_SIZE}", "use 1")
+
+    @property
+    def activation_bytes(self) -> float:
+        return float(itemsize(self.policy.compute))
+
+    @property
+    def parameter_bytes(self) -> float:
+        return float(itemsize(self.policy.parameter))
+
+    @property
+    def gradient_bytes(self) -> float:
+        return float(itemsize(self.policy.gradient_reduce))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeshPrices:
+    """Collectives on a mesh: every set of its axes as a group, priced on the machine."""
+
+    axes: tuple[MeshAxis, ...]
+    machine: Machine
+
+    @cached_property
+    def size(self) -> Array:
+        """Ranks of each set of axes, by its mask."""
+        return self._products(range(len(self.axes)))
+
+    @cached_property
+    def inside(self) -> list[Array]:
+        """Ranks of each set inside one domain of each tier, innermost first."""
+        return [
+            self._products([i for i, axis in enumerate(self.axes) if axis.tier <= tier]) for tier in range(len(self.machine.tier_sizes))
+        ]
+
+    def _products(self, members: Sequence[int] | range) -> Array:
+        sizes = np.ones(1 << len(self.axes))
+        masks = np.arange(len(sizes))
+        for i in members:
+            sizes = sizes * np.where(masks >> i & 1, float(self.axes[i].size), 1.0)
+        return sizes
+
+    def mask(self, names: frozenset[str] | tuple[str, ...]) -> int:
+        return axes_mask(self.axes, names)
+
+    def time(self, kind: CollectiveKind, groups: Masks, num_bytes: Array) -> Array:
+        """One collective of each group alone, with what the host does around it. [s]"""
+        size = self.size[groups]
+        time = collective_time(
+            kind, num_bytes, group_size=size, inside=[inside[groups] for inside in self.inside], machine=self.machine
+        ) + redistribution_time(num_bytes, size, self.machine)
+        return np.asarray(np.where(size > 1, time, 0.0))
+
+    def table(self, kind: CollectiveKind, total_bytes: float) -> Array:
+        """[groups, remaining]: time where the axes `remaining` cut a tensor of `total_bytes` bytes. [s]"""
+        key = (kind, total_bytes)
+        if key not in self._tables:
+            count = len(self.size)
+            groups = np.repeat(np.arange(count), count)
+            num_bytes = np.tile(total_bytes / self.size, count)
+            self._tables[key] = self.time(kind, groups, num_bytes).reshape(count, count)
+        return self._tables[key]
+
+    _tables: dict[tuple[CollectiveKind, float], Array] = field(default_factory=dict)
+
+
+def local_extent(extent: Extent, parts: Parts, like: NDArray[np.int64]) -> Array:
+    """Elements on one rank; uneven shares are padded to the largest."""
+    total = np.ones(len(like))
+    for size, dim in extent:
+        total = total * (np.ceil(size / parts[dim]) if dim in parts else float(size))
+    return total
+
+
+def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSetting, machine: Machine, phase: Pass) -> Array:
+    """Time of one piece of an operator's work on one rank. [s]"""
+    item = setting.activation_bytes
+    match work:
+        case Product():
+            batch, m, n, k = (local_extent(extent, parts, like) for extent in (work.batch, work.m, work.n, work.k))
+            if work.tensors:
+                num_bytes = item * sum((local_extent(tensor, parts, like) for tensor in work.tensors), np.zeros(len(like)))
+                time = convolution_time(batch=batch, m=m, n=n, k=k, num_bytes=num_bytes, itemsize=item, machine=machine)
+            else:
+                time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=item, machine=machine)
+            return np.asarray(work.repeats * (time + machine.launch_time))
+        case Stream():
+            num_bytes = item * sum((local_extent(access, parts, like) for access in work.accesses), np.zeros(len(like)))
+            time = streaming_time(
+                num_bytes=num_bytes,
+                num_elements=local_extent(work.elements, parts, like),
+                kernel_class=KernelClass(work.kernel),
+                machine=machine,
+                backward=float(phase is Pass.BACKWARD),
+            )
+            return np.asarray(work.repeats * (time + machine.launch_time))
+        case FusedAttention():
+            evaluate = attention_backward_time if phase is Pass.BACKWARD else attention_time
+            return np.asarray(
+                evaluate(
+                    batch=local_extent(work.batch, parts, like),
+                    heads=local_extent(work.heads, parts, like),
+                    kv_heads=local_extent(work.kv_heads, parts, like),
+                    query_length=local_extent(work.queries, parts, like),
+                    key_length=local_extent(work.keys, parts, like),
+                    head_dim=work.head_dim,
+                    causal_fraction=work.causal_fraction,  # causal queries stay whole
+                    itemsize=item,
+                    machine=machine,
+                    kernel=setting.attention,
+                )
+                + machine.launch_time
+            )
+
+
+def own_traffic_time(
+    traffic: OwnTraffic, parts: Parts, masks: Mapping[str, Masks], like: NDArray[np.int64], setting: StepSetting, prices: MeshPrices
+) -> Array:
+    """Collectives that an operator issues by itself, all repeats. [s]"""
+    groups = np.zeros(len(like), dtype=np.int64)
+    for dim in traffic.over:
+        groups = groups | masks.get(dim, 0)
+    num_bytes = local_extent(traffic.extent, parts, like) * (traffic.itemsize or setting.activation_bytes)
+    if traffic.kind is CollectiveKind.SEND_RECV:
+        size = prices.size[groups]
+        # neighbours across the outermost cut set the pace: a tier that holds the whole group holds both ends
+        inside = [np.where(each[groups] < size, 1.0, np.minimum(size, 2.0)) for each in prices.inside]
+        time = collective_time(traffic.kind, num_bytes, group_size=np.minimum(size, 2.0), inside=inside, machine=prices.machine)
+        time = np.where(size > 1, time + redistribution_time(num_bytes, size, prices.machine), 0.0)
+        return np.asarray(traffic.repeats * time)
+    return np.asarray(traffic.repeats * prices.time(traffic.kind, groups, num_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterColumns:
+    """A parameter on one rank, by configuration: elements that its operator holds, and the group its gradient is partial on.
+
+    unit   elements of what is gathered and reduced in one collective (its layer, a bucket) over those of the parameter
+    """
+
+    elements: Array
+    groups: Masks
+    unit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterTimes:
+    """Seconds a microbatch: collectives that may hide under compute, at full length, and the optimizer's step."""
+
+    reductions: Array
+    gathers: Array
+    optimizer: Array
+
+
+def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> ParameterTimes:
+    """Collectives of one parameter and its optimizer step, for each microbatch. [s]
+
+    ZeRO 0: all-reduce of the gradient once a step. 1: reduce-scatter, and all-gather of the new weights, once a step. 2: the same, but
+    reduce-scatter each microbatch, since shards are all that stays of gradients. 3: that, and all-gather for forward and again for
+    backward, each microbatch.
+    """
+    w, groups, times = parameter.elements, parameter.groups, 1.0 / setting.num_microbatches
+
+    def collective(kind: CollectiveKind, num_bytes: Array) -> Array:
+        return np.asarray(prices.time(kind, groups, num_bytes * parameter.unit) / parameter.unit)
+
+    gradient, weight = w * setting.gradient_bytes, w * setting.parameter_bytes
+    shard = w / prices.size[groups] if setting.zero else w
+    step_bytes = shard * setting.policy.step_bytes_per_parameter(setting.optimizer) * setting.profile.optimizer_bytes_factor
+    # with several microbatches, each adds its gradients to those before: read and written again
+    added = (shard if setting.zero >= 2 else w) if setting.num_microbatches > 1 else np.zeros(len(w))
+    optimizer = times * _optimizer_time(step_bytes, shard, setting, prices.machine)
+    optimizer = optimizer + _optimizer_time(2.0 * added * setting.gradient_bytes, 0.0, setting, prices.machine)
+    if setting.zero == 0:
+        reductions = times * collective(CollectiveKind.ALL_REDUCE, gradient)
+        return ParameterTimes(reductions=reductions, gathers=np.zeros(len(w)), optimizer=optimizer)
+    scatter = collective(CollectiveKind.REDUCE_SCATTER, gradient)
+    gather = collective(CollectiveKind.ALL_GATHER, weight)
+    if setting.zero < 3:
+        scatters = 1.0 if setting.zero == 2 else times
+        return ParameterTimes(reductions=scatters * scatter + times * gather, gathers=np.zeros(len(w)), optimizer=optimizer)
+    return ParameterTimes(reductions=scatter, gathers=2.0 * gather, optimizer=optimizer)
+
+
+def _optimizer_time(num_bytes: Array, num_elements: Array | float, setting: StepSetting, machine: Machine) -> Array:
+    """Part of a step over many parameters at once (fused, or in groups): without a kernel's floor, beyond all caches. [s]
+
+    An optimizer without state is one pass that adds the scaled gradient; the others are calibrated as they are.
+    """
+    kernel = KernelClass.OPTIMIZER if setting.optimizer.num_states else KernelClass.ADD
+    many = 1e10
+
+    def rate(**amount: float) -> float:
+        return float(np.asarray(streaming_time(kernel_class=kernel, machine=machine, **amount))) / many
+
+    floor = rate(num_bytes=0.0, num_elements=0.0)
+    per_byte, per_element = rate(num_bytes=many, num_elements=0.0), rate(num_bytes=0.0, num_elements=many) - floor
+    return np.asarray(num_bytes * per_byte + num_elements * per_element)
+
+
+def parameter_unit(
+    network: Network, operator: NetworkOperator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]
+) -> float:
+    """`ParameterColumns.unit`: the parameters of one layer go together, or as many as fill a bucket, as the profile says. [-]
+
+    layer_parameters   `Network.layer_parameters`: elements of each layer
+    """
+    own = float(network.tensors[tensor].num_elements)
+    if setting.profile.parameter_unit == "tensor":
+        return 1.0
+    if operator.layer:
+        return max(1.0, layer_parameters.get(operator.layer, own) / own)
+    bucket = setting.profile.bucket_bytes / setting.parameter_bytes
+    return max(1.0, min(bucket, float(network.num_parameters)) / own)
+
+
+def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> Array:
+    """Weights, gradients and optimizer state of one parameter on one rank. [byte]"""
+    w = parameter.elements
+    shards = prices.size[parameter.groups]
+    weights = w / (shards if setting.zero >= 3 else 1.0) * setting.parameter_bytes
+    gradients = w / (shards if setting.zero >= 2 else 1.0) * setting.gradient_bytes
+    state = w / (shards if setting.zero >= 1 else 1.0) * setting.policy.state_bytes_per_parameter(setting.optimizer)
+    return np.asarray(weights + gradients + state)
+
+
+def saved_inputs(operator: NetworkOperator) -> tuple[int, ...]:
+    """Which inputs an operator keeps for backward."""
+    return tuple(position for position, operand in enumerate(operator.inputs) if operand.tensor in operator.kept)
+
+
+def saves_output(operator: NetworkOperator) -> bool:
+    """Whether it keeps its output for backward."""
+    return operator.output.tensor in operator.kept

@@ -1,0 +1,51 @@
+"""What shows of parameter collectives as a maximum of two lines, so that a sum over operators can bound it and a search can minimise it.
+
+With R the reductions, G the gathers, F and B forward and backward work (all of one microbatch), s the slow-down of compute beside
+communication and e the share of reductions that never hides:
+
+    reductions   max( (1 - (1 - s)(1 - e)) R,  R - (1 - s) B )              if gradients overlap the backward pass, else R
+    gathers      max( s G,  G - (1 - s)(F + B) )                            if parameters are prefetched, else G
+
+A maximum of two is at least any mixture of them: for every share x in 0..1
+
+    step >= W + (1 - x) * first + x * second
+
+whose right side is a sum over operators. Its least over all plans is a bound for every x; the largest of these bounds is the best.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.per_operator.operators import StepSetting
+
+
+def exposed_time(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> Any:
+    """What shows of parameter collectives in a whole plan: for each kind the larger of its two sides. [s]"""
+    sides = _sides(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting)
+    return sum(np.maximum(first, second) for first, second in sides)
+
+
+def mixed_exposure(*, reductions: Any, gathers: Any, forward: Any, backward: Any, share: float, setting: StepSetting) -> Any:
+    """(1 - share) * (the least that shows) + share * (what does not fit under the compute beside it). [s]
+
+    Additive over operators, and at most what shows of a whole plan; with the better of share 0 and 1 for each kind it is equal.
+    """
+    sides = _sides(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting)
+    return sum((1.0 - share) * first + share * second for first, second in sides)
+
+
+def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> list[tuple[Any, Any]]:
+    """The two sides of each kind of collective; below ZeRO 3 nothing is gathered."""
+    profile = setting.profile
+    hidden = 1.0 - profile.compute_slowdown_under_communication
+    sides = [(reductions, reductions)]
+    if profile.hides_reductions(setting.zero):
+        least = profile.exposed_gradient_fraction if setting.zero < 3 else 0.0
+        sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * backward)]
+    if setting.zero == 3:
+        hides = profile.prefetches_parameters
+        sides.append(((1.0 - hidden) * gathers, gathers - hidden * (forward + backward)) if hides else (gathers, gathers))
+    return sides

@@ -1,0 +1,1 @@
+"""Torch's own counts of a plan's program."""

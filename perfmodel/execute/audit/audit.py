@@ -1,0 +1,188 @@
+"""`audit_plan`: torch's own counts of a plan's program beside the predicted ones, at full size, on any machine.
+
+Nothing here imports torch: a process of its own does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing import Pipe
+from typing import Any, NamedTuple
+
+from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
+from perfmodel.cost.estimate import Estimator
+from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate, with_microbatches
+from perfmodel.execute.launch.processes import (
+    STOPPED_TIMEOUT,
+    Patience,
+    cause_of_death,
+    is_stopped,
+    last_words,
+    private_folder,
+    start_python,
+)
+from perfmodel.foundation.errors import InputError, RunError
+from perfmodel.parallel.executable import not_executable_reason
+from perfmodel.parallel.plan import Plan, place_of, rank_at
+
+
+def ranks_to_audit(plan: Plan, *, rank: int | None = None, every_stage: bool = True) -> tuple[int, ...]:
+    """One rank of each pipeline stage, or of the first and the last.
+
+    Of the ranks of a stage the one with the last chunk of the sequence, which computes the most under context parallelism.
+    """
+    if rank is not None:
+        if not 0 <= rank < plan.num_chips:
+            raise InputError(f"rank={rank}: must be from 0 to {plan.num_chips - 1}; the plan has {plan.num_chips} chips")
+        return (rank,)
+    stages = range(plan.layout.pp) if every_stage else sorted({0, plan.layout.pp - 1})
+    return tuple(rank_at(plan, {"pp": stage, "cp": plan.layout.cp - 1}) for stage in stages)
+
+
+def audit_plan(
+    estimator: Estimator,
+    plan: Plan,
+    ranks: Sequence[int],
+    *,
+    every_microbatch: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Audit:
+    """Build the plan's program under fake tensors as each of `ranks`, run a counted step, and compare with `estimator`.
+
+    The model's dropout runs if the estimator's profile says so.
+
+    every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
+    """
+    reason = not_executable_reason(plan)
+    if reason:
+        raise InputError(reason)
+    numbers = (plan.num_microbatches,) if every_microbatch else counted_microbatches(plan)
+    audited: list[RankAudit] = []
+    with CountingProcess() as process:
+        for rank in ranks:
+            counted: dict[int, Counted] = {}
+            for number in numbers:
+                if progress is not None:
+                    progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
+                counted[number] = process.count(with_microbatches(plan, number), rank, dropout=estimator.profile.dropout)
+            counts = extrapolate({number: each.counts for number, each in counted.items()}, plan.num_microbatches)
+            place = place_of(plan, rank)
+            predicted = predicted_counts(estimator, plan, place)
+            audited.append(
+                RankAudit(
+                    rank=rank,
+                    place=place,
+                    rows=audit_rows(predicted, counts),
+                    peak_moment=predicted.peak_moment,
+                    peak_by_class={name: size for name, size in predicted.peak_by_class.items() if size},
+                    elapsed=sum(each.elapsed for each in counted.values()),
+                    memory=max(each.memory for each in counted.values()),
+                )
+            )
+    return Audit(plan=plan, profile=estimator.profile.name, torch=process.torch_version, counted_microbatches=numbers, ranks=tuple(audited))
+
+
+class Counted(NamedTuple):
+    """Torch's counts of one rank, and the seconds and the bytes of this machine's memory that they took."""
+
+    counts: RankCounts
+    elapsed: float
+    memory: float
+
+
+class CountingProcess:
+    """A process that imports torch once and counts plans for this one, each rank in a fork of its own.
+
+    Questions and answers carry numbers. A conversation that is interrupted (Ctrl-C, a time limit) ends the process, so that no later
+    question gets its answer; the next one starts another.
+    """
+
+    def __init__(self) -> None:
+        self._scope = ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self.torch_version = ""
+
+    def __enter__(self) -> CountingProcess:
+        self._start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        try:
+            self._folder = self._scope.enter_context(private_folder())
+            self._connection, theirs = Pipe()
+            self._scope.enter_context(self._connection)
+            arguments = (theirs.fileno(), os.getpid())
+            with theirs:
+                self._process = start_python(
+                    f"from perfmodel.execute.audit.worker import main; main(*{arguments!r})",
+                    folder=self._folder,
+                    log=self._folder / "log",
+                    descriptor=theirs.fileno(),
+                    settings={"OMP_NUM_THREADS": "1"},
+                )
+            self._number = 0
+            (self.torch_version,) = self._receive()[1:]
+        except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
+            raise RunError(f"audit: its process could not be started ({reason}); free some memory or disk space and audit again") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()  # the fork dies with it
+            self._process.wait()
+            self._process = None
+        self._scope.close()
+
+    def count(self, plan: Plan, rank: int, *, dropout: bool = False) -> Counted:
+        """That rank's step, counted; RunError where torch cannot build or run its program."""
+        if self._process is None:
+            self._start()
+        self._number += 1
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told below
+                self._connection.send((self._number, plan, rank, dropout))
+            kind, *content = self._receive()
+        except BaseException:
+            self.close()
+            raise
+        if kind == "error":
+            raise RunError(f"audit: rank {rank}: torch cannot build or run this program: {content[0]}")
+        if kind == "lost":
+            raise RunError(f"audit: rank {rank}: {content[0]}")
+        return Counted(*content)
+
+    def _receive(self) -> tuple[Any, ...]:
+        """The answer to the last question, without its number; RunError where the process ends or is stopped."""
+        assert self._process is not None
+        patience, stopped = Patience(), 0.0
+        try:
+            while not self._connection.poll(0.2):
+                stopped = stopped + patience.passed() if is_stopped(self._process.pid) else 0.0
+                if stopped > STOPPED_TIMEOUT:
+                    raise RunError("audit: its process was stopped from outside (SIGSTOP); audit again")
+            number, *answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._ended() from None
+        if number != self._number:
+            raise RunError(f"audit: its process answered question {number} where {self._number} was asked; audit again")
+        return tuple(answer)
+
+    def _ended(self) -> RunError:
+        assert self._process is not None
+        code = self._process.wait()
+        words = last_words(self._folder / "log", code)
+        remedy = "free some memory and audit again" if code == -signal.SIGKILL else "audit again"
+        return RunError(f"audit: its process died ({cause_of_death(code)}){words}; {remedy}")

@@ -1,0 +1,130 @@
+"""Torch's own counts of one step of a fake program: FLOPs by its formulas, collectives as they are dispatched, bytes held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from perfmodel.cost.counts import ATTENTION, RankCounts, Shape, product_shape
+from perfmodel.execute.audit.program import FakeProgram, fake_program
+from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
+from perfmodel.execute.uniform.data_parallel import FlatData
+from perfmodel.parallel.plan import Plan
+
+aten = torch.ops.aten
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+
+#: The CPU's fused attention has no formula in torch's registry; these are torch's for the GPU kernels: the full square, causal or not.
+_CPU_ATTENTION: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
+#: Matrix products, and which argument is the first factor.
+_PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+
+
+class StepCounter(CollectiveCounter):
+    """Counts FLOPs and collectives of what reaches the dispatcher below DTensor, at the shapes of this rank."""
+
+    def __init__(self, label: Any) -> None:
+        super().__init__(label, times_them=False)
+        self.counts = RankCounts()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        packet = func._overloadpacket
+        if packet in _CPU_ATTENTION:
+            is_backward = packet is aten._scaled_dot_product_flash_attention_for_cpu_backward
+            self.counts.add_flops(ATTENTION[is_backward], float(_CPU_ATTENTION[packet](*args, **(kwargs or {}))))
+        elif packet in flop_registry:
+            flops = float(flop_registry[packet](*args, **(kwargs or {}), out_val=result))
+            self.counts.add_flops(_shape(packet, args), flops)
+        return result
+
+
+def _shape(packet: Any, args: Any) -> Shape:
+    """Of a matrix product; another operator that torch counts goes by its name."""
+    if packet not in _PRODUCTS:
+        return (packet.__name__,)
+    left, right = args[_PRODUCTS[packet]], args[_PRODUCTS[packet] + 1]
+    batch = left.shape[0] if left.ndim == 3 else 1
+    return product_shape(batch, left.shape[-2], right.shape[-1], left.shape[-1])
+
+
+def _num_bytes(tensors: Any) -> float:
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """State tensors; torch's step counters, one number for each parameter, are left out."""
+    return _num_bytes(t for state in optimizer.state.values() for name, t in state.items() if name != "step" and torch.is_tensor(t))
+
+
+def _held(program: FakeProgram) -> tuple[float, float, float]:
+    """Bytes of weights, gradients (before the optimizer frees them) and optimizer state."""
+    data = program.data
+    if isinstance(data, FlatData):
+        separate = [unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight]
+        weights, gradients = _num_bytes(unit.weights for unit in data.units), _num_bytes(unit.gradients for unit in data.units)
+        return weights, gradients, _num_bytes(separate) + _state_bytes(data.optimizer)
+    assert data.optimizer is not None
+    weights = _num_bytes(_local(parameter) for _, parameter in data.parameters())
+    gradients = _num_bytes(_local(parameter.grad) for _, parameter in data.parameters() if parameter.grad is not None)
+    return weights, gradients, _state_bytes(data.optimizer)
+
+
+@contextmanager
+def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
+    """Calls when a backward pass begins for the first time, of whichever microbatch and stage."""
+    original = torch.autograd.backward
+    is_first = True
+
+    def backward(*args: Any, **kwargs: Any) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            call()
+        original(*args, **kwargs)
+
+    torch.autograd.backward = backward  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+def torch_counts(plan: Plan, rank: int, *, dropout: bool = False) -> RankCounts:
+    """One step of that rank's program, counted; FLOPs by torch operator."""
+    with fake_program(plan, rank, dropout=dropout) as program:
+        counter = StepCounter(program.axis_of)
+        saved: list[int] = []
+        with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
+            program.forward_backward()
+            held = _held(program)
+            program.data.optimizer_step()
+    counts = replace(
+        counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2], saved=float(saved[0]), peak=float(tracker.peak)
+    )
+    for (kind, axis), number in counter.tally.counts.items():
+        counts.add_collective(kind, axis, number, counter.tally.num_bytes[kind, axis])
+    return counts

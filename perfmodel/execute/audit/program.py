@@ -1,0 +1,99 @@
+"""The executor's own program of one rank under fake tensors: the real torch program at any world size, in one process.
+
+What needs real tensors or a real device mesh is made first, on the meta device; what would fill memory comes after, inside
+`FakeTensorMode`, where a tensor has a shape, a dtype and a storage of a size, and nothing in it. The process group is torch's
+fake one: every collective returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining import PipelineStage
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.uniform.mesh import CANONICAL_ORDER
+from perfmodel.execute.uniform.parallelize import TrainingProgram
+from perfmodel.foundation.errors import RunError
+from perfmodel.parallel.plan import Plan, place_of
+
+
+class _Vote:
+    """What a pipeline stage learns from its neighbours in its first step: that shapes are static."""
+
+    @staticmethod
+    def item() -> int:
+        return 1
+
+
+@contextmanager
+def _static_stages() -> Iterator[None]:
+    """Stages know their shapes and need not ask their neighbours, who are not there."""
+    names = ("_warmup_forward_vote", "_warmup_backward_result")
+    originals = {name: getattr(PipelineStage, name) for name in names}
+    for name in names:
+        setattr(PipelineStage, name, lambda *_, **__: _Vote())
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(PipelineStage, name, original)
+
+
+@contextmanager
+def fake_group(rank: int, world_size: int) -> Iterator[Worker]:
+    """This process as one rank of `world_size`."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise RunError("audit: this process is already a rank of a process group; audit from another process")
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield Worker(rank=rank, world_size=world_size, device="cpu")
+    finally:
+        dist.destroy_process_group()
+
+
+class FakeProgram(TrainingProgram):
+    """A training program of fake tensors: its weights have no values."""
+
+    def __init__(self, worker: Worker, plan: Plan, mode: FakeTensorMode, *, dropout: bool) -> None:
+        self.mode, self.dropout = mode, dropout
+        super().__init__(worker, plan)
+
+    def _materialise(self) -> None:
+        self.sharding.is_abstract = True
+        self.sharding.dropout = self.plan.job.model.dropout if self.dropout else 0.0
+        with self.mode:
+            self.data.materialise(self.worker.device)
+            shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
+            self.tokens, self.targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+
+    def axis_of(self, members: list[int]) -> str:
+        """As `RunMesh.axis_of`, without tensors."""
+        places = [place_of(self.plan, rank) for rank in members]
+        return "+".join(axis for axis in CANONICAL_ORDER if len({place[axis] for place in places}) > 1) or "none"
+
+
+@contextmanager
+def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[FakeProgram]:
+    """The program of that rank at the plan's full size, inside the fake mode, after a first step.
+
+    The first step also does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state. Its
+    last microbatch does all of that.
+    """
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        worker = stack.enter_context(fake_group(rank, plan.num_chips))
+        stack.enter_context(_static_stages())
+        program = FakeProgram(worker, plan, FakeTensorMode(allow_non_fake_inputs=True), dropout=dropout)
+        stack.enter_context(program.mode)
+        program.step(first_microbatch=plan.num_microbatches - 1)
+        try:
+            yield program
+        finally:
+            program.close()

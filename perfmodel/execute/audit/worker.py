@@ -1,0 +1,87 @@
+"""The process that audits: it imports torch once and counts each rank in a fork of its own, since torch keeps what it learns of a mesh."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+import warnings
+from multiprocessing.connection import Connection
+from typing import Any
+
+from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_of_death, die_with_parent
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Reads (number, plan, rank, dropout) until the other end closes; answers each with its number and
+    ("ok", counts, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
+    die_with_parent(parent)
+    warnings.simplefilter("ignore")
+    connection = Connection(descriptor)
+    import torch
+
+    import perfmodel.execute.audit.count  # noqa: F401 - before the forks
+
+    # What was imported stays: a fork that collects garbage would look at all of it, and copy the pages that it is on.
+    gc.collect()
+    gc.freeze()
+    connection.send((0, "ready", str(torch.__version__)))
+    while True:
+        try:
+            number, plan, rank, dropout = connection.recv()
+        except (EOFError, OSError):
+            return
+        server, child = os.getpid(), os.fork()
+        if child == 0:
+            code = 1
+            try:
+                die_with_parent(server)
+                connection.send((number, *_audit(plan, rank, dropout)))
+                code = 0
+            finally:
+                os._exit(code)
+        how = _wait_for(child)
+        if how:
+            remedy = (
+                "free some memory, or count fewer microbatches by leaving out --every-microbatch" if "SIGKILL" in how else "audit again"
+            )
+            connection.send((number, "lost", f"the process that counts it {how}; {remedy}"))
+
+
+def _wait_for(child: int) -> str:
+    """How the fork ended where that was not by itself; one that somebody stopped is ended."""
+    patience, stopped = Patience(), 0.0
+    pause = 0.005
+    is_still = False
+    while True:
+        found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if found and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+            code = os.waitstatus_to_exitcode(status)
+            return f"died ({cause_of_death(code)})" if code else ""
+        if found:
+            is_still = os.WIFSTOPPED(status)
+        stopped = stopped + patience.passed() if is_still else 0.0
+        if stopped > STOPPED_TIMEOUT:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return "was stopped from outside (SIGSTOP)"
+        time.sleep(pause)
+        pause = min(2 * pause, 0.2)
+
+
+def _audit(plan: Any, rank: int, dropout: bool) -> tuple[Any, ...]:
+    import resource
+
+    from perfmodel.execute.audit.count import torch_counts
+
+    start = time.perf_counter()
+    try:
+        counts = torch_counts(plan, rank, dropout=dropout)
+    except Exception as error:
+        print(traceback.format_exc(), file=sys.stderr)
+        return "error", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return "ok", counts, time.perf_counter() - start, float(memory)

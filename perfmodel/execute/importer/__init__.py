@@ -1,0 +1,1 @@
+"""Exports torch modules and reads what was exported."""

@@ -1,0 +1,481 @@
+"""An exported program as an `ImportedGraph`: a walk over its nodes, with views followed and operators recognised."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.imported.aten_rules import Call, Space, operand_dims, recognise
+from perfmodel.workload.imported.graph import (
+    DimLink,
+    ImportedEdge,
+    ImportedGraph,
+    ImportedKind,
+    ImportedOperand,
+    ImportedParameter,
+    ImportedVertex,
+    Shape,
+)
+from perfmodel.workload.imported.views import Position, expanded, lost, permuted, reshaped, whole
+
+#: Operators whose names are ours or torch's; those of another library may mean something else.
+_NAMESPACES = ("aten", "perfmodel")
+
+_RESHAPES = frozenset(
+    {
+        "view",
+        "reshape",
+        "flatten",
+        "unflatten",
+        "squeeze",
+        "unsqueeze",
+        "contiguous",
+        "clone",
+        "detach",
+        "detach_",
+        "alias",
+        "ravel",
+        "_unsafe_view",
+        "view_as",
+        "reshape_as",
+        "lift",
+        "lift_fresh",
+    }
+)
+_PERMUTATIONS = frozenset({"transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
+_EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
+_CASTS = frozenset({"to", "_to_copy", "type_as"})
+
+
+def read_program(module: nn.Module, program: Any, mode: FakeTensorMode, *, name: str) -> ImportedGraph:
+    """`program` is what torch.export made of `module` under `mode`."""
+    return _Reader(module, program, mode).read(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Value:
+    """A tensor of the exported graph: the output of a vertex under some view, or a parameter or buffer (`vertex` is then nothing's).
+
+    The dims of the view are the positions of that output or parameter, as strings.
+    """
+
+    view: tuple[Position, ...]
+    vertex: int | None = None
+    output: int = 0
+    parameter: str = ""
+    is_whole: bool = True
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A vertex and the edges into it, while more may join."""
+
+    vertex: ImportedVertex
+    edges: list[ImportedEdge] = field(default_factory=list)
+
+
+class _Reader:
+    """Walks the nodes once; `values` holds, for each node, one value or one for each of its outputs."""
+
+    def __init__(self, module: nn.Module, program: Any, mode: FakeTensorMode) -> None:
+        self.program, self.mode = program, mode
+        self.drafts: list[_Draft] = []
+        self.values: dict[Any, list[_Value]] = {}
+        self.num_readers: dict[Any, int] = {}
+        first_name: dict[int, str] = {}
+        self.canonical = {path: first_name.setdefault(id(each), path) for path, each in module.named_parameters(remove_duplicate=False)}
+        self.parameters = tuple(
+            ImportedParameter(name=path, shape=_shape(each), itemsize=each.element_size()) for path, each in module.named_parameters()
+        )
+        self.buffer_bytes = float(sum(each.numel() * each.element_size() for each in module.buffers()))
+
+    def read(self, name: str) -> ImportedGraph:
+        signature = self.program.graph_signature
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                parameter = signature.inputs_to_parameters.get(node.name)
+                is_buffer = node.name in signature.inputs_to_buffers or node.name in signature.inputs_to_lifted_tensor_constants
+                self._placeholder(node, parameter, is_buffer=is_buffer)
+            elif node.op == "call_function":
+                self._call(node)
+        edges = [edge for draft in self.drafts for edge in draft.edges]
+        return ImportedGraph(
+            name=name,
+            source=f"torch {torch.__version__}, torch.export under fake tensors, one forward pass",
+            vertices=tuple(draft.vertex for draft in self.drafts),
+            edges=tuple(edges),
+            parameters=self.parameters,
+            buffer_bytes=self.buffer_bytes,
+        )
+
+    def _placeholder(self, node: Any, parameter: str | None, *, is_buffer: bool) -> None:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        shape = _shape(value)
+        if parameter is not None or is_buffer:
+            name = self.canonical.get(parameter, parameter) if parameter is not None else ""
+            self.values[node] = [_Value(view=_by_position(shape) if name else lost(shape), parameter=name)]
+            return
+        names = tuple(f"{chr(ord('a') + index)}" for index in range(len(shape)))
+        operand = ImportedOperand(shape=shape, itemsize=value.element_size(), dims=names, is_index=_is_index(value))
+        vertex = ImportedVertex(
+            name=node.name, operator="input", module="", kind=ImportedKind.INPUT, dims=dict(zip(names, shape, strict=True)), inputs=(),
+            outputs=(operand,), flops=0.0, activation_bytes=0.0,
+        )  # fmt: skip
+        self._add(node, vertex, [])
+
+    def _add(self, node: Any, vertex: ImportedVertex, edges: list[ImportedEdge]) -> None:
+        self.drafts.append(_Draft(vertex=vertex, edges=edges))
+        self.values[node] = _made(vertex, len(self.drafts) - 1)
+
+    def _call(self, node: Any) -> None:
+        target = node.target
+        if target is operator.getitem:
+            source = self.values.get(node.args[0])
+            if source is not None and node.args[1] < len(source):
+                self.values[node] = [source[node.args[1]]]
+            return
+        results = _tensors(node.meta.get("val"))
+        if not results:
+            return  # assertions and the like
+        schema = getattr(target, "_schema", None)
+        if schema is None:
+            self._unknown(node, str(getattr(target, "__name__", target)), results)
+            return
+        namespace, _, name = schema.name.partition("::")
+        arguments = _arguments(node, schema)
+        sources = {key: each for key, each in arguments.items() if isinstance(each, torch.fx.Node)}
+        if name.endswith("_") and "self" in sources and self._is_stored(sources["self"]):
+            return  # bookkeeping of the module itself, such as the number of batches seen
+        if namespace in _NAMESPACES and self._view(node, name, arguments, results):
+            return
+        call = Call(
+            name=name,
+            tensors={key: _shape(each.meta["val"]) for key, each in sources.items() if isinstance(each.meta.get("val"), torch.Tensor)},
+            values={key: each for key, each in arguments.items() if not isinstance(each, torch.fx.Node)},
+            outputs=tuple(_shape(result) for result in results),
+            is_pointwise=torch.Tag.pointwise in target.tags,
+        )
+        views = self._unflattened(call, sources) if name == "linear" else {}
+        if views:
+            rows = _sizes_of(views["input"])
+            call = replace(call, tensors={**call.tensors, "input": rows}, outputs=((*rows[:-1], call.outputs[0][-1]),))
+        space = recognise(call) if namespace in _NAMESPACES else None
+        if space is None:
+            self._unknown(node, str(target), results, sources)
+            return
+        if space.is_view and all(self._is_stored(source) for source in sources.values()):
+            (source,) = sources.values()  # a part of a parameter is that parameter, to whoever reads it
+            whole_one = self.values[source][0]
+            axis = int(arguments.get("dim") or 0) % len(whole_one.view)
+            self.values[node] = [
+                _Value(view=_part(whole_one.view, axis, _shape(result)), parameter=whole_one.parameter) for result in results
+            ]
+            return
+        self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), views=views)
+        if name.endswith("_") and "self" in sources:
+            self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one
+
+    def _unflattened(self, call: Call, sources: Mapping[str, Any]) -> dict[str, tuple[Position, ...]]:
+        """Rows of a linear layer that are several dims in one, apart again: any of them may be cut, not the outermost only."""
+        values = self.values.get(sources["input"], [])
+        runs = [run for position in values[0].view[:-1] for run in position] if values and len(call.tensors["input"]) > 1 else []
+        is_product = any(len(position) > 1 for position in values[0].view[:-1]) if runs else False
+        if not is_product or not all(run.dim for run in runs):
+            return {}
+        return {"input": (*((run,) for run in runs), values[0].view[-1])}
+
+    def _is_stored(self, node: Any) -> bool:
+        values = self.values.get(node, [])
+        return bool(values) and values[0].vertex is None
+
+    def _view(self, node: Any, name: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
+        """Reshapes, permutations and expansions are other views of the same value; a change of type is none."""
+        first = next(iter(arguments.values()), None)
+        if not isinstance(first, torch.fx.Node) or first not in self.values:
+            return False
+        if name == "broadcast_tensors" and all(isinstance(each, torch.fx.Node) and each in self.values for each in arguments.values()):
+            pairs = zip((self.values[each][0] for each in arguments.values()), results, strict=True)
+            self.values[node] = [replace(value, view=expanded(value.view, _shape(result)), is_whole=False) for value, result in pairs]
+            return True
+        before, after = first.meta["val"], results[0]
+        shape, value = _shape(after), self.values[first][0]
+        if name in _PERMUTATIONS:
+            order = _order(name, arguments, len(shape))
+            view = permuted(value.view, order)
+        elif name in _EXPANSIONS:
+            view = expanded(value.view, shape)
+        elif name in _RESHAPES or (name in _CASTS and before.dtype == after.dtype):
+            view = reshaped(value.view, shape)
+        else:
+            return False
+        self.values[node] = [_Value(view=view, vertex=value.vertex, output=value.output, parameter=value.parameter, is_whole=False)]
+        return True
+
+    def _inputs(
+        self,
+        space: Space | None,
+        sources: Mapping[str, Any],
+        consumer: int,
+        *,
+        first: int = 0,
+        views: Mapping[str, tuple[Position, ...]] = MappingProxyType({}),
+    ) -> tuple[list[ImportedOperand], list[ImportedEdge]]:
+        operands: list[ImportedOperand] = []
+        edges: list[ImportedEdge] = []
+        for key, source in sources.items():
+            tensors = _tensors(source.meta.get("val"))
+            for tensor, value in zip(tensors[:1], self.values.get(source, [])[:1], strict=False):
+                view = views.get(key, value.view)
+                shape = _sizes_of(view) if key in views else _shape(tensor)
+                dims = operand_dims(space, key, shape) if space is not None else ("",) * len(shape)
+                operands.append(
+                    ImportedOperand(
+                        shape=shape,
+                        itemsize=tensor.element_size(),
+                        dims=dims,
+                        parameter=value.parameter,
+                        is_index=_is_index(tensor),
+                        links=_links(view, dims, ()) if value.parameter else (),
+                    )
+                )
+                if value.vertex is not None:
+                    edges.append(
+                        ImportedEdge(
+                            producer=value.vertex,
+                            output=value.output,
+                            consumer=consumer,
+                            input=first + len(operands) - 1,
+                            links=_links(view, dims, self.drafts[value.vertex].vertex.outputs[value.output].dims),
+                        )
+                    )
+        return operands, edges
+
+    def _vertex(
+        self,
+        node: Any,
+        target: str,
+        space: Space,
+        sources: Mapping[str, Any],
+        results: Sequence[torch.Tensor],
+        *,
+        is_in_place: bool,
+        views: Mapping[str, tuple[Position, ...]],
+    ) -> None:
+        """`views`: of operands that the space sees otherwise than torch does; the one output is then seen so as well."""
+        written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
+        outputs = tuple(
+            ImportedOperand(
+                shape=tuple(space.dims[dim] for dim in dims) if views else _shape(result),
+                itemsize=result.element_size(),
+                dims=dims,
+                is_index=_is_index(result),
+            )
+            for result, dims in zip(results, space.writes, strict=True)
+        )
+        if space.kind is ImportedKind.ELEMENTWISE and self._join(node, target, space, sources, outputs, written):
+            return
+        operands, edges = self._inputs(space, sources, len(self.drafts), views=views)
+        vertex = ImportedVertex(
+            name=node.name,
+            operator=target,
+            module=_module_path(node),
+            kind=space.kind,
+            dims=dict(space.dims),
+            inputs=tuple(operands),
+            outputs=outputs,
+            flops=space.flops,
+            activation_bytes=written,
+            reduced=space.reduced,
+            unsplit=space.unsplit,
+        )
+        self._add(node, vertex, edges)
+        if views:
+            made = self.values[node][0]
+            self.values[node] = [replace(made, view=reshaped(made.view, _shape(results[0])), is_whole=False)]
+
+    def _join(
+        self, node: Any, target: str, space: Space, sources: Mapping[str, Any], outputs: tuple[ImportedOperand, ...], written: float
+    ) -> bool:
+        """Make an elementwise operator part of the elementwise one just before it, where nothing else reads that one's tensor."""
+        last = len(self.drafts) - 1
+        if not self.drafts or self.drafts[last].vertex.kind is not ImportedKind.ELEMENTWISE or len(outputs) != 1:
+            return False
+        chain = self.drafts[last].vertex
+        inner = {key: each for key, each in sources.items() if self._is_output_of(each, last)}
+        if not inner or any(len(each.users) > 1 for each in inner.values()) or chain.outputs[0].shape != outputs[0].shape:
+            return False
+        if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
+            return False
+        others = {key: each for key, each in sources.items() if key not in inner}
+        operands, edges = self._inputs(space, others, last, first=len(chain.inputs))
+        if any(edge.producer >= last for edge in edges):
+            return False
+        joined = ImportedVertex(
+            name=node.name,
+            operator=target,
+            module=_module_path(node),
+            kind=chain.kind,
+            dims=chain.dims,
+            inputs=(*chain.inputs, *operands),
+            outputs=outputs,
+            flops=chain.flops + space.flops,
+            activation_bytes=chain.activation_bytes + written,
+            chain=chain.chain + 1,
+        )
+        self.drafts[last] = _Draft(vertex=joined, edges=[*self.drafts[last].edges, *edges])
+        self.values[node] = _made(joined, last)
+        return True
+
+    def _is_output_of(self, node: Any, vertex: int) -> bool:
+        values = self.values.get(node, [])
+        return len(values) == 1 and values[0].vertex == vertex and values[0].is_whole
+
+    def _unknown(self, node: Any, target: str, results: Sequence[torch.Tensor], sources: Mapping[str, Any] | None = None) -> None:
+        """Replicated: no dims, so that every chip computes it whole. Its work is what torch counts."""
+        if sources is None:
+            sources = {str(index): each for index, each in enumerate(node.all_input_nodes)}
+        operands, edges = self._inputs(None, sources, len(self.drafts))
+        outputs = tuple(
+            ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
+            for result in results
+        )
+        vertex = ImportedVertex(
+            name=node.name,
+            operator=target,
+            module=_module_path(node),
+            kind=ImportedKind.UNRECOGNISED,
+            dims={},
+            inputs=tuple(operands),
+            outputs=outputs,
+            flops=self._counted_flops(node),
+            activation_bytes=_num_bytes(results),
+        )
+        self._add(node, vertex, edges)
+
+    def _counted_flops(self, node: Any) -> float:
+        """What torch's own counter says of one operator, run on tensors without values."""
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+        try:
+            # The values carry the fake mode of the export, which is not the one around us.
+            found = [each.fake_mode for each in _tensors(list(args)) if hasattr(each, "fake_mode")]
+            with found[0] if found else self.mode, FlopCounterMode(display=False) as counter:
+                node.target(*args, **kwargs)
+            return float(counter.get_total_flops())
+        except Exception:
+            return 0.0
+
+
+def _made(vertex: ImportedVertex, index: int) -> list[_Value]:
+    return [_Value(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
+
+
+def _by_position(shape: Shape) -> tuple[Position, ...]:
+    return whole(shape, [str(index) for index in range(len(shape))])
+
+
+def _part(view: Sequence[Position], axis: int, shape: Shape) -> tuple[Position, ...]:
+    """A part along one position, which cannot be followed then, or is taken away; the others stay."""
+    if len(shape) < len(view):
+        return (*view[:axis], *view[axis + 1 :])
+    return (*view[:axis], *lost(shape[axis : axis + 1]), *view[axis + 1 :])
+
+
+def _is_index(tensor: torch.Tensor) -> bool:
+    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def _shape(tensor: torch.Tensor) -> Shape:
+    sizes = tuple(tensor.shape)
+    if not all(isinstance(size, int) for size in sizes):
+        raise InputError(f"module: a tensor of shape {tuple(map(str, sizes))} depends on values; give the module inputs of fixed shapes")
+    return sizes
+
+
+def _sizes_of(view: Sequence[Position]) -> Shape:
+    return tuple(prod(run.size for run in position) for position in view)
+
+
+def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def _arguments(node: Any, schema: Any) -> dict[str, Any]:
+    """Every argument by its schema name, defaults included; a list of tensors as `name.0`, `name.1`, ..."""
+    found: dict[str, Any] = {}
+    for index, argument in enumerate(schema.arguments):
+        has_default = argument.has_default_value()
+        value = (
+            node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value if has_default else None)
+        )
+        if isinstance(value, (list, tuple)) and any(isinstance(each, torch.fx.Node) for each in value):
+            found |= {f"{argument.name}.{place}": each for place, each in enumerate(value)}
+        else:
+            found[argument.name] = value
+    return found
+
+
+def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
+    """Where each position of a permuted tensor comes from."""
+    order = list(range(rank))
+    rest = list(arguments.values())[1:]
+    if name == "permute":
+        return [dim % rank for dim in rest[0]]
+    if name in ("movedim", "moveaxis"):
+        sources, targets = ([dim % rank for dim in ([each] if isinstance(each, int) else each)] for each in rest[:2])
+        others = [dim for dim in order if dim not in sources]
+        placed = dict(zip(targets, sources, strict=True))
+        return [placed[dim] if dim in placed else others.pop(0) for dim in range(rank)]
+    if name == "numpy_T":
+        return order[::-1]
+    first, second = (rank - 2, rank - 1) if name in ("t", "mT") else (rest[0] % max(rank, 1), rest[1] % max(rank, 1))
+    if rank > 1:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _links(view: Sequence[Position], dims: Sequence[str], made: Sequence[str]) -> tuple[DimLink, ...]:
+    """`made`: the producer's dim at each position of its tensor; a parameter has none."""
+    links = []
+    for position, dim in zip(view, dims, strict=True):
+        inner = 1
+        of_position = []
+        for run in reversed(position):
+            of_position.append(
+                DimLink(
+                    producer=made[int(run.dim)] if run.dim and made else "",
+                    producer_inner=run.inner,
+                    consumer=dim,
+                    consumer_inner=inner,
+                    size=run.size,
+                    positions=(int(run.dim),) if run.dim else (),
+                )
+            )
+            inner *= run.size
+        links += of_position[::-1]
+    return tuple(links)
+
+
+def _module_path(node: Any) -> str:
+    """The innermost submodule that the operator belongs to, as `named_modules` has it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    return re.sub(r"^L\['self'\]\.?|\['|'\]", "", path)

@@ -1,0 +1,223 @@
+"""Any `torch.nn.Module` as an `ImportedGraph`: exported under fake tensors, so that its size costs no memory.
+
+`torch.export` gives the operators of one forward pass with their shapes; `exported_graph.py` reads them,
+`workload/imported/aten_rules.py` says what each is, and `workload/imported/views.py` follows the dims through reshapes between them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from perfmodel.execute.importer.exported_graph import read_program
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.workload.imported.graph import ImportedGraph
+from perfmodel.workload.imported.input_spec import InputSpec
+
+
+def shipped(name: str) -> nn.Module:
+    """A factory for `perfmodel import`: the executor's own Transformer of a shipped model or of a config.json, without a loss."""
+    from perfmodel.execute.uniform.model import Transformer
+    from perfmodel.workload.models import load_model
+
+    return Transformer(load_model(name))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# What to import
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def find_factory(reference: str) -> Callable[[], Any]:
+    """`package.module:name`, or `package.module:name(1, key="value")` with literal arguments, as a call without arguments."""
+    where = "write module:factory, such as mynets:make_resnet or mynets:ResNet(50)"
+    module_name, colon, call = reference.partition(":")
+    if not colon or not module_name.strip() or not call.strip():
+        raise bad_field("module", reference, "must be a Python module, a colon, and the name of a factory, class or module in it", where)
+    try:
+        tree = ast.parse(call.strip(), mode="eval").body
+        name = ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)
+        arguments = [ast.literal_eval(argument) for argument in tree.args] if isinstance(tree, ast.Call) else []
+        named = {str(each.arg): ast.literal_eval(each.value) for each in tree.keywords} if isinstance(tree, ast.Call) else {}
+        is_name = all(part.isidentifier() for part in name.split("."))
+    except (SyntaxError, ValueError):
+        is_name = False
+    if not is_name:
+        raise bad_field("module", reference, "after the colon must stand a name, or a call with plain numbers and strings", where)
+    try:
+        with _this_folder_first(), contextlib.redirect_stdout(sys.stderr):
+            found: Any = importlib.import_module(module_name.strip())
+    except ModuleNotFoundError as error:
+        if error.name and (module_name.strip() + ".").startswith(error.name + "."):
+            remedy = "give a module that is installed or in this folder"
+            raise bad_field("module", reference, f"there is no Python module {error.name!r}", remedy) from None
+        raise bad_field("module", reference, f"its Python module cannot be loaded: {_first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise bad_field("module", reference, f"its Python module cannot be loaded: {_first_line(error)}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            # what may be meant: a factory, a class or a module that is made already, not what the file imports
+            known = [each for each, value in vars(found).items() if not each.startswith("_") and callable(value)]
+            raise bad_field("module", reference, f"{module_name} has no {part!r}{suggest(part, known)}")
+        found = getattr(found, part)
+    if isinstance(found, nn.Module) and not isinstance(tree, ast.Call):
+        return lambda: found
+    if not callable(found):
+        raise bad_field("module", reference, "is neither a torch.nn.Module nor something to call that makes one", where)
+
+    def make() -> Any:
+        with _this_folder_first():
+            return found(*arguments, **named)
+
+    return make
+
+
+@contextmanager
+def _this_folder_first() -> Iterator[None]:
+    """Modules of the working folder are found, as `python -m` finds them."""
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return one_line(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 300)
+
+
+def _make_inputs(specs: Sequence[InputSpec], device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    def make(spec: InputSpec) -> torch.Tensor:
+        dtype = getattr(torch, spec.dtype)
+        return torch.zeros(spec.shape, dtype=dtype, device=device)
+
+    return tuple(make(spec) for spec in specs if not spec.name), {spec.name: make(spec) for spec in specs if spec.name}
+
+
+def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
+    """Names and number of the inputs against those of `forward`, before torch is asked."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return
+    names = [name for name, each in signature.parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    for spec in specs:
+        if spec.name and spec.name not in names and not takes_any:
+            raise bad_field("inputs", spec.name, f"is no argument of {type(module).__name__}.forward{suggest(spec.name, names)}")
+    try:
+        signature.bind(*[None for spec in specs if not spec.name], **{spec.name: None for spec in specs if spec.name})
+    except TypeError as error:
+        shown = ", ".join(names) or "nothing"
+        raise bad_field("inputs", " ".join(map(str, specs)) or "none", f"{error}; forward takes {shown}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Export
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without torch's warnings about fake weights and its log: what fails becomes one sentence."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+@contextmanager
+def _convertible() -> Iterator[None]:
+    """`module.to(dtype)` and the like under fake tensors: torch 2.13 swaps the tensors in place and refuses, as fake ones are referred to.
+
+    New parameters take their places instead; one that several modules share stays shared.
+    """
+    original = nn.Module._apply
+    converted: dict[tuple[int, int], tuple[Any, ...]] = {}  # holds what its keys are the ids of
+
+    def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for key, parameter in self._parameters.items():
+            if parameter is not None:
+                if (id(fn), id(parameter)) not in converted:
+                    with torch.no_grad():
+                        new = nn.Parameter(fn(parameter), requires_grad=parameter.requires_grad)
+                    converted[id(fn), id(parameter)] = (new, fn, parameter)
+                self._parameters[key] = converted[id(fn), id(parameter)][0]
+        for key, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[key] = fn(buffer)
+        return self
+
+    nn.Module._apply = _apply
+    try:
+        yield
+    finally:
+        nn.Module._apply = original
+
+
+def _remedy_of_factory(name: str, error: BaseException) -> str:
+    if isinstance(error, TypeError) and "argument" in str(error):
+        return f"write its arguments behind it, as in {name.partition('(')[0]}(...)"
+    return "call it by itself to see where"
+
+
+def _depends_on_values(error: BaseException) -> bool:
+    """Whether the export met a value that only data tell (a branch, a size); all else is what forward itself raises."""
+    names = {type(each).__name__ for each in (error, error.__cause__, error.__context__) if each is not None}
+    return bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
+
+
+_OF_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"}
+
+
+def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ImportedGraph:
+    """The graph of one forward pass of the module that `make` returns.
+
+    It is made under fake tensors: parameters have shapes and no memory. A module that exists already keeps its own.
+    """
+    with _quietly(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        try:
+            with _convertible(), contextlib.redirect_stdout(sys.stderr):
+                module = make()
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise bad_field("module", name, f"its factory failed: {_first_line(error)}", _remedy_of_factory(name, error)) from error
+        if not isinstance(module, nn.Module):
+            raise bad_field("module", name, f"must give a torch.nn.Module, not {type(module).__name__}")
+        _check_signature(module, inputs)
+        first = next(iter(module.parameters()), None)
+        positional, named = _make_inputs(inputs, torch.device("cpu") if first is None else first.device)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that failed
+                program = torch.export.export(module, positional, named, strict=False)
+        except Exception as error:
+            depends = _depends_on_values(error)
+            what = "torch.export cannot follow it" if depends else "its forward fails on these inputs"
+            shown = " ".join(map(str, inputs)) or "none"
+            fitting = f"call it with types and sizes that it takes (inputs={shown})"
+            remedy = "take out what depends on the values of tensors" if depends else fitting
+            raise bad_field("module", name, f"{what}: {_first_line(error)}", remedy) from error
+        return read_program(module, program, mode, name=name)

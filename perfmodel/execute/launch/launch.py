@@ -1,0 +1,406 @@
+"""Groups of worker processes on this machine, and the watch over them.
+
+`WorkerGroup(num_ranks)` starts the processes once and runs functions on all of them in turn (importing torch costs
+seconds, so tests, the demo and calibration share a group). A rank that dies, raises or hangs ends the group within
+`hang_timeout` seconds and a few more, with a `RunError` that names the rank, and leaves no process behind.
+
+Nothing here imports torch: only the workers do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import mmap
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from perfmodel.execute.launch.processes import (
+    STOPPED_TIMEOUT,
+    Patience,
+    cause_of_death,
+    die_with_parent,
+    is_stopped,
+    last_words,
+    private_folder,
+    start_python,
+)
+from perfmodel.foundation.errors import InputError, RunError, one_line
+
+#: What a rank says while it imports: that may take longer than any step.
+STARTING = "starting up"
+#: Longer messages go through a file: a stopped rank would leave the other end of the pipe waiting in the middle of one. [byte]
+_LONGEST_MESSAGE = 1 << 15
+#: Imported before a rank is ready, so that no call spends seconds on it.
+PRELOADED = ("perfmodel.execute.measure.measure", "perfmodel.execute.uniform.gradient_check")
+
+#: A heartbeat file holds the monotonic time, a counter and what the rank was doing.
+HEARTBEAT_BYTES = 256
+_HEARTBEAT_HEAD = struct.Struct("<dqi")
+
+#: Frames that show a rank waiting for its peers rather than being the one that they wait for.
+_WAITING = ("distributed_c10d.py", "_functional_collectives.py", "pipelining/schedules.py", "wait_tensor", "in wait")
+
+#: What a rank says when a peer is gone: a consequence, not the cause.
+_SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "timed out waiting", "connection refused", "gloo", "nccl", "store")
+
+
+#: What a launcher sets for its own processes; ours are no part of its group.
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+#: glibc: a worker keeps the memory that it frees, as the caching allocator of a GPU does; else every step pays for fresh pages again.
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
+
+
+class Heartbeat:
+    """One rank's sign of life, in a file that the parent can read while the rank is stuck."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        if create:
+            path.write_bytes(bytes(HEARTBEAT_BYTES))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), HEARTBEAT_BYTES)
+        self._count = 0
+
+    def beat(self, what: str) -> None:
+        self._count += 1
+        text = what.encode()[: HEARTBEAT_BYTES - _HEARTBEAT_HEAD.size]
+        self._map[_HEARTBEAT_HEAD.size : _HEARTBEAT_HEAD.size + len(text)] = text
+        self._map[: _HEARTBEAT_HEAD.size] = _HEARTBEAT_HEAD.pack(time.monotonic(), self._count, len(text))
+
+    def read(self) -> tuple[float, int, str]:
+        when, count, length = _HEARTBEAT_HEAD.unpack(self._map[: _HEARTBEAT_HEAD.size])
+        text = self._map[_HEARTBEAT_HEAD.size : _HEARTBEAT_HEAD.size + max(0, length)]
+        return when, count, text.decode(errors="replace")
+
+
+@dataclass(slots=True)
+class Worker:
+    """What a function that runs on every rank gets as its first argument."""
+
+    rank: int
+    world_size: int
+    device: str
+    heartbeat: Heartbeat | None = None
+    cache: dict[Any, Any] = field(default_factory=dict)
+
+    def beat(self, what: str) -> None:
+        """Say that this rank moves on; one that says nothing for `hang_timeout` seconds is taken to hang."""
+        if self.heartbeat is not None:
+            self.heartbeat.beat(what)
+
+
+def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
+    """gloo on CPUs; on GPUs nccl, with gloo beside it for objects."""
+    import torch
+    import torch.distributed as dist
+
+    if worker.device == "cuda":
+        torch.cuda.set_device(worker.rank % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        torch.set_num_threads(1)
+        backend = "gloo"
+    limit = timedelta(seconds=timeout)
+    if store is None:
+        dist.init_process_group(backend, timeout=limit)
+    else:
+        dist.init_process_group(backend, store=store, rank=worker.rank, world_size=worker.world_size, timeout=limit)
+
+
+def _post(connection: Connection, kind: str, data: bytes, path: Path) -> None:
+    """Send data, a long one through a file that this receiver alone reads: another's would be written again while it is read."""
+    if len(data) > _LONGEST_MESSAGE:
+        path.write_bytes(data)
+        data = b""
+    connection.send((kind, data))
+
+
+def _posted(data: bytes, path: Path) -> Any:
+    return pickle.loads(data or path.read_bytes())
+
+
+def worker_main(descriptor: int, rank: int, world_size: int, device: str, place: str, parent: int, timeout: float) -> None:
+    """Entry point of a spawned worker: join the group, then run what the parent sends until it hangs up."""
+    die_with_parent(parent)
+    import faulthandler
+
+    folder = Path(place)
+    stack = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - must stay open for the signal handler
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    warnings.simplefilter("ignore")  # nobody reads them, but where a rank has died they would pass for its last words
+    connection = Connection(descriptor)
+    worker = Worker(rank, world_size, device, Heartbeat(folder / f"beat{rank}"))
+    try:
+        worker.beat(STARTING)
+        import torch.distributed as dist
+
+        for module in PRELOADED:
+            importlib.import_module(module)
+        worker.beat("joining the group")
+        # Ranks find each other through a file in a folder of this user's own: torch's server for that listens on every address, and what
+        # peers send is unpickled.
+        init_process_group(worker, dist.FileStore(str(folder / "store"), world_size), timeout)
+        worker.beat("ready")
+        _post(connection, "ok", pickle.dumps(None), folder / f"result{rank}")
+        while True:
+            try:
+                _, message = connection.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            function, arguments = _posted(message, folder / f"call{rank}")
+            worker.beat(f"starting {getattr(function, '__name__', function)}")
+            result = function(worker, *arguments)
+            worker.beat("done")
+            _post(connection, "ok", pickle.dumps(result), folder / f"result{rank}")
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            connection.send(("error", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE], traceback.format_exc()[-_LONGEST_MESSAGE:]))
+        os._exit(1)
+
+
+@dataclass(slots=True)
+class _Process:
+    rank: int
+    popen: subprocess.Popen[bytes]
+    connection: Connection
+    heartbeat: Heartbeat
+
+
+class WorkerGroup:
+    """`num_ranks` processes with an initialised torch process group; a context manager.
+
+    with WorkerGroup(2) as group:
+        results = group.call(function, argument)     # function(worker, argument) on every rank; results by rank
+
+    `function` must be importable (a module's top-level function), arguments and results picklable.
+    hang_timeout   seconds without a sign of life from any unfinished rank after which the group is given up
+    on_progress    called now and then with what rank 0 is doing
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        *,
+        device: str = "cpu",
+        hang_timeout: float = 20.0,
+        start_timeout: float = 120.0,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.num_ranks = num_ranks
+        self.device = device
+        self.hang_timeout = hang_timeout
+        self.start_timeout = start_timeout
+        self.on_progress = on_progress
+        self._processes: list[_Process] = []
+        self._scope = ExitStack()
+        self._folder = Path()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.popen.pid for process in self._processes]
+
+    def __enter__(self) -> WorkerGroup:
+        try:
+            self._folder = self._scope.enter_context(private_folder())
+            for rank in range(self.num_ranks):
+                self._processes.append(self._start(rank))
+            self._receive(self.start_timeout)
+        except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
+            raise RunError(f"the worker processes could not be started ({reason}); free some memory or disk space and run again") from error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, rank: int) -> _Process:
+        ours, theirs = Pipe()
+        heartbeat = Heartbeat(self._folder / f"beat{rank}", create=True)
+        # Every gloo or nccl transfer outlives the watch below: the parent, not a peer's timeout, names the culprit.
+        timeout = 3 * max(self.hang_timeout, 20.0) + self.start_timeout
+        arguments = (theirs.fileno(), rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout)
+        # All ranks are on this machine: whatever the user's other runs talk over, these listen to nothing but it.
+        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
+        settings = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+        if self.device == "cpu":
+            settings |= {name: os.environ.get(name, value) for name, value in _KEEP_MEMORY.items()}
+            settings |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        try:
+            popen = start_python(
+                f"from perfmodel.execute.launch.launch import worker_main; worker_main(*{arguments!r})",
+                folder=self._folder,
+                log=self._folder / f"log{rank}",
+                descriptor=theirs.fileno(),
+                settings=settings,
+                without=LAUNCHER_VARIABLES,
+            )
+        finally:
+            theirs.close()
+        return _Process(rank, popen, ours, heartbeat)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = float("inf")) -> list[Any]:
+        """Run `function(worker, *arguments)` on every rank and return the results by rank."""
+        message = pickle.dumps((function, arguments))
+        try:
+            for process in self._processes:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead rank is found below
+                    _post(process.connection, "call", message, self._folder / f"call{process.rank}")
+            return self._receive(timeout)
+        except BaseException:
+            self.close()
+            raise
+
+    def _receive(self, timeout: float) -> list[Any]:
+        """The answer of every rank; watches over those that have not answered yet."""
+        pending = {process.connection: process for process in self._processes}
+        results: dict[int, Any] = {}
+        patience, waited, silence, last_sign = Patience(), 0.0, 0.0, 0.0
+        stopped = dict.fromkeys(range(self.num_ranks), 0.0)
+        while pending:
+            for connection in wait(list(pending), timeout=0.2):
+                process = pending[connection]  # type: ignore[index]
+                try:
+                    message = process.connection.recv()
+                except (EOFError, OSError):
+                    raise self._blame_failure() from None
+                if message[0] == "error":
+                    raise self._blame_failure({process.rank: message[1:]})
+                results[process.rank] = _posted(message[1], self._folder / f"result{process.rank}")
+                del pending[connection]  # type: ignore[arg-type]
+            passed = patience.passed()
+            waited += passed
+            if self.on_progress is not None and self._processes:
+                self.on_progress(self._processes[0].heartbeat.read()[2])
+            for process in pending.values():
+                stopped[process.rank] = stopped[process.rank] + passed if is_stopped(process.popen.pid) else 0.0
+                if stopped[process.rank] > min(self.hang_timeout, STOPPED_TIMEOUT):
+                    raise self._hung(process, "it was stopped from outside (SIGSTOP)")
+            signs = [process.heartbeat.read() for process in pending.values()]
+            newest = max((when for when, _, _ in signs), default=last_sign)
+            silence = silence + passed if newest <= last_sign else 0.0
+            last_sign = max(last_sign, newest)
+            silence_limit = self.start_timeout if any(text in ("", STARTING) for _, _, text in signs) else self.hang_timeout
+            if pending and (silence > silence_limit or waited > timeout):
+                raise self._blame_hang(list(pending.values()))
+        return [results[rank] for rank in range(self.num_ranks)]
+
+    def _blame_failure(self, errors: dict[int, tuple[str, str]] | None = None) -> RunError:
+        """Which rank failed first? A death before an exception, an exception of its own before a lost connection."""
+        errors = dict(errors or {})
+        deadline = time.monotonic() + 1.5  # peers notice a death within milliseconds: let every report come in
+        dead: list[_Process] = []
+        while not dead and time.monotonic() < deadline:
+            time.sleep(0.05)
+            ended = [process for process in self._processes if process.popen.poll() is not None]
+            for process in self._processes:  # after the look at who has ended: a rank reports its exception before it ends
+                with contextlib.suppress(EOFError, OSError):
+                    while process.rank not in errors and process.connection.poll(0):
+                        message = process.connection.recv()
+                        if message[0] == "error":
+                            errors[process.rank] = message[1:]
+            dead = [process for process in ended if process.rank not in errors]
+        if dead:
+            process = min(dead, key=lambda process: process.popen.returncode == -signal.SIGABRT)  # a lost peer may abort a rank
+            code = process.popen.returncode
+            doing = process.heartbeat.read()[2] or STARTING
+            words = last_words(self._folder / f"log{process.rank}", code)
+            remedy = "; the kernel does that where memory runs out" if code == -signal.SIGKILL else ""
+            died = f"rank {process.rank} of {self.num_ranks} died ({cause_of_death(code)}) during {doing!r}{words}"
+            return RunError(f"{died}; nothing was written{remedy}")
+        if not errors:
+            return RunError(f"a rank of {self.num_ranks} closed its connection; nothing was written")
+        primary = [rank for rank, (text, _) in sorted(errors.items()) if not any(word in text.lower() for word in _SECONDARY)]
+        rank = primary[0] if primary else min(errors)
+        text, trace = errors[rank]
+        failure = RunError(f"rank {rank} of {self.num_ranks} failed: {' '.join(text.split())[:300]}")
+        failure.add_note(trace)
+        return failure
+
+    def _blame_hang(self, pending: list[_Process]) -> RunError:
+        """Name the rank that the others wait for: one that cannot even answer, else one not inside a collective."""
+        for process in pending:
+            with contextlib.suppress(ProcessLookupError):
+                process.popen.send_signal(signal.SIGUSR1)
+        time.sleep(1.0)
+        stacks = {}
+        for process in pending:
+            path = self._folder / f"stack{process.rank}"
+            stacks[process.rank] = path.read_text(errors="replace") if path.exists() else ""
+        silent = [p for p in pending if not stacks[p.rank]]
+        busy = [p for p in pending if not any(word in line for line in stacks[p.rank].splitlines()[:8] for word in _WAITING)]
+        suspect = min(silent or busy or pending, key=lambda p: p.heartbeat.read()[0])
+        when = suspect.heartbeat.read()[0]
+        failure = self._hung(suspect, f"no sign of life for {time.monotonic() - when:.0f} s" if when else "no sign of life since its start")
+        failure.add_note("\n".join(f"rank {rank}:\n{stack or '(no answer)'}" for rank, stack in stacks.items()))
+        return failure
+
+    def _hung(self, process: _Process, why: str) -> RunError:
+        doing = process.heartbeat.read()[2] or STARTING
+        return RunError(
+            f"rank {process.rank} of {self.num_ranks} hung: {why}, last during {doing!r}; the run was ended and nothing was written"
+        )
+
+    def close(self) -> None:
+        """End every worker, for certain, and remove the temporary folder."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.connection.close()
+        for process in self._processes:
+            if process.popen.poll() is None:
+                process.popen.kill()
+        for process in self._processes:
+            process.popen.wait()
+        self._processes = []
+        self._scope.close()
+
+
+def torchrun_worker(timeout: float = 25.0) -> Worker | None:
+    """The worker of this process where a launcher such as torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; else None."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    rank, world_size = (launched_number(name) for name in ("RANK", "WORLD_SIZE"))
+    if rank >= world_size:
+        raise InputError(f"RANK={rank}: must be below WORLD_SIZE={world_size}; start the run with torchrun, or unset both for one without")
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise InputError(
+            f"{missing[0]}: is not set although RANK and WORLD_SIZE are; start the run with torchrun, or unset these for one without"
+        )
+    launched_number("MASTER_PORT")
+    torch = importlib.import_module("torch")
+    import torch.distributed as dist
+
+    worker = Worker(rank, world_size, "cuda" if torch.cuda.is_available() else "cpu")
+    if not dist.is_initialized():
+        # No parent of ours watches here: the transfers' own limit ends a run with a dead or hung rank.
+        die_with_parent(os.getppid())
+        init_process_group(worker, None, timeout=timeout)
+    return worker
+
+
+def launched_number(name: str) -> int:
+    """A number that a launcher has put into the environment."""
+    value = os.environ[name].strip()
+    if not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise InputError(f"{name}={one_line(value)}: must be a whole number; start the run with torchrun, or unset it for a run without")
+    return int(value)

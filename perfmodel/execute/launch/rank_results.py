@@ -1,0 +1,62 @@
+"""What ranks send back. Imports no torch: the parent process, which unpickles these, would import it too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic
+
+
+@dataclass(slots=True)
+class CollectiveTally:
+    """Collectives by (kind, axis): how many, their full-buffer bytes, and the time that they blocked this rank."""
+
+    counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    num_bytes: dict[tuple[str, str], float] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=dict)
+
+    def add(self, kind: str, axis: str, num_bytes: float) -> None:
+        key = (kind, axis)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        self.num_bytes[key] = self.num_bytes.get(key, 0.0) + num_bytes
+
+    def add_time(self, axis: str, duration: float) -> None:
+        self.times[axis] = self.times.get(axis, 0.0) + duration
+
+
+@dataclass(slots=True)
+class RankMeasurement:
+    """What one rank saw."""
+
+    step_times: list[float]
+    parts: list[dict[str, float]]
+    first_loss_share: float
+    last_loss_share: float
+    peak_memory: float
+    tally: CollectiveTally
+
+
+@dataclass(slots=True)
+class RankCheck:
+    """errors: of each loss ("step 0", ...), gradient and output by name; record, padding: what was noted; tally: what torch saw."""
+
+    losses: list[float]
+    loss_errors: dict[str, float]
+    gradient_errors: dict[str, float]
+    output_errors: dict[str, float]
+    record: Counter[NetworkTraffic]
+    padding: Counter[tuple[str, frozenset[str]]]
+    tally: CollectiveTally
+
+
+@dataclass(slots=True)
+class RankTimes:
+    """Of one plan on one rank. `share`: its part of the first loss."""
+
+    times: list[float]
+    share: float
+    record: Counter[NetworkTraffic]
+    padding: Counter[tuple[str, frozenset[str]]]
+    tally: CollectiveTally
+    peak_memory: float

@@ -1,0 +1,1 @@
+"""Measures steps, operators and this machine."""

@@ -1,0 +1,209 @@
+"""`measure_machine`: microbenchmarks of this machine, on as many ranks as its plans will use. Only the workers import torch."""
+
+from __future__ import annotations
+
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+from perfmodel.execute.launch.launch import Worker, WorkerGroup
+from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.measure.overhead_programs import overhead_plans, processor_time_on_rank
+from perfmodel.execute.measure.rounds import Progress
+from perfmodel.execute.measure.scope import Scope, make_scope
+from perfmodel.execute.runner import num_gpus, pick_device
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.local import local_cluster
+from perfmodel.hardware.samples import (
+    AttentionSample,
+    CollectiveSample,
+    ContentionSample,
+    ConvolutionSample,
+    MatmulSample,
+    Sample,
+    StreamingSample,
+)
+from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.results import MachineMeasurement
+
+CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
+
+#: Share of the whole by phase: start of the workers, kernels, contention, collectives, tiny programs. By experience.
+_PHASES = {False: (0.08, 0.45, 0.55, 0.7, 1.0), True: (0.15, 0.45, 0.55, 0.65, 1.0)}
+
+#: Steps of the tiny programs: warm-up and timed.
+_WARMUP, _STEPS, _BRIEF_STEPS = 3, 25, 10
+
+
+def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    from perfmodel.execute.measure.microbenchmarks import measure_kernels_on_rank
+    from perfmodel.execute.per_operator.microbenchmarks import measure_network_kernels_on_rank
+
+    return [*measure_kernels_on_rank(worker, scope), *measure_network_kernels_on_rank(worker, scope)]
+
+
+def contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    from perfmodel.execute.measure.microbenchmarks import measure_contention_on_rank
+
+    return measure_contention_on_rank(worker, scope)
+
+
+def collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    from perfmodel.execute.measure.microbenchmarks import measure_collectives_on_rank
+
+    return measure_collectives_on_rank(worker, scope)
+
+
+def describe(worker: Worker) -> tuple[str, dict[str, str]]:
+    from perfmodel.execute.measure.measure import describe_on_rank
+
+    return describe_on_rank(worker)
+
+
+def measure_machine(
+    ranks: int = 2,
+    *,
+    brief: bool = False,
+    device: str = "auto",
+    group: WorkerGroup | None = None,
+    progress: Progress | None = None,
+) -> MachineMeasurement:
+    """Measure what predictions need of this machine; under two minutes on two cores, `brief` under one.
+
+    ranks     processes that compute and communicate together: as many as the plans will use, not more than cores or GPUs
+    device    cpu, cuda, or auto: GPUs where there are enough
+    group     a running WorkerGroup of `ranks` to use
+    """
+    report = progress or (lambda share, what: None)
+    if group is None:
+        check_ranks(ranks, device)
+    device = group.device if group is not None else pick_device(device, ranks)
+    phases = _PHASES[brief]
+    report(0.0, "starting workers")
+    limits = [0.0, phases[0]]
+
+    def on_progress(what: str) -> None:
+        # within a phase the end is approached, never reached: what is left is not known
+        limits[0] += 0.02 * (limits[1] - limits[0])
+        report(limits[0], what)
+
+    scope = nullcontext(group) if group is not None else WorkerGroup(ranks, device=device, hang_timeout=60.0, on_progress=on_progress)
+    with scope as workers:
+        before = workers.on_progress
+        workers.on_progress = on_progress
+        use = processor_use(workers.pids)
+        try:
+            measured = _measure(workers, brief, limits, phases, report)
+        finally:
+            workers.on_progress = before
+        busy_fraction = processor_use(workers.pids).others_since(use)
+    report(1.0, "done")
+    return replace(measured, busy_fraction=busy_fraction)
+
+
+def check_ranks(ranks: int, device: str) -> None:
+    cores = local_cluster().num_chips
+    if ranks < 1:
+        raise InputError(f"ranks={ranks}: must be at least 1; use 2")
+    if device == "cuda" and num_gpus() < ranks:
+        raise InputError(f"ranks={ranks}: this machine has {num_gpus()} GPUs; use fewer ranks or --device cpu")
+    if pick_device(device, ranks) == "cpu" and ranks > cores:
+        raise InputError(
+            f"ranks={ranks}: this machine has {cores} cores, and ranks that share one time the scheduler; use {cores} or fewer"
+        )
+
+
+def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Sequence[float], report: Progress) -> MachineMeasurement:
+    def begin(phase: int, what: str) -> None:
+        limits[:] = [phases[phase - 1], phases[phase]]
+        report(limits[0], what)
+
+    profile = load_profile(GPU_PROFILE if group.device == "cuda" else CPU_PROFILE)
+    scope = make_scope(group.device, brief=brief, logit_bytes=profile.logit_bytes)
+    begin(1, "kernels")
+    kernels = combine(group.call(kernels_on_rank, scope), slowest=False)
+    begin(2, "contention")
+    contention = group.call(contention_on_rank, scope)[0]
+    begin(3, "collectives")
+    collectives = combine(group.call(collectives_on_rank, scope), slowest=True)
+    name, software = group.call(describe)[0]
+    cluster = machine_cluster(group, name)
+    on_cpu = group.device == "cpu"
+    if on_cpu:
+        contention.append(ContentionSample(name="cores", factor=float(local_cluster().num_chips)))
+    measured = MachineMeasurement(
+        cluster=cluster,
+        software=", ".join(f"{key} {value}" for key, value in software.items()),
+        notes=f"measured with {group.num_ranks} processes at work on {name} ({platform.system()})",
+        profile=profile.name,
+        samples=(*(alone(sample, contention) if on_cpu else sample for sample in kernels), *contention, *collectives),
+        programs=(),
+    )
+    if not on_cpu:
+        return measured  # the host runs ahead of the kernels
+    plans = overhead_plans(group.num_ranks, cluster=cluster.name, profile=profile.name, brief=brief)
+    steps = _BRIEF_STEPS if brief else _STEPS
+    programs = []
+    for index, plan in enumerate(plans):
+        limits[:] = [phases[3] + (phases[4] - phases[3]) * part / len(plans) for part in (index, index + 1)]
+        report(limits[0], f"host overhead, program {index + 1} of {len(plans)}")
+        programs.append((plan, max(group.call(processor_time_on_rank, plan, steps, _WARMUP))))
+    return replace(measured, programs=tuple(programs))
+
+
+def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sample]:
+    """One sample of each measurement: the mean of the ranks, or the slowest. A rank that took no part has fewer samples."""
+    length = max(len(samples) for samples in by_rank)
+    columns = zip(*(samples for samples in by_rank if len(samples) == length), strict=True)
+    return [_merged(column, slowest=slowest) for column in columns]
+
+
+def _merged(samples: Sequence[Sample], *, slowest: bool) -> Sample:
+    reduce = max if slowest else statistics.fmean
+    first = samples[0]
+    match first:
+        case AttentionSample():
+            both = [sample for sample in samples if isinstance(sample, AttentionSample)]
+            return replace(first, time=reduce(s.time for s in both), backward_time=reduce(s.backward_time for s in both))
+        case MatmulSample() | ConvolutionSample() | StreamingSample() | CollectiveSample():
+            return replace(first, time=reduce(s.time for s in samples if not isinstance(s, ContentionSample)))
+    return first
+
+
+_PART = {MatmulSample: "matmul", ConvolutionSample: "matmul", StreamingSample: "streaming", AttentionSample: "attention"}
+
+
+def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
+    """What the sample would have been without the other ranks at work: `resolve_machine` slows it down again by as many as there are."""
+    factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
+    factor = factors.get(_PART.get(type(sample), ""), 1.0)
+    match sample:
+        case AttentionSample():
+            return replace(sample, time=sample.time / factor, backward_time=sample.backward_time / factor)
+        case MatmulSample() | ConvolutionSample() | StreamingSample():
+            return replace(sample, time=sample.time / factor)
+    return sample
+
+
+def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:
+    """This machine as a cluster of `group.num_ranks` chips; a GPU is looked up among the known chips."""
+    if group.device == "cpu":
+        return local_cluster(num_chips=group.num_ranks)
+    from perfmodel.hardware.reader import list_chips, load_chip
+
+    chip = load_chip(match_gpu(device_name, list_chips()))
+    return replace(local_cluster(num_chips=group.num_ranks), name=f"local-{chip.name}", chip=chip)
+
+
+def match_gpu(device_name: str, chips: Sequence[str]) -> str:
+    """The known chip whose name shares most words with what the driver says ("NVIDIA A100-SXM4-80GB" -> a100-sxm-80gb)."""
+    joined = re.sub(r"tx (\d+)( ti)?", lambda found: f"tx{found[1]}{'ti' if found[2] else ''}", device_name.lower())
+    words = set(re.findall(r"[a-z]+\d+[a-z]*|\d+gb|sxm|pcie|nvl", joined))
+    best = max(chips, key=lambda chip: (len(words & set(chip.split("-"))), -len(chip)))
+    if not words & {part for part in best.split("-") if not part.endswith("gb")}:
+        raise InputError(f"device={device_name}: no known chip has that name; describe it in a chip file (see hardware_specs/chips)")
+    return best

@@ -1,0 +1,114 @@
+"""Measuring a training program on one rank: timed steps, then a counted and a tracked one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import CollectiveTally, RankMeasurement
+from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker, timed_pipeline_waits
+from perfmodel.execute.uniform.parallelize import TrainingProgram
+from perfmodel.parallel.plan import Plan
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def count_step(program: TrainingProgram, *, times_them: bool) -> CollectiveTally:
+    """Collectives of one step, and with `times_them` the time that each axis blocked this rank."""
+    device = program.worker.device
+    counter = CollectiveCounter(program.mesh.axis_of, times_them=times_them, synchronize=lambda: synchronize(device))
+    waits = timed_pipeline_waits(counter.tally) if times_them else contextlib.nullcontext()
+    with waits, counter:
+        program.step()
+    return counter.tally
+
+
+def peak_bytes(program: TrainingProgram) -> float:
+    """Largest sum of live storages during a step, where the device keeps no statistics."""
+    with StorageTracker() as tracker:
+        program.step()
+    return float(tracker.peak)
+
+
+def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, inspects: bool = True) -> RankMeasurement:
+    """Build the plan's program on this rank, run it and look at it."""
+    on_gpu = worker.device == "cuda"
+    program = TrainingProgram(worker, plan)
+    times, parts, first_loss = [], [], 0.0
+    for index in range(warmup + steps):
+        worker.beat(f"step {index}")
+        dist.barrier()
+        synchronize(worker.device)
+        if on_gpu and index == warmup:
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        program.step()
+        synchronize(worker.device)
+        duration = time.perf_counter() - start
+        phases = program.clock.durations()
+        if index == 0:
+            first_loss = program.loss_share()
+        if index >= warmup:
+            times.append(duration)
+            parts.append(phases)
+    last_loss = program.loss_share()
+    memory = float(torch.cuda.max_memory_allocated()) if on_gpu else 0.0
+    tally = CollectiveTally()
+    if inspects:
+        worker.beat("counted step")
+        dist.barrier()
+        tally = count_step(program, times_them=True)
+    if inspects and not on_gpu:
+        worker.beat("tracked step")
+        dist.barrier()
+        memory = peak_bytes(program)
+    program.close()
+    return RankMeasurement(times, parts, first_loss, last_loss, memory, tally)
+
+
+def count_collectives_on_rank(worker: Worker, plan: Plan) -> CollectiveTally:
+    """Collectives of one step after a first one (which also exchanges what torch sets up lazily)."""
+    program = TrainingProgram(worker, plan)
+    program.step()
+    program.clock.durations()
+    tally = count_step(program, times_them=False)
+    program.close()
+    return tally
+
+
+def software_versions(worker: Worker) -> dict[str, Any]:
+    import platform
+
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "backend": "nccl" if worker.device == "cuda" else "gloo",
+    }
+    if worker.device == "cuda":
+        versions["cuda"] = str(torch.version.cuda)
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return versions
+
+
+def device_name(worker: Worker) -> str:
+    if worker.device == "cuda":
+        return str(torch.cuda.get_device_name())
+    import platform
+
+    with contextlib.suppress(OSError):
+        for line in open("/proc/cpuinfo", encoding="utf-8"):  # noqa: SIM115
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def describe_on_rank(worker: Worker) -> tuple[str, dict[str, Any]]:
+    return device_name(worker), software_versions(worker)

@@ -1,0 +1,80 @@
+"""What the microbenchmarks measure, on CPUs and on GPUs. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.foundation.dtypes import Dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What is measured, and how thoroughly.
+
+    budget            [s] for one kernel
+    matmuls           (rows, outputs, inputs) of a linear layer: its forward and both backward products are measured
+    batched_matmuls   (batch, rows, columns, depth)
+    elements          sizes of streaming kernels
+    attentions        (batch, heads, kv heads, length, head dim), causal
+    message_bytes     sizes of collectives
+    logit_bytes       memory traffic of the loss for each logit, forward and backward together (execution profile)
+    dtype             of activations; half_dtype is measured on `half_matmuls` only
+    """
+
+    budget: float
+    matmuls: tuple[tuple[int, int, int], ...]
+    batched_matmuls: tuple[tuple[int, int, int, int], ...]
+    half_matmuls: tuple[tuple[int, int, int], ...]
+    elements: tuple[int, ...]
+    attentions: tuple[tuple[int, int, int, int, int], ...]
+    message_bytes: tuple[int, ...]
+    logit_bytes: float
+    dtype: Dtype
+    half_dtype: Dtype
+
+
+_CPU_MATMULS = (
+    # few rows against a weight that no cache holds: its bytes count
+    (12, 3072, 4096), (24, 2560, 5120), (48, 3072, 3072), (96, 4096, 2560),
+    (32, 128, 128), (128, 256, 256), (128, 768, 768), (256, 384, 384), (256, 1536, 384), (512, 512, 512), (512, 4096, 384),
+    (1024, 384, 1536), (1024, 384, 384), (1024, 768, 192), (1024, 1536, 384), (2048, 192, 384),
+)  # fmt: skip
+_GPU_MATMULS = (
+    (512, 1024, 1024), (1024, 4096, 1024), (2048, 2048, 2048), (2048, 8192, 2048), (4096, 4096, 4096), (4096, 1024, 4096),
+    (4096, 11008, 4096),
+    (4096, 4096, 11008), (8192, 8192, 8192), (8192, 32000, 4096), (16384, 5120, 5120), (16384, 1280, 5120),
+)  # fmt: skip
+
+
+def make_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
+    if device == "cuda":
+        return Scope(
+            budget=0.02 if brief else 0.05,
+            matmuls=_GPU_MATMULS,
+            batched_matmuls=((64, 1024, 1024, 64), (64, 1024, 64, 1024), (32, 2048, 2048, 128)),
+            half_matmuls=_GPU_MATMULS[4:8],
+            elements=tuple(2**exponent for exponent in range(14, 28, 3 if brief else 2)),
+            attentions=(
+                (1, 16, 16, 1024, 64), (8, 16, 16, 1024, 64), (4, 16, 16, 2048, 128), (1, 32, 32, 4096, 128), (1, 32, 8, 8192, 128),
+                (4, 32, 8, 4096, 128), (16, 12, 12, 1024, 64), (2, 16, 16, 8192, 64),
+            ),
+            message_bytes=tuple(2**exponent for exponent in range(10, 29, 3 if brief else 2)),
+            logit_bytes=logit_bytes,
+            dtype=Dtype.BF16,
+            half_dtype=Dtype.FP32,
+        )  # fmt: skip
+    return Scope(
+        budget=0.03 if brief else 0.06,
+        matmuls=_CPU_MATMULS,
+        batched_matmuls=((24, 128, 128, 64), (24, 128, 64, 128), (24, 256, 256, 64)),
+        half_matmuls=((64, 256, 256), (256, 1536, 384), (512, 512, 512), (1024, 384, 1536), (2048, 768, 768)),
+        elements=tuple(2**exponent for exponent in range(12, 23 if brief else 25, 2)),
+        attentions=(
+            (1, 4, 4, 64, 32), (2, 6, 6, 128, 64), (4, 3, 3, 128, 64), (4, 6, 6, 128, 64), (2, 6, 6, 256, 64), (4, 8, 2, 256, 32),
+            (4, 6, 6, 256, 64), (1, 12, 12, 512, 64), (1, 8, 8, 512, 128), (1, 6, 6, 1024, 64),
+        ),
+        message_bytes=tuple(2**exponent for exponent in range(8, 24 if brief else 27, 3 if brief else 2)),
+        logit_bytes=logit_bytes,
+        dtype=Dtype.FP32,
+        half_dtype=Dtype.BF16,
+    )  # fmt: skip

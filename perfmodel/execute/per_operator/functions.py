@@ -1,0 +1,336 @@
+"""The torch function of each kind of operator, on local tensors.
+
+A function gets the local inputs in the operator's order, and the operator's context: how its dims are cut on this rank, and the groups over
+which they are (`network_context`). A new kind is one entry more, here or in the table that a caller passes (`functions=`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+import torch.nn.functional as F
+
+from perfmodel.execute.per_operator.context import OperatorContext
+from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, wide, with_halo
+from perfmodel.workload.network import Operand
+
+NetworkFunction = Callable[[Sequence[torch.Tensor], OperatorContext], torch.Tensor]
+Tensors = Sequence[torch.Tensor]
+
+
+def aligned(tensor: torch.Tensor, operand: Operand, output: tuple[str, ...]) -> torch.Tensor:
+    """A view with the positions of `output`, of size 1 where the operand lacks one; whole positions ("") match from the last."""
+    blanks = [place for place, dim in enumerate(operand.dims) if not dim]
+    order: list[int] = []
+    for dim in reversed(output):
+        if dim:
+            order.append(operand.dims.index(dim) if dim in operand.dims else -1)
+        else:
+            order.append(blanks.pop() if blanks else -1)
+    order.reverse()
+    result = tensor.permute([place for place in order if place >= 0])
+    return result.reshape([tensor.shape[place] if place >= 0 else 1 for place in order])
+
+
+def _einsum(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """x[rows..., k...] W[n..., k...] -> [rows..., n...] is a linear layer, whose weight's gradient comes out as the weight lies in memory;
+    of another product it may come out transposed, and is copied, which takes as long as the product."""
+    operator = context.operator
+    x, weight, result = (operand.dims for operand in (*operator.inputs, operator.output))
+    summed = [dim for dim in x if dim in weight and dim not in result]
+    rows, columns = x[: len(x) - len(summed)], weight[: len(weight) - len(summed)]
+    if summed and x == (*rows, *summed) and weight == (*columns, *summed) and result == (*rows, *columns):
+        flat = F.linear(inputs[0].flatten(len(rows)), inputs[1].reshape(prod(inputs[1].shape[: len(columns)]), -1))
+        return flat.unflatten(-1, inputs[1].shape[: len(columns)]) if len(columns) != 1 else flat
+    letters = {dim: chr(ord("a") + place) for place, dim in enumerate(operator.dims)}
+    first, second, output = ("".join(letters[dim] for dim in operand.dims) for operand in (*operator.inputs, operator.output))
+    return torch.einsum(f"{first},{second}->{output}", *inputs)
+
+
+_ELEMENTWISE: Mapping[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "bias": torch.add,
+    "mul": torch.mul,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def _elementwise(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    operator = context.operator
+    function = _ELEMENTWISE[str(operator.settings["function"])]
+    pieces = [aligned(x, operand, operator.output.dims) for x, operand in zip(inputs, operator.inputs, strict=True)]
+    if len(pieces) == 1:
+        return function(pieces[0])
+    result = pieces[0]
+    for piece in pieces[1:]:
+        result = function(result, piece)
+    return result
+
+
+def _pair(context: OperatorContext, name: str) -> tuple[int, int]:
+    found = context.operator.settings.get(name, (1, 1))
+    assert isinstance(found, tuple)
+    return found[0], found[1]
+
+
+def _windowed(x: torch.Tensor, context: OperatorContext, fill: float) -> tuple[torch.Tensor, tuple[int, int]]:
+    """Where h or w is cut the rows that windows share, then what is left to pad."""
+    window, stride, padding = _pair(context, "window"), _pair(context, "stride"), _pair(context, "padding")
+    dilation, left = _pair(context, "dilation"), list(padding)
+    local = x.shape
+    for place, dim in enumerate(("h", "w")):
+        if context.parts(dim) > 1:
+            reach = dilation[place] * (window[place] - 1) + 1
+            below = max(0, reach - stride[place] - padding[place])
+            row = prod(local) // local[2 + place]
+            x = with_halo(x, position=2 + place, above=padding[place], below=below, context=context, dim=dim, fill=fill, row=row)
+            left[place] = 0
+    return x, (left[0], left[1])
+
+
+def _convolution(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    x, padding = _windowed(inputs[0], context, 0.0)
+    groups = context.operator.settings["groups"]
+    assert isinstance(groups, int)
+    if groups > 1:
+        groups //= context.parts("g")
+    return F.conv2d(x, inputs[1], None, _pair(context, "stride"), padding, _pair(context, "dilation"), groups)
+
+
+def _pooling(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    is_max = context.operator.settings["mode"] == "max"
+    x, padding = _windowed(inputs[0], context, -torch.inf if is_max else 0.0)
+    pool = F.max_pool2d if is_max else F.avg_pool2d
+    return pool(x, _pair(context, "window"), _pair(context, "stride"), padding)
+
+
+def _reduction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    operator = context.operator
+    kept = operator.output.dims
+    dims = operator.inputs[0].dims
+    over = [place for place, dim in enumerate(dims) if dim and dim not in kept]
+    order = [dim for dim in dims if not dim or dim in kept]
+    result = wide(inputs[0]).sum(over)
+    if operator.settings["function"] == "mean":
+        result = result / int(operator.settings["count"])  # type: ignore[arg-type]
+    return aligned(result.to(inputs[0].dtype), Operand(tensor="", dims=tuple(order)), kept)
+
+
+def _over(context: OperatorContext, *, of_weight: bool) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions of x whose dims the weight has, or lacks; and their dims."""
+    x, weight = context.operator.inputs[:2]
+    places = tuple(place for place, dim in enumerate(x.dims) if (bool(dim) and dim in weight.dims) == of_weight)
+    return places, tuple(x.dims[place] for place in places)
+
+
+def _statistics_of_shares(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """Batch normalisation that is not synchronised: one process normalises each share of the plan by itself, as its ranks do."""
+    x = inputs[0]
+    places, _ = _over(context, of_weight=False)
+    parts = [context.imitate.get(dim, 1) if place in places else 1 for place, dim in enumerate(context.operator.inputs[0].dims)]
+    pieces = [_batch_normalised((piece, *inputs[1:]), context, places, ()) for piece in shares(x, parts)]
+    return joined(pieces, parts) if len(pieces) > 1 else pieces[0]
+
+
+def _batch_normalised(inputs: Tensors, context: OperatorContext, places: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:
+    x, weight, bias = inputs
+    operands = context.operator.inputs
+    count = prod(x.shape[place] for place in places) * context.parts(*dims)
+    eps = float(context.operator.settings["eps"])  # type: ignore[arg-type]
+    if context.parts(*dims) == 1 and operands[0].dims.index(operands[1].dims[0]) == 1 and len(weight.shape) == 1:
+        return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+    rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
+    return normalise(x, rows[0], rows[1], over=places, count=count, eps=eps, centred=True, context=context, dims=dims)
+
+
+def _batch_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    if not context.operator.settings["synchronised"]:
+        return _statistics_of_shares(inputs, context)
+    places, dims = _over(context, of_weight=False)
+    return _batch_normalised(inputs, context, places, dims)
+
+
+def _layer_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    return _row_norm(inputs, context, centred=True)
+
+
+def _rms_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    return _row_norm(inputs, context, centred=False)
+
+
+def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> torch.Tensor:
+    operands = context.operator.inputs
+    x, weight = inputs[:2]
+    bias = inputs[2] if len(inputs) > 2 else None
+    eps = float(context.operator.settings["eps"])  # type: ignore[arg-type]
+    places, dims = _over(context, of_weight=True)
+    if context.parts(*dims) == 1 and operands[0].dims[-len(operands[1].dims) :] == operands[1].dims:
+        if centred:
+            return F.layer_norm(x, weight.shape, weight, bias, eps)
+        return F.rms_norm(x, weight.shape, weight, eps)
+    rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
+    count = prod(context.sizes[dim] for dim in dims)
+    return normalise(
+        x, rows[0], rows[1] if bias is not None else None, over=places, count=count, eps=eps, centred=centred, context=context, dims=dims
+    )
+
+
+def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    (x,) = inputs
+    operator = context.operator
+    dims = operator.inputs[0].dims
+    over, queries = str(operator.settings["over"]), str(operator.settings["causal_queries"])
+    position, scale = dims.index(over), float(operator.settings["scale"])  # type: ignore[arg-type]
+    hidden = None
+    if queries:
+        rows = context.positions(queries, x.shape[dims.index(queries)], x.device)
+        columns = context.positions(over, x.shape[position], x.device)
+        mask = columns[None, :] > rows[:, None]
+        hidden = aligned(mask, Operand(tensor="", dims=(queries, over)), dims)
+    if context.parts(over) == 1:
+        values = x if scale == 1.0 else x * scale
+        return torch.softmax(values if hidden is None else values.masked_fill(hidden, -torch.inf), position)
+    return softmax(x, position=position, scale=scale, hidden=hidden, context=context, dim=over)
+
+
+def _cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    logits, labels = inputs
+    operator = context.operator
+    over = str(operator.settings["over"])
+    dims = operator.inputs[0].dims
+    position = dims.index(over)
+    rows = tuple(dim for dim in dims if dim != over)
+    labels = aligned(labels, operator.inputs[1], rows)
+    first = context.index(over) * logits.shape[position]
+    logits = logits.movedim(position, -1)
+    loss = cross_entropy(logits, labels, first=first, size=context.sizes[over], context=context, dim=over)
+    return aligned(loss, Operand(tensor="", dims=rows), operator.output.dims)
+
+
+def _binary_cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    operator = context.operator
+    logits, labels = (aligned(x, operand, operator.output.dims) for x, operand in zip(inputs, operator.inputs, strict=True))
+    return F.binary_cross_entropy_with_logits(logits, labels.expand_as(logits), reduction="none")
+
+
+def _rows_of(ids: torch.Tensor, table: torch.Tensor, context: OperatorContext) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where in the local table the entries are, and which of them are in it (None: all)."""
+    vocabulary = context.operator.inputs[1].dims[0]
+    if context.parts(vocabulary) == 1:
+        return ids, None
+    local = ids - context.index(vocabulary) * table.shape[0]
+    mine = (local >= 0) & (local < table.shape[0])
+    return torch.where(mine, local, 0), mine
+
+
+def _embedding(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    ids, table = inputs
+    index, mine = _rows_of(ids, table, context)
+    rows = F.embedding(index, table)
+    if mine is not None:
+        rows = rows.masked_fill(~mine.unsqueeze(-1), 0.0)
+    operator = context.operator
+    dims = (*operator.inputs[0].dims, operator.inputs[1].dims[1])
+    return aligned(rows, Operand(tensor="", dims=dims), operator.output.dims)
+
+
+def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    ids, table = inputs
+    index, mine = _rows_of(ids, table, context)
+    weights = None if mine is None else mine.to(table.dtype)
+    return F.embedding_bag(index, table, mode="sum", per_sample_weights=weights)
+
+
+def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]."""
+    q, k, v = inputs
+    settings = context.operator.settings
+    batch, queries, groups, shared, depth = q.shape
+    keys = k.shape[1]
+    heads = q.permute(0, 2, 3, 1, 4).reshape(batch, groups * shared, queries, depth)
+    keys_values = [
+        x.permute(0, 2, 1, 3).unsqueeze(2).expand(batch, groups, shared, keys, depth).reshape(batch, groups * shared, keys, depth)
+        for x in (k, v)
+    ]
+    window, mask = int(settings["window"]), None  # type: ignore[arg-type]
+    if window:
+        distance = torch.arange(queries, device=q.device)[:, None] - torch.arange(keys, device=q.device)[None, :]
+        mask = (distance >= 0) & (distance < window)
+    is_causal = bool(settings["causal"]) and mask is None
+    scale = float(settings["scale"])  # type: ignore[arg-type]
+    result = F.scaled_dot_product_attention(heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal, scale=scale)
+    return result.view(batch, groups, shared, queries, depth).permute(0, 3, 1, 2, 4)
+
+
+def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    (x,) = inputs
+    depth = x.shape[-1]
+    places = context.positions(context.operator.inputs[0].dims[1], x.shape[1], x.device).double()
+    base = float(context.operator.settings["base"])  # type: ignore[arg-type]
+    speeds = base ** (-torch.arange(0, depth, 2, device=x.device).double() / depth)
+    angles = (places[:, None] * speeds[None, :]).repeat(1, 2)
+    shape = [1, x.shape[1], *([1] * (x.dim() - 3)), depth]
+    cosine, sine = (each.to(x.dtype).view(shape) for each in (angles.cos(), angles.sin()))
+    turned = torch.cat((-x[..., depth // 2 :], x[..., : depth // 2]), -1)
+    return x * cosine + turned * sine
+
+
+def _lstm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    return lstm(inputs[0], inputs[1], context=context, dim="e")
+
+
+def _concat(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    return torch.cat(list(inputs), int(context.operator.settings["axis"]))  # type: ignore[arg-type]
+
+
+def _prepend(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    token, x = inputs
+    return torch.cat((token.expand(x.shape[0], 1, -1), x), 1)
+
+
+def _select(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    settings = context.operator.settings
+    return inputs[0].select(int(settings["axis"]), int(settings["index"]))  # type: ignore[arg-type]
+
+
+def _flatten(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    return inputs[0].flatten(2).transpose(1, 2).contiguous()
+
+
+def _interaction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    together = torch.stack(list(inputs), 1)
+    products = together @ together.transpose(1, 2)
+    rows, columns = torch.tril_indices(len(inputs), len(inputs), -1, device=together.device)
+    return torch.cat((inputs[0], products[:, rows, columns]), 1)
+
+
+FUNCTIONS: Mapping[str, NetworkFunction] = {
+    "attention": _attention,
+    "batch_norm": _batch_norm,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "concat": _concat,
+    "convolution": _convolution,
+    "cross_entropy": _cross_entropy,
+    "einsum": _einsum,
+    "elementwise": _elementwise,
+    "embedding": _embedding,
+    "embedding_bag": _embedding_bag,
+    "flatten": _flatten,
+    "interaction": _interaction,
+    "layer_norm": _layer_norm,
+    "lstm": _lstm,
+    "pooling": _pooling,
+    "prepend": _prepend,
+    "reduction": _reduction,
+    "rms_norm": _rms_norm,
+    "rotary": _rotary,
+    "select": _select,
+    "softmax": _softmax,
+}

@@ -1,0 +1,187 @@
+"""The mesh of a network plan on the ranks of a run: who is where, process groups over any axes, and a record of what was issued.
+
+Ranks are numbered with the axes outermost first, so the members of a group, in ascending order, lie in the order of the mesh.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic
+from perfmodel.workload.operator import Pass
+
+#: Collectives of a step by what they are; the value counts them. `repeats` of a key is 1.
+Record = Counter[NetworkTraffic]
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """Why a collective is issued: what `NetworkTraffic` says about it."""
+
+    phase: Pass
+    tensor: str
+    operator: str
+    what: str
+
+
+class NetworkMesh:
+    """One rank's place, and the groups that it talks in. A mesh without axes is one process: every collective is then void.
+
+    uses_dtensor   redistributions go through DTensor and functional collectives where these do what is asked; else they are called directly
+    record         what was issued, where somebody wants to know; else None
+    padding        elements that were issued beyond what is on record, by kind and axes: an uneven cut on the way to a layout makes the
+                   shares of a gather or a scatter larger, those of an all-to-all different from rank to rank; halos along a second dim
+                   have corners
+    """
+
+    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, uses_dtensor: bool = True) -> None:
+        self.worker, self.uses_dtensor = worker, uses_dtensor
+        self.axes = tuple(axis for axis in axes if axis.size > 1)
+        self.sizes = {axis.name: axis.size for axis in axes}
+        self.num_ranks = prod(self.sizes.values())
+        self.rank = worker.rank if self.axes else 0
+        self.record: Record | None = None
+        self.padding: Counter[tuple[str, frozenset[str]]] = Counter()
+
+    @property
+    def device(self) -> str:
+        return self.worker.device
+
+    def size(self, axes: Iterable[str]) -> int:
+        return prod(self.sizes[axis] for axis in axes)
+
+    def place(self, rank: int) -> dict[str, int]:
+        """The rank's coordinate on every axis."""
+        place = dict.fromkeys(self.sizes, 0)
+        for axis in reversed(self.axes):
+            rank, place[axis.name] = divmod(rank, axis.size)
+        return place
+
+    def index(self, axes: Iterable[str], rank: int | None = None) -> int:
+        """Which chunk a rank (this one) has of something cut over `axes`, outermost first."""
+        place, index = self.place(self.rank if rank is None else rank), 0
+        for axis in axes:
+            index = index * self.sizes[axis] + place[axis]
+        return index
+
+    def members(self, axes: Iterable[str]) -> list[int]:
+        """Ranks that differ from this one in `axes` alone, in ascending order."""
+        return self._members(frozenset(axes), self.rank)
+
+    def _members(self, axes: frozenset[str], rank: int) -> list[int]:
+        ranks, stride = [0], 1
+        place = self.place(rank)
+        for axis in reversed(self.axes):
+            steps = range(axis.size) if axis.name in axes else (place[axis.name],)
+            ranks = [step * stride + other for step in steps for other in ranks]
+            stride *= axis.size
+        return ranks
+
+    def group(self, axes: Iterable[str]) -> DeviceMesh | None:
+        """A mesh of one dimension over the product of `axes`; None for one rank.
+
+        Made when first asked for, and kept for the next plan on a mesh of the same shape: every rank must ask in the same order.
+        """
+        chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
+        if not chosen:
+            return None
+        shape = tuple(axis.size for axis in self.axes)
+        key = ("network group", shape, tuple(i for i, axis in enumerate(self.axes) if axis.name in chosen))
+        if key not in self.worker.cache:
+            self.worker.cache[key] = self._new_group(chosen)
+        return self.worker.cache[key]  # type: ignore[no-any-return]
+
+    def _new_group(self, axes: frozenset[str]) -> DeviceMesh:
+        mine = dist.group.WORLD
+        if len(self.members(axes)) < self.num_ranks:
+            done: set[int] = set()
+            for rank in range(self.num_ranks):
+                if rank in done:
+                    continue
+                members = self._members(axes, rank)
+                done |= set(members)
+                group = dist.new_group(members)
+                if self.rank in members:
+                    mine = group
+        return DeviceMesh.from_group(mine, self.device)
+
+    def process_group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
+        group = self.group(axes)
+        return None if group is None else group.get_group()
+
+    def note(self, kind: CollectiveKind, axes: Iterable[str], num_elements: float, purpose: Purpose, *, issued: float = -1.0) -> None:
+        """Put a collective on record; `issued` elements where these are others than an even cut has."""
+        if self.record is None:
+            return
+        row = NetworkTraffic(
+            kind=kind,
+            axes=(chosen := frozenset(axis for axis in axes if self.sizes[axis] > 1)),
+            num_elements=float(num_elements),
+            phase=purpose.phase,
+            tensor=purpose.tensor,
+            operator=purpose.operator,
+            what=purpose.what,
+        )
+        self.record[row] += 1
+        if issued >= 0 and issued != num_elements:
+            self.padding[str(kind), chosen] += issued - num_elements  # type: ignore[assignment]
+
+
+def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, largest: bool = False) -> torch.Tensor:
+    """The sum (or the largest) over the group, in place."""
+    axes = tuple(axes)
+    group = mesh.process_group(axes)
+    if group is None:
+        return tensor
+    tensor = tensor.contiguous()
+    mesh.note(CollectiveKind.ALL_REDUCE, axes, tensor.numel(), purpose)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+    return tensor
+
+
+def begin_all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose) -> dist.Work:
+    """The sum over a group of several ranks, in place of a contiguous tensor; under way until its `wait`."""
+    axes = tuple(axes)
+    mesh.note(CollectiveKind.ALL_REDUCE, axes, tensor.numel(), purpose)
+    return dist.all_reduce(tensor, group=mesh.process_group(axes), async_op=True)  # type: ignore[no-any-return]
+
+
+def all_gather(
+    mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
+) -> torch.Tensor:
+    """[ways, ...]: what each member of the group has, in the order of `NetworkMesh.members`. `num_elements`: what to put on record."""
+    axes = tuple(axes)
+    group = mesh.process_group(axes)
+    if group is None:
+        return tensor.unsqueeze(0)
+    ways = dist.get_world_size(group)
+    pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+    issued = pieces.numel()
+    mesh.note(CollectiveKind.ALL_GATHER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
+    dist.all_gather_into_tensor(pieces.view(-1), tensor.contiguous().view(-1), group=group)
+    return pieces
+
+
+def reduce_scatter(
+    mesh: NetworkMesh, pieces: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
+) -> torch.Tensor:
+    """The sum over the group of pieces[own place], of [ways, ...]. `num_elements`: what to put on record."""
+    axes = tuple(axes)
+    group = mesh.process_group(axes)
+    if group is None:
+        return pieces.squeeze(0)
+    result = torch.empty(pieces.shape[1:], dtype=pieces.dtype, device=pieces.device)
+    issued = pieces.numel()
+    mesh.note(CollectiveKind.REDUCE_SCATTER, axes, num_elements if num_elements >= 0 else issued, purpose, issued=issued)
+    dist.reduce_scatter_tensor(result.view(-1), pieces.contiguous().view(-1), group=group)
+    return result

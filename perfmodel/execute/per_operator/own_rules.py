@@ -1,0 +1,302 @@
+"""Operators that issue collectives of their own where certain dims are cut: norms, softmax, cross-entropy, the halo of a window, an LSTM.
+
+Each is an autograd function, so that it issues exactly what its kind declares (`NetworkOperator.traffic`) in either pass, and computes as
+one process does where nothing is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from perfmodel.execute.per_operator.context import OperatorContext
+from perfmodel.workload.operator import Pass
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In the precision in which statistics are taken: at least float32."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+class _Normalise(torch.autograd.Function):
+    """y = weight x_hat + bias, x_hat by the mean (where `centred`) and variance over `over`, of which some may be cut (`dims`).
+
+    weight, bias   with as many positions as x, of size 1 where they lack one
+    count          entries in one mean, at full size
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        over: tuple[int, ...],
+        count: int,
+        eps: float,
+        centred: bool,
+        context: OperatorContext,
+        dims: tuple[str, ...],
+    ) -> torch.Tensor:
+        values = wide(x)
+        squares = values.square().sum(over, keepdim=True)
+        if centred:
+            sums = torch.stack((values.sum(over, keepdim=True), squares))
+            sums = context.all_reduce(sums, dims, Pass.FORWARD) / count
+            mean = sums[0]
+            scale = (sums[1] - mean.square() + eps).rsqrt()
+            normal = (values - mean) * scale
+        else:
+            scale = (context.all_reduce(squares, dims, Pass.FORWARD) / count + eps).rsqrt()
+            normal = values * scale
+        ctx.save_for_backward(normal, scale, weight)
+        ctx.rest = over, count, centred, context, dims, bias is not None
+        result = normal * weight
+        return (result if bias is None else result + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        normal, scale, weight = ctx.saved_tensors
+        over, count, centred, context, dims, has_bias = ctx.rest
+        gradient = wide(gradients[0])
+        inner = gradient * weight
+        along = (inner * normal).sum(over, keepdim=True)
+        if centred:
+            sums = context.all_reduce(torch.stack((inner.sum(over, keepdim=True), along)), dims, Pass.BACKWARD) / count
+            result = (inner - sums[0] - normal * sums[1]) * scale
+        else:
+            result = (inner - normal * (context.all_reduce(along, dims, Pass.BACKWARD) / count)) * scale
+        for_weight = (gradient * normal).sum_to_size(weight.shape).to(weight.dtype)
+        for_bias = gradient.sum_to_size(weight.shape).to(weight.dtype) if has_bias else None
+        return result.to(gradients[0].dtype), for_weight, for_bias, None, None, None, None, None, None
+
+
+def normalise(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    over: tuple[int, ...],
+    count: int,
+    eps: float,
+    centred: bool,
+    context: OperatorContext,
+    dims: tuple[str, ...],
+) -> torch.Tensor:
+    return _Normalise.apply(x, weight, bias, over, count, eps, centred, context, dims)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Softmax(torch.autograd.Function):
+    """Over a position whose dim may be cut; entries where `hidden` are 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, position: int, scale: float, hidden: torch.Tensor | None, context: OperatorContext, dim: str
+    ) -> torch.Tensor:
+        values = wide(x) * scale
+        if hidden is not None:
+            values = values.masked_fill(hidden, -torch.inf)
+        largest = context.all_reduce(values.amax(position, keepdim=True), (dim,), Pass.FORWARD, largest=True)
+        exponentials = (values - largest).exp_()
+        total = context.all_reduce(exponentials.sum(position, keepdim=True), (dim,), Pass.FORWARD)
+        result = (exponentials / total).to(x.dtype)
+        ctx.save_for_backward(result)
+        ctx.rest = position, scale, context, dim
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (result,) = ctx.saved_tensors
+        position, scale, context, dim = ctx.rest
+        products = wide(gradients[0]) * result
+        total = context.all_reduce(products.sum(position, keepdim=True), (dim,), Pass.BACKWARD)
+        return ((products - result * total) * scale).to(result.dtype), None, None, None, None, None
+
+
+def softmax(
+    x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, context: OperatorContext, dim: str
+) -> torch.Tensor:
+    return _Softmax.apply(x, position, scale, hidden, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Of logits [rows..., v] against labels [rows...]: one loss a row. Columns from `size` on only pad."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, first: int, size: int, context: OperatorContext, dim: str
+    ) -> torch.Tensor:
+        columns = logits.shape[-1]
+        values = wide(logits)
+        if first + columns > size:
+            values = values.clone()
+            values[..., max(0, size - first) :] = -torch.inf
+        largest = context.all_reduce(values.amax(-1), (dim,), Pass.FORWARD, largest=True)
+        values = values - largest.unsqueeze(-1)
+        mine = (labels >= first) & (labels < first + columns)
+        index = torch.where(mine, labels - first, 0)
+        picked = torch.where(mine, values.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
+        exponentials = values.exp_()
+        total = context.all_reduce(exponentials.sum(-1), (dim,), Pass.FORWARD)
+        picked = context.all_reduce(picked, (dim,), Pass.FORWARD)
+        ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), index, mine)
+        ctx.dtype = logits.dtype
+        return total.log() - picked
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        probabilities, index, mine = ctx.saved_tensors
+        # in place: nothing else reads the probabilities, and they are the largest tensor of the step
+        probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
+        return probabilities.mul_(gradients[0].unsqueeze(-1)).to(ctx.dtype), None, None, None, None, None
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, *, first: int, size: int, context: OperatorContext, dim: str) -> torch.Tensor:
+    return _CrossEntropy.apply(logits, labels, first, size, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Halo(torch.autograd.Function):
+    """Rows of the neighbours around the local ones, `fill` at the ends; backward returns their gradients, which are added."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, position: int, above: int, below: int, fill: float, noted: int, context: OperatorContext, dim: str
+    ) -> torch.Tensor:
+        ctx.rest = position, above, below, noted, context, dim
+        size = x.shape[position]
+        if max(above, below) > size:
+            raise context.fail(f"a share of dim {dim} has {size} rows, a window reaches {max(above, below)} into the next; use fewer parts")
+        shape = list(x.shape)
+        rows = x.new_full((), fill)
+        shape[position] = above
+        top = rows.expand(shape).clone()
+        shape[position] = below
+        bottom = rows.expand(shape).clone()
+        up = x.narrow(position, 0, below).contiguous()
+        down = x.narrow(position, size - above, above).contiguous()
+        context.trade(dim, up, down, top, bottom, Pass.FORWARD, noted)
+        return torch.cat((top, x, bottom), position)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        position, above, below, noted, context, dim = ctx.rest
+        gradient = gradients[0]
+        size = gradient.shape[position] - above - below
+        up = gradient.narrow(position, 0, above).contiguous()
+        down = gradient.narrow(position, above + size, below).contiguous()
+        # what comes back belongs to the rows that were sent
+        from_up, from_down = torch.zeros_like(down), torch.zeros_like(up)
+        context.trade(dim, up, down, from_up, from_down, Pass.BACKWARD, noted)
+        result = gradient.narrow(position, above, size).clone()
+        result.narrow(position, 0, below).add_(from_up)
+        result.narrow(position, size - above, above).add_(from_down)
+        return result, None, None, None, None, None, None, None
+
+
+def with_halo(
+    x: torch.Tensor, *, position: int, above: int, below: int, context: OperatorContext, dim: str, fill: float, row: int
+) -> torch.Tensor:
+    """`row`: elements of one row as the operator declares it, without the corners that a second cut dim adds."""
+    if not above and not below:
+        return x
+    return _Halo.apply(x, position, above, below, fill, (above + below) * row, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def lstm_cell(sums: torch.Tensor, cell: torch.Tensor) -> tuple[Gates, torch.Tensor, torch.Tensor]:
+    """One time step of sums [b,4,e] and the cell [b,e] before: the four gates, the cell and the output."""
+    i, f, g, o = sums[:, 0].sigmoid(), sums[:, 1].sigmoid(), sums[:, 2].tanh(), sums[:, 3].sigmoid()
+    cell = torch.addcmul(i * g, f, cell)
+    return (i, f, g, o), cell, o * cell.tanh()
+
+
+def lstm_cell_backward(
+    into: torch.Tensor, above: torch.Tensor, for_cell: torch.Tensor, gates: Gates, cell: torch.Tensor, before: torch.Tensor | None
+) -> torch.Tensor:
+    """From the gradients of the output and the cell: those of the sums, written `into` [b,4,e], and that of the cell before (`before`)."""
+    i, f, g, o = gates
+    bent = cell.tanh()
+    for_cell = for_cell + above * o * (1 - bent.square())
+    into[:, 0] = for_cell * g * i * (1 - i)
+    into[:, 2] = for_cell * i * (1 - g.square())
+    into[:, 3] = above * bent * o * (1 - o)
+    if before is None:
+        into[:, 1] = 0.0
+        return for_cell
+    into[:, 1] = for_cell * before * f * (1 - f)
+    return for_cell * f
+
+
+class _Lstm(torch.autograd.Function):
+    """gates [b,s,4,e], weight [4,e,k] -> h [b,s,e] from a zero state; e may be cut, k is whole.
+
+    The first step has no h before it: where e is cut, the others gather it forward and scatter its gradient backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, weight: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
+        batch, steps, _, hidden = gates.shape
+        matrix = weight.flatten(0, 1).t()
+        cell = gates.new_zeros(batch, hidden)
+        active, cells, gathered = [], [], []
+        hiddens: list[torch.Tensor] = []
+        for step in range(steps):
+            sums = gates[:, step]
+            if step:
+                whole = context.gather_last(hiddens[-1], dim, Pass.FORWARD)
+                gathered.append(whole)
+                sums = sums + (whole @ matrix).view(batch, 4, hidden)
+            gate_values, cell, output = lstm_cell(sums, cell)
+            active.append(gate_values)
+            cells.append(cell)
+            hiddens.append(output)
+        ctx.save_for_backward(weight, *(value for values in active for value in values), *cells, *gathered)
+        ctx.rest = batch, steps, hidden, context, dim
+        return torch.stack(hiddens, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        weight, *kept = ctx.saved_tensors
+        batch, steps, hidden, context, dim = ctx.rest
+        active = [kept[4 * step : 4 * step + 4] for step in range(steps)]
+        cells, gathered = kept[4 * steps : 5 * steps], kept[5 * steps :]
+        matrix = weight.flatten(0, 1)
+        into = gradients[0].new_empty(batch, steps, 4, hidden)
+        for_hidden, for_cell = gradients[0].new_zeros(batch, hidden), gradients[0].new_zeros(batch, hidden)
+        for step in reversed(range(steps)):
+            above = gradients[0][:, step] + for_hidden
+            for_cell = lstm_cell_backward(into[:, step], above, for_cell, active[step], cells[step], cells[step - 1] if step else None)
+            if step:
+                for_hidden = context.scatter_last(into[:, step].flatten(1) @ matrix, dim, Pass.BACKWARD)
+        for_weight = None
+        if ctx.needs_input_grad[1]:
+            if gathered:
+                rows = into[:, 1:].flatten(2).flatten(0, 1)
+                for_weight = (rows.t() @ torch.stack(gathered, 1).flatten(0, 1)).view(weight.shape)
+            else:
+                for_weight = torch.zeros_like(weight)
+        return into, for_weight, None, None
+
+
+def lstm(gates: torch.Tensor, weight: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
+    return _Lstm.apply(gates, weight, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def shares(x: torch.Tensor, parts: Sequence[int]) -> list[torch.Tensor]:
+    """Equal shares of a tensor cut into so many parts at each position."""
+    found = [x]
+    for position, number in enumerate(parts):
+        found = [piece for whole in found for piece in whole.chunk(number, position)]
+    return found
+
+
+def joined(pieces: list[torch.Tensor], parts: Sequence[int]) -> torch.Tensor:
+    """The inverse of `shares`."""
+    for position in reversed(range(len(parts))):
+        number = parts[position]
+        pieces = [torch.cat(pieces[start : start + number], position) for start in range(0, len(pieces), number)]
+    return pieces[0]

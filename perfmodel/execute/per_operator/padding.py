@@ -1,0 +1,67 @@
+"""Sizes that a plan cuts unevenly, rounded up, so that every share of a run is equal: a vocabulary of 10 over 4 ranks becomes 12.
+
+The entries that are added do nothing: rows of a table that no index names, columns of logits that the loss leaves out, zeros elsewhere.
+What a run issues is the traffic of the padded network; where all sizes divide it is the network itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+
+from perfmodel.foundation.disjoint_sets import DisjointSets
+from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.workload.network import Network, NetworkOperator, OwnTraffic
+
+
+def padded_network(network: Network, plan: NetworkPlan) -> Network:
+    """The network with every unevenly cut size rounded up to what all operators that meet it can cut evenly."""
+    classes = _same_sizes(network)
+    parts: dict[object, int] = {}
+    uneven: set[object] = set()
+    for operator in network.operators:
+        for dim, axes in plan.shardings[operator.name].items():
+            number = plan.size(tuple(axes))
+            root = classes[operator.name, dim]
+            parts[root] = lcm(parts.get(root, 1), number)
+            if dim in operator.padded and operator.dims[dim] % number:
+                uneven.add(root)
+    if not uneven:
+        return network
+
+    def padded(key: tuple[str, str | int], size: int) -> int:
+        root = classes.get(key)
+        return -(-size // parts[root]) * parts[root] if root in uneven else size
+
+    tensors = {
+        name: replace(tensor, shape=tuple(padded((f"tensor {name}", place), size) for place, size in enumerate(tensor.shape)))
+        for name, tensor in network.tensors.items()
+    }
+    operators = tuple(
+        _resized(operator, {dim: padded((operator.name, dim), size) for dim, size in operator.dims.items()})
+        for operator in network.operators
+    )
+    return replace(network, operators=operators, tensors=tensors)
+
+
+def _same_sizes(network: Network) -> dict[tuple[str, str | int], tuple[str, str | int]]:
+    """Dims of operators and positions of tensors -> one mark for all that must be padded alike."""
+    joined = DisjointSets[tuple[str, str | int]]((operator.name, dim) for operator in network.operators for dim in operator.dims)
+    for operator in network.operators:
+        for operand in (*operator.inputs, operator.output):
+            for place, dim in enumerate(operand.dims):
+                if dim:
+                    joined.join((operator.name, dim), (f"tensor {operand.tensor}", place))
+    return joined.representatives()
+
+
+def _resized(operator: NetworkOperator, dims: dict[str, int]) -> NetworkOperator:
+    """With the dims and the traffic of these sizes; its work stays as it is, nothing here asks for it."""
+    if dims == dict(operator.dims):
+        return operator
+
+    def own(old: OwnTraffic) -> OwnTraffic:
+        extent = tuple((dims[dim] if dim and size == operator.dims[dim] else size, dim) for size, dim in old.extent)
+        return replace(old, extent=extent)
+
+    return replace(operator, dims=dims, traffic=tuple(own(each) for each in operator.traffic))

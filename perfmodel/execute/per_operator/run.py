@@ -1,0 +1,284 @@
+"""A network plan checked against one process, and plans of one network timed beside each other. Imports torch in the workers only.
+
+A run counts only if its loss and every gradient equal those of one process and if it issues, operator by operator, what `network_traffic`
+says; torch's dispatcher is asked apart, so that what is noted is what was issued.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.execute.launch.launch import WorkerGroup
+from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.per_operator.options import NetworkOptions
+from perfmodel.execute.per_operator.padding import padded_network
+from perfmodel.execute.per_operator.refuse import check_runnable
+from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
+from perfmodel.execute.tolerance import TOLERANCE, worst_error
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError, RunError
+from perfmodel.parallel.per_operator.measurement import NetworkCheck, NetworkMeasurement
+from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic, network_traffic
+from perfmodel.workload.network import Network
+
+if TYPE_CHECKING:
+    from perfmodel.execute.launch.launch import Worker
+    from perfmodel.execute.launch.rank_results import RankCheck, RankTimes
+    from perfmodel.execute.per_operator.functions import NetworkFunction
+
+#: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower.
+TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
+
+
+def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+    from perfmodel.execute.per_operator import worker as network_worker
+
+    return network_worker.check_on_rank(worker, network, plan, options)
+
+
+def measure_on_rank(
+    worker: Worker, network: Network, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+) -> tuple[list[RankTimes], str, dict[str, str]]:
+    from perfmodel.execute.per_operator import worker as network_worker
+
+    return network_worker.measure_on_rank(worker, network, plans, options, warmup, rounds)
+
+
+def check_network_plan(
+    network: Network,
+    plan: NetworkPlan,
+    *,
+    seed: int = 0,
+    steps: int = 1,
+    learning_rate: float = 0.1,
+    dtype: str = "float64",
+    compares_outputs: bool = False,
+    uses_dtensor: bool = True,
+    functions: Mapping[str, NetworkFunction] | None = None,
+    device: str = "auto",
+    hang_timeout: float = 60.0,
+    group: WorkerGroup | None = None,
+) -> NetworkCheck:
+    """Run the plan and compare loss, gradients and traffic with what they must be; RunError where they differ.
+
+    steps             updates by plain gradient descent between them; losses are compared of all, gradients and traffic of the first
+    dtype             float64 or float32
+    compares_outputs  every operator's output too
+    uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
+    functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
+    group             a running WorkerGroup of the right size to use
+    """
+    if dtype not in TOLERANCES:
+        raise InputError(f"dtype={dtype}: is not one that a run is compared in; use {' or '.join(TOLERANCES)}")
+    if steps < 1:
+        raise InputError(f"steps={steps}: must be at least 1; use 1")
+    options = NetworkOptions(
+        seed=seed,
+        steps=steps,
+        dtype=dtype,
+        learning_rate=learning_rate,
+        compares_outputs=compares_outputs,
+        uses_dtensor=uses_dtensor,
+        functions=functions or {},
+    )
+    _check(network, plan, group, options.functions)
+    device = group.device if group is not None else pick_device(device, plan.num_chips)
+    _check_room(plan.num_chips, device)
+    with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
+        results = workers.call(check_on_rank, network, plan, options)
+    return assemble_check(network, plan, results, dtype)
+
+
+def assemble_check(network: Network, plan: NetworkPlan, results: Sequence[RankCheck], dtype: str) -> NetworkCheck:
+    losses = _worst([result.loss_errors for result in results], "the loss of", dtype)
+    gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
+    outputs = _worst([result.output_errors for result in results], "the output", dtype)
+    itemsize = 8.0 if dtype == "float64" else 4.0
+    traffic = compare_traffic(network, plan, results, itemsize)
+    return NetworkCheck(
+        plan=plan,
+        loss=results[0].losses[0],
+        loss_error=losses,
+        gradient_error=gradients,
+        output_error=outputs,
+        traffic=traffic,
+    )
+
+
+def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> float:
+    """The largest on any rank; nan where there is none. Too large a one ends the check."""
+
+    def sentence(name: str, error: float, others: int) -> str:
+        more = f", and {others} more" if others else ""
+        allowed = f"{TOLERANCES[dtype]:.0e}"
+        return f"network check: {what} {name} differs from one process by {error:.1e} of its size (allowed {allowed}){more}"
+
+    return worst_error(errors, TOLERANCES[dtype], sentence)
+
+
+def expected_traffic(network: Network, plan: NetworkPlan) -> Counter[NetworkTraffic]:
+    """What a run must issue: `network_traffic` of the network with equal shares, repeats counted, without axes of size one."""
+    sizes = {axis.name: axis.size for axis in plan.axes}
+    found: Counter[NetworkTraffic] = Counter()
+    for row in network_traffic(padded_network(network, plan), plan):
+        axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
+        if axes and row.num_elements and row.repeats:
+            found[replace(row, axes=axes, repeats=1, itemsize=0.0)] += row.repeats
+    return found
+
+
+def compare_traffic(
+    network: Network, plan: NetworkPlan, ranks: Sequence[RankCheck | RankTimes], itemsize: float
+) -> tuple[NetworkTraffic, ...]:
+    """The rows that every rank issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
+    expected = expected_traffic(network, plan)
+    for number, rank in enumerate(ranks):
+        missing, extra = expected - rank.record, rank.record - expected
+        if missing or extra:
+            raise RunError(
+                f"network check: rank {number} issued other collectives than the plan's traffic: "
+                f"missing {_describe(missing)}; too many {_describe(extra)}"
+            )
+    order = [axis.name for axis in plan.axes]
+    noted: dict[tuple[str, str], tuple[int, float]] = {}
+    for row, count in expected.items():
+        key = (str(row.kind), "+".join(sorted(row.axes, key=order.index)))
+        old = noted.get(key, (0, 0.0))
+        noted[key] = (old[0] + count, old[1] + count * row.num_elements)
+    due = sent = 0.0
+    for number, rank in enumerate(ranks):
+        tally = rank.tally
+        padding = {(kind, "+".join(sorted(axes, key=order.index))): extra for (kind, axes), extra in rank.padding.items()}
+        sent += sum(value for (kind, _), value in tally.num_bytes.items() if kind == "send") / itemsize
+        counts = {key: value for key, value in tally.counts.items() if key[0] not in ("send", "recv")}
+        for key in dict.fromkeys([*noted, *counts]):
+            count, elements = noted.get(key, (0, 0.0))
+            elements += padding.get(key, 0.0)
+            if key[0] == CollectiveKind.SEND_RECV:
+                # the first and the last rank of a line of n send in one direction only: on average (n - 1) / n of what an inner one sends
+                ways = plan.size(frozenset(key[1].split("+")))
+                due += elements * (ways - 1) / ways
+                continue
+            issued = tally.num_bytes.get(key, 0.0) / itemsize
+            if counts.get(key, 0) != count or abs(issued - elements) > 0.5:
+                raise RunError(
+                    f"network check: {key[0]} over {key[1]}: on rank {number} torch issued {counts.get(key, 0)} of {issued:.0f} elements, "
+                    f"noted were {count} of {elements:.0f}"
+                )
+    if abs(sent - due) > 0.5:
+        raise RunError(f"network check: halos: torch sent {sent:.0f} elements, noted were {due:.0f}")
+    return tuple(replace(row, repeats=count) for row, count in expected.items())
+
+
+def _describe(rows: Counter[NetworkTraffic]) -> str:
+    if not rows:
+        return "none"
+    row, count = next(iter(rows.items()))
+    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    return (
+        f"{count} {row.kind} over {'*'.join(sorted(row.axes))} of {row.num_elements:.0f} elements "
+        f"({row.what} {row.tensor} at {row.operator}, {row.phase}){more}"
+    )
+
+
+def measure_network_plans(
+    network: Network,
+    plans: Sequence[NetworkPlan],
+    *,
+    steps: int = 10,
+    rounds: int = 2,
+    warmup: int = 1,
+    seed: int = 0,
+    learning_rate: float = 1e-3,
+    check_gradients: bool = True,
+    uses_dtensor: bool = False,
+    functions: Mapping[str, NetworkFunction] | None = None,
+    device: str = "auto",
+    hang_timeout: float = 120.0,
+    group: WorkerGroup | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> tuple[NetworkMeasurement, ...]:
+    """Time plans of one network in turn, A B C A B C, in float32: what else the machine does then disturbs all of them alike.
+
+    steps, rounds    timed steps of each plan, spread over so many rounds, or fewer where there are fewer steps; `warmup` steps before each
+    check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does
+    uses_dtensor     redistribute through DTensor: what that adds to each small collective is no part of a prediction
+    """
+    if not plans:
+        raise InputError("plans=(): must be at least one; give a plan")
+    if steps < 1 or warmup < 0:
+        raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 10")
+    if rounds < 1:
+        raise InputError(f"rounds={rounds}: must be at least 1; use 2")
+    rounds = min(rounds, steps)
+    sizes = {plan.num_chips for plan in plans}
+    if len(sizes) > 1:
+        raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
+    table = functions or {}
+    checking = NetworkOptions(seed=seed, dtype="float32", uses_dtensor=uses_dtensor, functions=table)
+    timing = replace(checking, steps=steps, learning_rate=learning_rate)
+    errors = [float("nan")] * len(plans)
+    device = group.device if group is not None else pick_device(device, plans[0].num_chips)
+    _check_room(plans[0].num_chips, device)
+    for plan in plans:
+        _check(network, plan, group, table)
+    scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
+    with scope as workers:
+        use = processor_use(workers.pids)
+        for index, plan in enumerate(plans):
+            if check_gradients:
+                results = workers.call(check_on_rank, network, plan, checking)
+                errors[index] = assemble_check(network, plan, results, "float32").gradient_error
+        ranks = workers.call(measure_on_rank, network, tuple(plans), timing, warmup, rounds)
+        busy_fraction = processor_use(workers.pids).others_since(use)
+    found = []
+    for index, plan in enumerate(plans):
+        times_of_ranks = [rank[0][index] for rank in ranks]
+        times = tuple(max(column) for column in zip(*(rank.times for rank in times_of_ranks), strict=True))
+        names = dict.fromkeys(name for rank in times_of_ranks for name in rank.tally.times)
+        found.append(
+            NetworkMeasurement(
+                plan=plan,
+                step_time=statistics.median(times),
+                step_time_spread=interquartile_range(times),
+                step_times=times,
+                warmup=warmup,
+                loss=sum(rank.share for rank in times_of_ranks),
+                gradient_error=errors[index],
+                traffic=compare_traffic(network, plan, times_of_ranks, 4.0),
+                device=device,
+                chip=ranks[0][1],
+                parts={f"communication.{name}": statistics.fmean(r.tally.times.get(name, 0.0) for r in times_of_ranks) for name in names},
+                memory_by_rank=tuple(rank.peak_memory for rank in times_of_ranks),
+                software=ranks[0][2],
+                busy_fraction=busy_fraction,
+            )
+        )
+    return tuple(found)
+
+
+def measure_network_plan(network: Network, plan: NetworkPlan, **options: Any) -> NetworkMeasurement:
+    """One plan; the options are those of `measure_network_plans`."""
+    return measure_network_plans(network, [plan], **options)[0]
+
+
+def _start(num_ranks: int, device: str, hang_timeout: float, on_progress: Callable[[str], None] | None) -> WorkerGroup:
+    return WorkerGroup(num_ranks, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
+
+
+def _check_room(num_ranks: int, device: str) -> None:
+    most = num_devices(device)
+    if num_ranks > most:
+        raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")
+
+
+def _check(network: Network, plan: NetworkPlan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
+    check_runnable(network, plan, functions)
+    if group is not None and group.num_ranks != plan.num_chips:
+        raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")

@@ -1,0 +1,230 @@
+"""What each rank does to check and to time a network plan. Imports torch; the parent process does not import this."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import pickle
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
+from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
+from perfmodel.execute.measure.measure import describe_on_rank, synchronize
+from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
+from perfmodel.execute.per_operator.model import NetworkProgram, one_process
+from perfmodel.execute.per_operator.options import NetworkOptions
+from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
+from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
+from perfmodel.parallel.per_operator.plan import NetworkPlan, left_layout
+from perfmodel.workload.network import Network
+from perfmodel.workload.operator import Pass
+
+
+@dataclass(slots=True)
+class _Reference:
+    losses: list[float]
+    gradients: dict[str, torch.Tensor]
+    outputs: dict[str, torch.Tensor]
+
+
+def _build(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions, imitate: NetworkPlan | None) -> NetworkProgram:
+    return NetworkProgram(
+        worker,
+        network,
+        plan,
+        seed=options.seed,
+        dtype=getattr(torch, options.dtype),
+        learning_rate=options.learning_rate,
+        functions=options.functions,
+        imitate=imitate,
+        uses_dtensor=options.uses_dtensor,
+    )
+
+
+def _reference(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> _Reference:
+    """Losses, and of the first step gradients and outputs, of one process; kept for the next plan of the same network."""
+    copied = [
+        (operator.name, sorted((dim, plan.size(tuple(axes))) for dim, axes in plan.shardings[operator.name].items()))
+        for operator in network.operators
+        if operator.settings.get("synchronised") is False
+    ]
+    key = hashlib.sha256(pickle.dumps((network, options, copied))).hexdigest()
+    kept: dict[str, _Reference] = worker.cache.setdefault("network reference", {})
+    if key not in kept:
+        kept.clear()
+        program = _build(worker, network, one_process(network, plan), options, plan)
+        outputs: dict[str, torch.Tensor] = {}
+        if options.compares_outputs:
+            with torch.no_grad():
+                program.forward(keep=outputs)
+        losses, gradients = [], {}
+        for step in range(options.steps):
+            worker.beat(f"reference step {step}")
+            losses.append(float(program.step()))
+            if step == 0:
+                gradients = program.gradients()
+        kept[key] = _Reference(losses, gradients, outputs)
+    return kept[key]
+
+
+def _broadcast(worker: Worker, tensors: dict[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    """Fill `tensors` on every rank with those of rank 0, in few messages."""
+    limit, batch = 1 << 24, []
+    names = list(shapes)
+    for position, name in enumerate(names):
+        batch.append(name)
+        sizes = [int(torch.Size(shapes[each]).numel()) for each in batch]
+        if sum(sizes) < limit and position + 1 < len(names):
+            continue
+        worker.beat(f"comparing {name}")
+        if worker.rank == 0:
+            flat = torch.cat([tensors[each].to(dtype).reshape(-1) for each in batch])
+        else:
+            flat = torch.empty(sum(sizes), dtype=dtype, device=worker.device)
+        dist.broadcast(flat, 0)
+        for each, piece in zip(batch, flat.split(sizes), strict=True):
+            tensors[each] = piece.view(shapes[each])
+        batch = []
+
+
+def _label(mesh: NetworkMesh, ranks: list[int]) -> str:
+    """The axes along which ranks differ, joined by `+`."""
+    places = [mesh.place(rank) for rank in ranks]
+    return "+".join(axis.name for axis in mesh.axes if len({place[axis.name] for place in places}) > 1)
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    if not expected.numel():
+        return 0.0
+    size = max(float(expected.abs().max()), floor)
+    return float((found - expected).abs().max()) / size if size else float(found.abs().max())
+
+
+def _part_of(program: NetworkProgram, whole: torch.Tensor, name: str, layout: object) -> torch.Tensor:
+    """This rank's part of a tensor of the network as given, padded with zeros."""
+    shape = program.network.tensors[name].shape
+    padding = [extra for old, new in zip(whole.shape, shape, strict=True) for extra in (new - old, 0)]
+    padded = torch.nn.functional.pad(whole, padding[::-1]) if any(padding) else whole
+    return local_part(padded, layout, program.mesh)  # type: ignore[arg-type]
+
+
+def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+    """Run the plan, count one step, and compare with one process, which is rank 0."""
+    program = _build(worker, network, plan, options, None)
+    outputs: dict[str, torch.Tensor] = {}
+    if options.compares_outputs:
+        with torch.no_grad():
+            program.forward(keep=outputs)
+    losses, counter = [], CollectiveCounter(lambda ranks: _label(program.mesh, ranks), times_them=False)
+    for step in range(options.steps):
+        worker.beat(f"step {step}")
+        if step == 0:
+            program.mesh.record, program.mesh.padding = Counter(), Counter()
+            with counter:
+                share = program.step()
+            record, program.mesh.record = program.mesh.record, None
+            own_gradients = program.gradients()
+        else:
+            share = program.step()
+        share = share.detach().double().reshape(1)
+        dist.all_reduce(share)
+        losses.append(float(share))
+
+    found = _reference(worker, network, plan, options) if worker.rank == 0 else _Reference([], {}, {})
+    header: list[Any] = [
+        found.losses,
+        {name: tuple(g.shape) for name, g in found.gradients.items()},
+        {n: tuple(o.shape) for n, o in found.outputs.items()},
+    ]
+    dist.broadcast_object_list(header)
+    expected_losses, gradient_shapes, output_shapes = header
+    dtype = getattr(torch, options.dtype)
+    gradients, expected_outputs = dict(found.gradients), dict(found.outputs)
+    _broadcast(worker, gradients, gradient_shapes, dtype)
+    _broadcast(worker, expected_outputs, output_shapes, dtype)
+
+    loss_errors = {
+        f"step {step}": abs(loss - expected) / max(abs(expected), 1e-30)
+        for step, (loss, expected) in enumerate(zip(losses, expected_losses, strict=True))
+    }
+    largest = max((float(gradient.abs().max()) for gradient in gradients.values()), default=0.0)
+    gradient_errors = {}
+    for name, gradient in own_gradients.items():
+        expected = _part_of(program, gradients[name], name, program.layouts[name])
+        gradient_errors[name] = _relative(gradient, expected, ROUND_OFF_FLOOR * largest)
+    output_errors = {}
+    if options.compares_outputs:
+        for operator in program.network.operators:
+            name = operator.output.tensor
+            left = left_layout(operator, plan.shardings[operator.name])
+            purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
+            whole = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
+            given = network.tensors[name].shape
+            if given == program.network.tensors[name].shape:  # what pads an activation means nothing
+                expected = _part_of(program, expected_outputs[name], name, left.resolved())
+                output_errors[name] = _relative(whole, expected, 0.0)
+    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally)
+
+
+def _peak_bytes(program: NetworkProgram) -> float:
+    """Largest sum of live tensors in a step, those of other programs left out."""
+    own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.parameters.values()}
+    own |= {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.inputs.values()}
+    program.release()
+    with StorageTracker() as tracker:
+        before = tracker.current
+        program.step()
+    return float(tracker.peak - before + sum(own.values()))
+
+
+def measure_on_rank(
+    worker: Worker, network: Network, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+) -> tuple[list[RankTimes], str, dict[str, str]]:
+    """Steps of all plans in turn, A B C A B C; then, apart from what is timed, one step of each counted and one tracked."""
+    programs = [_build(worker, network, plan, options, None) for plan in plans]
+    found = [RankTimes([], float("nan"), Counter(), Counter(), CollectiveTally(), 0.0) for _ in plans]
+    for index in range(rounds):
+        share = options.steps // rounds + (index < options.steps % rounds)
+        for number, (program, result) in enumerate(zip(programs, found, strict=True)):
+            for step in range(warmup + share):
+                worker.beat(f"plan {number}, round {index}, step {step}")
+                dist.barrier()
+                synchronize(worker.device)
+                start = time.perf_counter()
+                loss = program.step()
+                synchronize(worker.device)
+                if step >= warmup:
+                    result.times.append(time.perf_counter() - start)
+                if index == 0 and step == 0:
+                    result.share = float(loss)
+            program.release()
+    for program, result in zip(programs, found, strict=True):
+        worker.beat("counted step")
+        dist.barrier()
+        program.mesh.record, program.mesh.padding = Counter(), Counter()
+        counter = CollectiveCounter(
+            lambda ranks, mesh=program.mesh: _label(mesh, ranks),  # type: ignore[misc]
+            times_them=True,
+            synchronize=lambda: synchronize(worker.device),
+        )
+        with counter:
+            program.step()
+        result.record, result.padding, result.tally = program.mesh.record, program.mesh.padding, counter.tally
+        program.mesh.record = None
+        worker.beat("tracked step")
+        dist.barrier()
+        result.peak_memory = _peak_bytes(program)
+        program.release()
+    del programs
+    gc.collect()
+    return found, *describe_on_rank(worker)

@@ -1,0 +1,1 @@
+"""Runs uniform plans with torch's own parallelism."""

@@ -1,0 +1,430 @@
+"""What happens to weights, gradients and optimizer state on the data axes: ZeRO stages 0 to 3.
+
+Stages 2 and 3 are torch's `fully_shard`. Stages 0 and 1 are flat buffers of ours, one for each unit (a layer, or the
+embedding, final norm and head together): gradients accumulate there and leave once a step in one collective a unit,
+which starts as soon as the last microbatch has filled the buffer, under the rest of the backward pass. For stage 0 it is
+an all-reduce; for stage 1 a reduce-scatter, an optimizer step on the shard, and an all-gather of the new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Partial as PartialPlacement
+
+from perfmodel.execute.uniform.mesh import RunMesh
+from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
+from perfmodel.execute.uniform.weights import fill, local_piece, make_weight
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
+LEARNING_RATE = 1e-4
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dtypes:
+    """Formats of one run: weights as the forward reads them, gradients as they are reduced, the optimizer's master copy."""
+
+    weight: torch.dtype
+    reduce: torch.dtype
+    master: torch.dtype
+
+
+def build_optimizer(kind: Optimizer, shards: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """torch's optimizer over plain local tensors: a DTensor would pay its dispatch for every elementary operator."""
+    fused = all(shard.dtype in (torch.float32, torch.bfloat16) for shard in shards)
+    match kind:
+        case Optimizer.ADAMW:
+            return torch.optim.AdamW(shards, lr=LEARNING_RATE, fused=fused)
+        case Optimizer.ADAM:
+            return torch.optim.Adam(shards, lr=LEARNING_RATE, fused=fused)
+        case Optimizer.MOMENTUM:
+            return torch.optim.SGD(shards, lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused)
+        case Optimizer.SGD:
+            return torch.optim.SGD(shards, lr=LEARNING_RATE, fused=fused)
+    raise AssertionError(kind)
+
+
+class DataParallel(Protocol):
+    """What a step does around forward and backward."""
+
+    def materialise(self, device: str) -> None: ...
+    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None: ...
+    def begin_step(self) -> None: ...
+    def begin_microbatch(self, *, is_last: bool) -> None: ...
+    def finish_gradients(self) -> None: ...
+    def optimizer_step(self) -> None: ...
+    def close(self) -> None: ...
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and full gradient (of the padded matrix) of every parameter here; a collective call."""
+        ...
+
+
+_WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
+
+
+def clean_name(name: str) -> str:
+    """The name of `TransformerConfig.parameter_shapes`: without the modules that only group others."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def units_of(model: Transformer) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
+    """(name, module, its parameters) of the embedding, each layer and the head; a tied matrix is the embedding's."""
+    units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
+    for index, layer in model.layers.items():
+        parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
+        units.append((f"layer {index}", layer, parameters))
+    taken = {id(p) for _, _, parameters in units for p in parameters.values()}
+    for end, modules in (("embedding", embedding_modules(model)), ("head", head_modules(model))):
+        parameters = {}
+        for name, p in model.named_parameters():
+            if id(p) not in taken and any(p is q for module in modules for q in module.parameters()):
+                parameters[clean_name(name)] = p
+        taken.update(id(p) for p in parameters.values())
+        if parameters:
+            units.append((end, model, parameters))
+    return units
+
+
+def embedding_modules(model: Transformer) -> list[nn.Module]:
+    names = ("embedding", "position_embedding", "embedding_norm")
+    return [getattr(model, name) for name in names if hasattr(model, name)]
+
+
+def head_modules(model: Transformer) -> list[nn.Module]:
+    return [model.final_norm, model.lm_head] if model.has_head else []
+
+
+def tied_name(model: Transformer) -> str:
+    """The parameter here that another pipeline stage holds too; empty if there is none."""
+    if not model.is_tied or model.has_embedding == model.has_head:
+        return ""
+    return "embedding.weight" if model.has_embedding else "lm_head.weight"
+
+
+# ---------------------------------------------------------------------------------------------------- stages 0 and 1
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Where one parameter lies in its unit's flat buffers."""
+
+    name: str
+    parameter: nn.Parameter
+    offset: int
+    numel: int
+    is_partial: bool
+    fired: int = 0
+
+
+@dataclass(slots=True)
+class _Unit:
+    slots: list[_Slot]
+    weights: torch.Tensor
+    gradients: torch.Tensor
+    master: torch.Tensor
+    shard: slice
+    partial: slice
+    is_tied: bool
+    work: list[Any] = field(default_factory=list)
+    launched: bool = False
+
+
+class FlatData:
+    """ZeRO stages 0 and 1 over flat buffers."""
+
+    def __init__(
+        self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer, num_microbatches: int
+    ) -> None:
+        self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, num_microbatches
+        if shards:
+            self.shard_group, self.replica_group = mesh.group("dp_shard", "cp"), mesh.group("dp_replicate")
+        else:
+            self.shard_group, self.replica_group = None, mesh.group("dp_replicate", "dp_shard", "cp")
+        self.tp_group = mesh.group("tp")
+        self.ways = dist.get_world_size(self.shard_group) if self.shard_group is not None else 1
+        self.index = dist.get_rank(self.shard_group) if self.shard_group is not None else 0
+        self.stages, self._optimizer_kind = stages, optimizer
+        self.units: list[_Unit] = []
+        self._hooks: list[Any] = []
+
+    def materialise(self, device: str) -> None:
+        for model in self.stages:
+            tied = tied_name(model)
+            for _, module, parameters in units_of(model):
+                # A tied matrix is a unit of its own, so that both stages cut it into the same shards.
+                plain = {name: p for name, p in parameters.items() if name != tied}
+                if plain:
+                    self.units.append(self._build(module, plain, device, is_tied=False))
+                if tied in parameters:
+                    self.units.append(self._build(module, {tied: parameters[tied]}, device, is_tied=True))
+        self.optimizer = build_optimizer(self._optimizer_kind, [unit.master for unit in self.units])
+
+    def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], device: str, *, is_tied: bool) -> _Unit:
+        ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial ones last, together
+        slots, offset, first_partial = [], 0, -1
+        for name, parameter in ordered:
+            partial = has_partial_gradient(name, parameter)
+            if partial and first_partial < 0:
+                first_partial = offset
+            numel = _local(parameter).numel()
+            slots.append(_Slot(name, parameter, offset, numel, partial))
+            offset += numel
+        size = -(-offset // self.ways) * self.ways
+        weights = torch.zeros(size, dtype=self.dtypes.weight, device=device)
+        gradients = torch.zeros(size, dtype=self.dtypes.reduce, device=device)
+        for slot in slots:
+            self._move_into(module, slot, weights)
+        piece = size // self.ways
+        shard = slice(self.index * piece, (self.index + 1) * piece)
+        if self.dtypes.master == self.dtypes.weight:
+            master = weights[shard]  # a view: the optimizer updates the weights in place
+        else:
+            master = torch.zeros(piece, dtype=self.dtypes.master, device=device)
+        partial_range = slice(first_partial if first_partial >= 0 else offset, offset)
+        unit = _Unit(slots, weights, gradients, master, shard, partial_range, is_tied)
+        for slot in slots:
+            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot)))
+        return unit
+
+    @staticmethod
+    def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
+        """Make the parameter a view of the flat buffer, in every module that holds it."""
+        old = slot.parameter
+        view = weights[slot.offset : slot.offset + slot.numel].view(_local(old).shape)
+        if isinstance(old, DTensor):
+            view = DTensor.from_local(view, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride())
+        slot.parameter = nn.Parameter(view)
+        for child in module.modules():
+            for name, parameter in list(child.named_parameters(recurse=False)):
+                if parameter is old:
+                    child.register_parameter(name, slot.parameter)
+
+    def _hook(self, unit: _Unit, slot: _Slot) -> Any:
+        def accumulate(parameter: torch.Tensor) -> None:
+            gradient = parameter.grad
+            assert gradient is not None
+            target = unit.gradients[slot.offset : slot.offset + slot.numel]
+            local = gradient
+            if isinstance(gradient, DTensor):
+                is_partial = gradient.placements[0].is_partial()
+                local = gradient.to_local()
+                if slot.is_partial and not is_partial:
+                    local = local / gradient.device_mesh.size()
+                elif is_partial and not slot.is_partial:
+                    raise AssertionError(f"{slot.name}: its gradient is partial over tp")
+            local = local.reshape(-1)
+            if slot.fired:
+                target.add_(local)
+            else:
+                target.copy_(local)
+            parameter.grad = None
+            slot.fired += 1
+            if slot.fired == self.num_microbatches and all(other.fired == slot.fired for other in unit.slots):
+                self._launch(unit)
+
+        return accumulate
+
+    def _launch(self, unit: _Unit) -> None:
+        """Start this unit's reduction; backward goes on."""
+        unit.launched = True
+        if self.shard_group is not None:
+            unit.work.append(dist.reduce_scatter_tensor(unit.gradients[unit.shard], unit.gradients, group=self.shard_group, async_op=True))
+        elif self.replica_group is not None:
+            unit.work.append(dist.all_reduce(unit.gradients, group=self.replica_group, async_op=True))
+
+    def begin_step(self) -> None:
+        for unit in self.units:
+            unit.launched = False
+            for slot in unit.slots:
+                slot.fired = 0
+
+    def begin_microbatch(self, *, is_last: bool) -> None: ...
+
+    def finish_gradients(self) -> None:
+        for unit in self.units:
+            if not unit.launched:  # a parameter that nothing read has no gradient
+                for slot in unit.slots:
+                    if not slot.fired:
+                        unit.gradients[slot.offset : slot.offset + slot.numel].zero_()
+                self._launch(unit)
+            for work in unit.work:
+                work.wait()
+            unit.work.clear()
+            if self.shard_group is not None and self.replica_group is not None:
+                dist.all_reduce(unit.gradients[unit.shard], group=self.replica_group)
+        self._reduce_partial()
+        for unit in self.units:
+            if unit.is_tied:
+                dist.all_reduce(unit.gradients[unit.shard], group=self.mesh.group("tied"))
+
+    def _reduce_partial(self) -> None:
+        """Norm weights under sequence parallelism: one all-reduce over tp for all of them."""
+        if self.tp_group is None:
+            return
+        pieces = []
+        for unit in self.units:
+            first, last = max(unit.partial.start, unit.shard.start), min(unit.partial.stop, unit.shard.stop)
+            if first < last:
+                pieces.append(unit.gradients[first:last])
+        if not pieces:
+            return
+        together = torch.cat(pieces)
+        dist.all_reduce(together, group=self.tp_group)
+        for piece, reduced in zip(pieces, together.split([piece.numel() for piece in pieces]), strict=True):
+            piece.copy_(reduced)
+
+    def optimizer_step(self) -> None:
+        separate = self.dtypes.master != self.dtypes.weight
+        for unit in self.units:
+            unit.master.grad = unit.gradients[unit.shard].to(self.dtypes.master)
+        self.optimizer.step()
+        for unit in self.units:
+            unit.master.grad = None
+            if separate:
+                unit.weights[unit.shard].copy_(unit.master)
+        if self.shard_group is not None:
+            for unit in self.units:
+                dist.all_gather_into_tensor(unit.weights, unit.weights[unit.shard].clone(), group=self.shard_group)
+
+    def close(self) -> None:
+        """Undo the hooks: they refer to the buffers, in a circle that the garbage collector does not see."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @torch.no_grad()
+    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
+        """Random weights. The master copy is not rounded: on the weights' own grid small updates would be lost at first."""
+        for unit in self.units:
+            exact = torch.zeros_like(unit.weights, dtype=torch.float32)
+            for slot in unit.slots:
+                beat(f"filling {slot.name}")
+                whole = make_weight(config, slot.name, slot.parameter.shape, exact.device)
+                exact[slot.offset : slot.offset + slot.numel] = local_piece(whole, slot.parameter).reshape(-1)
+            unit.weights.copy_(exact)
+            unit.master.copy_(exact[unit.shard])
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for unit in self.units:
+            whole = unit.gradients
+            if self.shard_group is not None:
+                whole = torch.empty_like(unit.gradients)
+                dist.all_gather_into_tensor(whole, unit.gradients[unit.shard].clone(), group=self.shard_group)
+            for slot in unit.slots:
+                parameter = slot.parameter
+                local = whole[slot.offset : slot.offset + slot.numel].view(_local(parameter).shape)
+                if isinstance(parameter, DTensor):
+                    local = DTensor.from_local(
+                        local,
+                        parameter.device_mesh,
+                        parameter.placements,
+                        run_check=False,
+                        shape=parameter.shape,
+                        stride=parameter.stride(),
+                    ).full_tensor()
+                yield slot.name, local
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+# ---------------------------------------------------------------------------------------------------- stages 2 and 3
+
+
+class ShardedData:
+    """ZeRO stages 2 and 3: torch's fully_shard on every layer and on the rest.
+
+    Stage 3 frees gathered weights after forward and gathers them again for backward; stage 2 keeps them in between.
+    Gradients are reduce-scattered after every microbatch, but all-reduced over dp_replicate once a step. Under pipeline
+    parallelism weights stay gathered for all microbatches and gradients are reduced once a step, as torchtitan does by default.
+    """
+
+    def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, keeps_weights: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
+        self.stages, self.mesh = stages, mesh
+        names = ("dp_replicate", "dp_shard_cp") if mesh.layout.dp_replicate > 1 else ("dp_shard_cp",)
+        data_mesh = mesh.parameter_mesh[names]
+        policy = MixedPrecisionPolicy()
+        if dtypes.weight != dtypes.master:
+            policy = MixedPrecisionPolicy(param_dtype=dtypes.weight, reduce_dtype=dtypes.reduce)
+        self.names: list[list[str]] = []
+        for model in stages:
+            self.names.append([clean_name(name) for name, _ in model.named_parameters()])
+            for layer in model.layers.values():
+                fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy)
+            ends = [embedding_modules(model), head_modules(model)]
+            if model.is_tied and all(ends):
+                ends = []  # one unit, for a matrix belongs to one: the model's own
+            for modules in ends:
+                if modules:
+                    # the head's weights are wanted again at once, for backward
+                    frees = not keeps_weights and modules is not ends[-1]
+                    fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
+            fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy)
+        self._optimizer_kind = optimizer
+        self.optimizer: torch.optim.Optimizer | None = None
+
+    def materialise(self, device: str) -> None:
+        for model in self.stages:
+            model.to_empty(device=device)
+            model.tie_weights()
+
+    def close(self) -> None: ...
+
+    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
+        for name, parameter in self.parameters():
+            beat(f"filling {name}")
+            fill(config, name, parameter)
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for model, names in zip(self.stages, self.names, strict=True):
+            yield from zip(names, (parameter for _, parameter in model.named_parameters()), strict=True)
+
+    def begin_step(self) -> None: ...
+
+    def begin_microbatch(self, *, is_last: bool) -> None:
+        for model in self.stages:
+            assert isinstance(model, FSDPModule)
+            model.set_requires_all_reduce(is_last)
+
+    def finish_gradients(self) -> None:
+        for model in self.stages:
+            tied = tied_name(model)
+            if tied:
+                weight = model.get_parameter(tied)
+                assert isinstance(weight.grad, DTensor)
+                dist.all_reduce(weight.grad.to_local(), group=self.mesh.group("tied"))
+
+    def optimizer_step(self) -> None:
+        pairs = [(p, p.grad) for _, p in self.parameters() if p.grad is not None]
+        if self.optimizer is None:
+            # Views of the local shards, so that the optimizer works on plain tensors.
+            self._shards = [_local(p).detach() for p, _ in pairs]
+            # of small weights over many ranks this one may hold nothing at all, and torch's optimizers want a parameter
+            held = [shard for shard in self._shards if shard.numel()] or self._shards[:1]
+            self.optimizer = build_optimizer(self._optimizer_kind, held)
+        for shard, (parameter, gradient) in zip(self._shards, pairs, strict=True):
+            shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            parameter.grad = None
+        self.optimizer.step()
+        for shard in self._shards:
+            shard.grad = None
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.parameters():
+            gradient = parameter.grad
+            assert isinstance(gradient, DTensor)
+            if any(isinstance(placement, PartialPlacement) for placement in gradient.placements):
+                gradient = gradient.redistribute(placements=[Replicate()] * gradient.device_mesh.ndim)
+            yield name, gradient.full_tensor()

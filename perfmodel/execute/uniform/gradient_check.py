@@ -1,0 +1,88 @@
+"""The gate of every run: gradients of the parallel program against those of one process.
+
+A right loss proves nothing: torch has combinations with a right loss and wrong gradients. The check runs in fp32 from
+the same weights and tokens; the error of a parameter is its largest deviation over the largest gradient, with a floor of
+a hundredth of the model's largest gradient, below which a gradient is round-off (a key bias's is exactly zero in theory).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
+from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.parallelize import TrainingProgram
+from perfmodel.execute.uniform.weights import fill, make_tokens
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.plan import Plan
+from perfmodel.workload.job import Precision
+
+
+def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and gradients of the plan's step on this process alone; those of the last job are kept for its next plan."""
+    job = plan.job
+    key = ("reference", job, plan.attention)
+    if worker.cache.get("reference key") == key:
+        return worker.cache["reference"]  # type: ignore[no-any-return]
+    model = Transformer(job.model, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
+    model.beat = worker.beat
+    for name, parameter in model.named_parameters():
+        worker.beat(f"filling {name}")
+        fill(job.model, clean_name(name), parameter)
+    total = 0.0
+    for row in make_tokens(job).to(worker.device).split(plan.micro_batch):
+        logits = model(row[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), row[:, 1:].flatten(), reduction="sum") / job.tokens_per_step
+        worker.beat("reference backward")
+        loss.backward()
+        total += float(loss)
+    # As numpy arrays: the tracker of live tensors must not see them.
+    result = total, {clean_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
+    worker.cache["reference key"], worker.cache["reference"] = key, result
+    return result
+
+
+def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
+    """Relative error of the loss ("loss") and of every parameter's gradient held on this rank."""
+    plan = replace(plan, job=replace(plan.job, precision=Precision.FP32))
+    program = TrainingProgram(worker, plan)
+    program.clock.mark("start")
+    program.forward_backward()
+    share = torch.tensor([program.loss_share()], dtype=torch.float64)
+    dist.all_reduce(share)
+    own = dict(program.data.gradients())
+    program.close()
+    del program
+
+    loss, reference = reference_gradients(worker, plan) if worker.rank == 0 else (0.0, {})
+    header: list[Any] = [loss, {name: tuple(gradient.shape) for name, gradient in reference.items()}]
+    dist.broadcast_object_list(header)
+    loss, shapes = header
+    largest, errors, sizes = 0.0, {"loss": abs(float(share) - loss) / abs(loss)}, {}
+    for name, shape in shapes.items():
+        gradient = torch.from_numpy(reference[name]).to(worker.device) if worker.rank == 0 else torch.empty(shape, device=worker.device)
+        worker.beat(f"comparing {name}")
+        dist.broadcast(gradient, 0)
+        largest = max(largest, float(gradient.abs().max()))
+        for alias in (name, "lm_head.weight") if plan.job.model.tie_word_embeddings and name == "embedding.weight" else (name,):
+            if alias in own:
+                found = own[alias].to(gradient.dtype)
+                padding = found[shape[0] :]
+                difference = float((found[: shape[0]] - gradient).abs().max())
+                if padding.numel():
+                    difference = max(difference, float(padding.abs().max()))
+                errors[alias], sizes[alias] = difference, float(gradient.abs().max())
+    missing = set(own) - set(sizes)
+    assert not missing, f"no reference for {sorted(missing)}"
+    for name, size in sizes.items():
+        # nan stays nan: a comparison with the tolerance then fails
+        errors[name] = errors[name] / max(size, ROUND_OFF_FLOOR * largest)
+    return errors

@@ -1,0 +1,397 @@
+"""The transformer that a plan runs: built from a `TransformerConfig`, whole or as one pipeline stage.
+
+Weights are kept as Hugging Face keeps them: q, k and v are separate matrices. Parameter names are global
+(`layers.7.attention.q_proj.weight` on whichever stage holds layer 7), so that stages, shards and the single-process
+reference speak of the same tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
+
+from perfmodel.execute.uniform.collective_ops import gather_sequence, reduce_partial, scatter_partial, token_vectors
+from perfmodel.execute.uniform.dropout import dropout
+from perfmodel.execute.uniform.norm import RMSNorm
+from perfmodel.workload.config import TransformerConfig
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+#: Base of the rotary frequencies; its value moves no time and no memory.
+ROTARY_BASE = 10000.0
+NORM_EPSILON = 1e-5
+
+
+@dataclass(slots=True)
+class Sharding:
+    """How this rank's copy of the model is cut: what the modules must know beyond their own local shapes.
+
+    angles, masks   tensors that all layers read, made once
+    dropout         probability; only audits drop
+    is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
+                    argument on a GPU and as a tensor on a CPU
+    """
+
+    tp: int = 1
+    tp_rank: int = 0
+    cp: int = 1
+    cp_rank: int = 0
+    cp_group: dist.ProcessGroup | None = None
+    sequence_parallel: bool = False
+    dropout: float = 0.0
+    is_abstract: bool = False
+    angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+
+def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
+    if config.norm == "rmsnorm":
+        return RMSNorm(size, eps=NORM_EPSILON, device=device)
+    return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.norm_bias, device=device)
+
+
+def padded_vocab(config: TransformerConfig, ways: int) -> int:
+    """Rows of the embedding once they divide over `ways` tensor-parallel ranks."""
+    return math.ceil(config.vocab_size / ways) * ways
+
+
+def window_of(config: TransformerConfig, index: int) -> int:
+    """Keys that a query of layer `index` sees at most; 0: all before it."""
+    every = config.full_attention_every
+    return 0 if every and (index + 1) % every == 0 else config.sliding_window
+
+
+def has_rotary(config: TransformerConfig, index: int) -> bool:
+    """Whether layer `index` turns its queries and keys."""
+    every = config.no_rotary_every
+    return config.position == "rotary" and not (every and (index + 1) % every == 0)
+
+
+class CoreAttention(nn.Module):
+    """Scores, softmax and context of the local heads; queries may be a later chunk of the keys' sequence."""
+
+    def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, window: int) -> None:
+        super().__init__()
+        self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
+
+    def make_mask(self, queries: int) -> torch.Tensor:
+        """The causal mask of this rank's chunk of queries. Kept: under a dispatch mode, such as our counters, torch cannot make one."""
+        keys = (self.sharding.cp_rank + 1) * queries
+        masks = self.sharding.masks
+        if (queries, keys) not in masks:
+            masks[queries, keys] = causal_lower_right(queries, keys)
+        return masks[queries, keys]
+
+    def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
+        """What is added to the scores: None where plain causal masking says it all, or a mask that the fused kernel knows."""
+        config = self.config
+        window = self.window
+        windowed = 0 < window < keys
+        if self.fused and self.sharding.is_abstract:
+            return None
+        if self.fused and queries == keys and not windowed and config.position != "alibi":
+            return None
+        if self.fused and not windowed and config.position != "alibi":
+            return self.make_mask(queries)
+        query = torch.arange(keys - queries, keys, device=like.device).unsqueeze(1)
+        key = torch.arange(keys, device=like.device).unsqueeze(0)
+        allowed = key <= query
+        if windowed:
+            allowed &= key > query - window
+        bias = torch.zeros(queries, keys, dtype=like.dtype, device=like.device).masked_fill_(~allowed, -torch.inf)
+        if config.position == "alibi":
+            first = self.sharding.tp_rank * heads
+            slopes = alibi_slopes(config.num_attention_heads)[first : first + heads].to(like)
+            # [1, n, q, k]: the fused kernels take two dims or four
+            bias = bias + slopes.view(1, -1, 1, 1) * (key - query).to(like.dtype)
+        return bias
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] -> [b, s_q, n * d]"""
+        queries, heads = q.shape[1], q.shape[2]
+        if self.sharding.cp > 1:
+            # Contiguous chunks: this rank's queries end where its chunk does, so later keys are never looked at.
+            last = (self.sharding.cp_rank + 1) * queries
+            k, v = k[:, :last], v[:, :last]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        bias = self._bias(queries, k.shape[2], heads, q)
+        repeats = heads // k.shape[1]
+        if repeats > 1 and not (self.fused and bias is None):
+            # the fused kernels that take a bias want as many key heads as query heads
+            k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        if self.fused:
+            plain = bias is None
+            context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=plain, enable_gqa=plain and repeats > 1)
+        else:
+            assert isinstance(bias, torch.Tensor)
+            scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5) + bias
+            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
+            context = torch.matmul(dropout(weights, self.sharding.dropout), v)
+        return context.transpose(1, 2).flatten(2)
+
+
+def alibi_slopes(num_heads: int) -> torch.Tensor:
+    """Geometric slopes of Press et al. 2022, with their rule for head counts that are no power of two."""
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
+    return torch.tensor(slopes)
+
+
+class Attention(nn.Module):
+    def __init__(
+        self, config: TransformerConfig, sharding: Sharding, *, index: int, fused: bool, recompute_core: bool, device: str
+    ) -> None:
+        super().__init__()
+        self.config, self.sharding, self.recompute_core = config, sharding, recompute_core
+        size, depth = config.hidden_size, config.head_dim
+        query, key = config.num_attention_heads * depth, config.num_key_value_heads * depth
+        self.q_proj = nn.Linear(size, query, bias=config.qkv_bias, device=device)
+        self.k_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
+        self.v_proj = nn.Linear(size, key, bias=config.qkv_bias, device=device)
+        self.o_proj = nn.Linear(query, size, bias=config.attention_output_bias, device=device)
+        self.is_rotary = has_rotary(config, index)
+        if config.qk_norm:
+            over_all = config.qk_norm_scope == "all"
+            self.q_norm = _norm(config, query if over_all else depth, device)
+            self.k_norm = _norm(config, key if over_all else depth, device)
+        self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
+
+    def _rotate(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        key = (length, x.dtype, x.device)
+        angles = self.sharding.angles
+        if key not in angles:
+            first = self.sharding.cp_rank * length
+            position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
+            half = x.shape[-1] // 2
+            frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+            angle = torch.outer(position, frequency).repeat(1, 2).view(length, 1, 2 * half)
+            angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        cosine, sine = angles[key]
+        first_half, second_half = x.chunk(2, dim=-1)
+        return x * cosine + torch.cat((-second_half, first_half), dim=-1) * sine
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        depth = self.config.head_dim
+        q, k, v = (projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        over_all = self.config.qk_norm_scope == "all"
+        if self.config.qk_norm and over_all:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (each.unflatten(-1, (-1, depth)) for each in (q, k, v))
+        if self.config.qk_norm and not over_all:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.is_rotary:
+            q, k = self._rotate(q), self._rotate(k)
+        if self.sharding.cp_group is not None:
+            k, v = gather_sequence(k, 1, self.sharding.cp_group), gather_sequence(v, 1, self.sharding.cp_group)
+        if self.recompute_core:
+            context = checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False)
+        else:
+            context = self.core(q, k, v)
+        output: torch.Tensor = self.o_proj(context)
+        return output
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: TransformerConfig, *, device: str) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.activation = ACTIVATIONS[config.activation]
+        if config.gated_mlp:
+            self.gate_proj = nn.Linear(size, inner, bias=config.mlp_bias, device=device)
+        self.up_proj = nn.Linear(size, inner, bias=config.mlp_bias, device=device)
+        self.down_proj = nn.Linear(inner, size, bias=config.mlp_bias, device=device)
+        self.gated = config.gated_mlp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.activation(self.gate_proj(x)) * self.up_proj(x) if self.gated else self.activation(self.up_proj(x))
+        output: torch.Tensor = self.down_proj(inner)
+        return output
+
+
+class Branches(nn.Module):
+    """Attention and MLP side by side: their outputs are added before they are reduced over tp."""
+
+    def __init__(self, attention: Attention, mlp: FeedForward) -> None:
+        super().__init__()
+        self.attention, self.mlp = attention, mlp
+
+    def forward(self, for_attention: torch.Tensor, for_mlp: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.attention(for_attention) + self.mlp(for_mlp)
+        return output
+
+
+class SharedInputBranches(Branches):
+    """Branches that read one norm: its output is redistributed once."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, x)
+
+
+class Layer(nn.Module):
+    """One block, sequential or parallel, with the norms of its configuration."""
+
+    def __init__(
+        self, config: TransformerConfig, sharding: Sharding, *, index: int, fused: bool, recompute_core: bool, device: str
+    ) -> None:
+        super().__init__()
+        self.config, self.sharding = config, sharding
+        attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
+        mlp = FeedForward(config, device=device)
+        if config.pre_norm:
+            self.attention_norm = _norm(config, config.hidden_size, device)
+        if config.parallel_block:
+            self.branches = SharedInputBranches(attention, mlp) if config.shared_norm else Branches(attention, mlp)
+            if not config.shared_norm:
+                self.mlp_norm = _norm(config, config.hidden_size, device)
+            return
+        self.attention, self.mlp = attention, mlp
+        if config.pre_norm:
+            self.mlp_norm = _norm(config, config.hidden_size, device)
+        if config.sandwich_norm:
+            self.attention_post_norm = _norm(config, config.hidden_size, device)
+            self.mlp_post_norm = _norm(config, config.hidden_size, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.config.parallel_block:
+            normed = self.attention_norm(x)
+            branches = self.branches(normed) if self.config.shared_norm else self.branches(normed, self.mlp_norm(x))
+            return x + dropout(_local(branches), self.sharding.dropout)
+        attended = self.attention(self.attention_norm(x) if self.config.pre_norm else x)
+        if self.config.sandwich_norm:
+            attended = self.attention_post_norm(attended)
+        x = x + dropout(_local(attended), self.sharding.dropout)
+        transformed = self.mlp(self.mlp_norm(x) if self.config.pre_norm else x)
+        if self.config.sandwich_norm:
+            transformed = self.mlp_post_norm(transformed)
+        return x + dropout(_local(transformed), self.sharding.dropout)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class TokenEmbedding(nn.Module):
+    """A table of token vectors whose rows may be cut over tp: each rank looks up its own rows, the sum is whole.
+
+    (torch's row-wise DTensor embedding leaves the table's gradient partial over tp, whole on each rank.)
+    """
+
+    def __init__(self, rows: int, size: int, sharding: Sharding, *, device: str) -> None:
+        super().__init__()
+        self.sharding = sharding
+        self.weight = nn.Parameter(torch.empty(rows, size, device=device))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self.weight, DTensor):
+            return F.embedding(tokens, self.weight)
+        weight, group = self.weight.to_local(), self.weight.device_mesh.get_group("tp")
+        vectors = token_vectors(weight, tokens, first=self.sharding.tp_rank * weight.shape[0])
+        return scatter_partial(vectors, 1, group) if self.sharding.sequence_parallel else reduce_partial(vectors, group)
+
+
+class PositionEmbedding(nn.Module):
+    """Learned positions of this rank's piece of the sequence."""
+
+    def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
+        super().__init__()
+        self.sharding = sharding
+        self.offset = config.position_offset
+        self.weight = nn.Parameter(torch.empty(config.num_position_rows, config.hidden_size, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        ways, index = self.sharding.cp, self.sharding.cp_rank
+        if self.sharding.sequence_parallel:
+            ways, index = ways * self.sharding.tp, index * self.sharding.tp + self.sharding.tp_rank
+        if isinstance(weight, DTensor):
+            weight = weight.to_local(grad_placements=[Partial()])
+        length = x.shape[1]
+        first = self.offset + index * length
+        return x + weight[first : first + length]
+
+
+class Transformer(nn.Module):
+    """Layers `first_layer` to `first_layer + num_layers`, with the embedding and the head where this stage has them."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        sharding: Sharding | None = None,
+        first_layer: int = 0,
+        num_layers: int | None = None,
+        has_embedding: bool = True,
+        has_head: bool = True,
+        fused_attention: bool = True,
+        recompute_core: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__()
+        sharding = sharding or Sharding()
+        self.config, self.sharding = config, sharding
+        vocab = padded_vocab(config, sharding.tp)
+        count = config.num_hidden_layers if num_layers is None else num_layers
+        if has_embedding:
+            self.embedding = TokenEmbedding(vocab, config.hidden_size, sharding, device=device)
+            if config.position == "learned":
+                self.position_embedding = PositionEmbedding(config, sharding, device=device)
+            if config.embedding_layernorm:
+                self.embedding_norm = _norm(config, config.hidden_size, device)
+        self.layers = nn.ModuleDict(
+            {
+                str(index): Layer(config, sharding, index=index, fused=fused_attention, recompute_core=recompute_core, device=device)
+                for index in range(first_layer, first_layer + count)
+            }
+        )
+        if has_head:
+            self.final_norm = _norm(config, config.hidden_size, device)
+            self.lm_head = nn.Linear(config.hidden_size, vocab, bias=config.lm_head_bias, device=device)
+        self.has_embedding, self.has_head = has_embedding, has_head
+        self.tie_weights()
+        self.beat: Callable[[str], None] = lambda what: None
+
+    @property
+    def is_tied(self) -> bool:
+        return bool(self.config.tie_word_embeddings)
+
+    def tie_weights(self) -> None:
+        if self.is_tied and self.has_embedding and self.has_head:
+            self.lm_head.weight = self.embedding.weight
+
+    def _beat_backward(self, index: str, gradient: torch.Tensor) -> None:
+        self.beat(f"backward of layer {index}")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits."""
+        if self.has_embedding:
+            x = self.embedding(x)
+            if hasattr(self, "position_embedding"):
+                x = self.position_embedding(x)
+            if hasattr(self, "embedding_norm"):
+                x = _local(self.embedding_norm(x))
+            x = dropout(x, self.sharding.dropout)
+        for index, layer in self.layers.items():
+            self.beat(f"layer {index}")
+            x = layer(x)
+            if x.requires_grad:
+                x.register_hook(partial(self._beat_backward, index))
+        if self.has_head:
+            x = self.lm_head(self.final_norm(x))
+        return x

@@ -1,0 +1,255 @@
+"""From a plan to a training program: the model cut as the plan says, and one step of it.
+
+The order is torch's: build on the meta device, cut over tp (DTensor), wrap for recomputation, then lay out over the
+data axes (`fully_shard`, or flat buffers for ZeRO stages 0 and 1), then fill in the weights.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.uniform.collective_ops import cross_entropy
+from perfmodel.execute.uniform.data_parallel import TORCH_DTYPES, Dtypes, FlatData, ShardedData
+from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
+from perfmodel.execute.uniform.model import Sharding, Transformer
+from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
+from perfmodel.execute.uniform.weights import make_tokens
+from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.plan import Plan
+from perfmodel.workload.job import PRECISION_POLICIES, Precision
+
+#: Phases of a step, in order. A pipelined step cannot tell forward from backward: both are `pipeline`.
+PHASES = ("forward", "backward", "pipeline", "gradient_sync", "optimizer")
+
+
+class Clock:
+    """Marks the ends of phases: with CUDA events on a GPU, with the wall clock on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        self.on_gpu = device == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+
+    def mark(self, phase: str) -> None:
+        if self.on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            import time
+
+            self._marks.append((phase, time.perf_counter()))
+
+    def durations(self) -> dict[str, float]:
+        """Seconds by phase. Clears the marks."""
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        parts: dict[str, float] = {}
+        for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
+            duration = before.elapsed_time(after) / 1e3 if self.on_gpu else after - before
+            parts[phase] = parts.get(phase, 0.0) + duration
+        self._marks.clear()
+        return parts
+
+
+def dtypes_of(precision: Precision) -> Dtypes:
+    policy = PRECISION_POLICIES[precision]
+    return Dtypes(weight=TORCH_DTYPES[policy.parameter], reduce=TORCH_DTYPES[policy.gradient_reduce], master=TORCH_DTYPES[policy.master])
+
+
+class TrainingProgram:
+    """The program of one rank: `step()` trains on the rank's share of the job's tokens."""
+
+    def __init__(self, worker: Worker, plan: Plan) -> None:
+        self.worker, self.plan = worker, plan
+        layout = plan.layout
+        self.mesh: RunMesh = build_mesh(worker, layout, plan.order)
+        place = self.mesh.coordinates
+        self.sharding = Sharding(
+            tp=layout.tp,
+            tp_rank=place["tp"],
+            cp=layout.cp,
+            cp_rank=place["cp"],
+            cp_group=self.mesh.group("cp"),
+            sequence_parallel=plan.sequence_parallel,
+        )
+        self.dtypes = dtypes_of(plan.job.precision)
+        num_stages = layout.pp * plan.virtual_stages
+        self.stage_indices = range(place["pp"], num_stages, layout.pp)
+        self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
+        self.has_head = self.stages[-1].has_head
+        self.data = self._lay_out_data()
+        self._materialise()
+        # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
+        data_ranks = layout.data_parallel * layout.cp
+        self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
+        self.schedule = self._build_schedule(num_stages) if layout.pp > 1 else None
+        self.clock = Clock(worker.device)
+        self.losses: list[torch.Tensor] = []
+
+    # ------------------------------------------------------------------------------------------------ construction
+
+    def _build_stage(self, index: int, num_stages: int) -> Transformer:
+        plan = self.plan
+        model = Transformer(
+            plan.job.model,
+            sharding=self.sharding,
+            first_layer=sum(plan.stage_layers[:index]),
+            num_layers=plan.stage_layers[index],
+            has_embedding=index == 0,
+            has_head=index == num_stages - 1,
+            fused_attention=plan.attention is AttentionKernel.FLASH,
+            recompute_core=plan.recompute is Recompute.SELECTIVE,
+            device="meta",
+        )
+        model.beat = self.worker.beat
+        if plan.layout.tp > 1:
+            apply_tensor_parallel(model, self.mesh.parameter_mesh["tp"], sequence_parallel=plan.sequence_parallel)
+        if plan.recompute is Recompute.FULL:
+            for name, layer in model.layers.items():
+                wrapped = checkpoint_wrapper(layer, CheckpointImpl.NO_REENTRANT, preserve_rng_state=False)
+                model.layers[name] = wrapped
+        return model
+
+    def _lay_out_data(self) -> FlatData | ShardedData:
+        plan, job = self.plan, self.plan.job
+        if plan.zero >= ZeroStage.GRADIENTS:
+            for model in self.stages:
+                model.to(self.dtypes.master)
+            return ShardedData(
+                self.stages,
+                self.mesh,
+                keeps_weights=plan.zero is ZeroStage.GRADIENTS or plan.layout.pp > 1,
+                dtypes=self.dtypes,
+                optimizer=job.optimizer,
+            )
+        return FlatData(
+            self.stages,
+            self.mesh,
+            shards=plan.zero is ZeroStage.OPTIMIZER,
+            dtypes=self.dtypes,
+            optimizer=job.optimizer,
+            num_microbatches=plan.num_microbatches,
+        )
+
+    def _materialise(self) -> None:
+        """Until here all is on the meta device; an audit makes what follows of fake tensors."""
+        self.data.materialise(self.worker.device)
+        self.data.fill(self.plan.job.model, self.worker.beat)
+        self.tokens, self.targets = self._local_tokens()
+
+    def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets [microbatches * micro_batch, s / cp] of this rank, in the order of its microbatches."""
+        plan, place = self.plan, self.mesh.coordinates
+        tokens = make_tokens(plan.job)
+        data_rank = place["dp_replicate"] * plan.layout.dp_shard + place["dp_shard"]
+        mine = tokens.chunk(plan.layout.data_parallel)[data_rank]
+        length = plan.job.seq_len // plan.layout.cp
+        chunk = slice(place["cp"] * length, (place["cp"] + 1) * length)
+        device = self.worker.device
+        return mine[:, :-1][:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device)
+
+    def _build_schedule(self, num_stages: int) -> Any:
+        plan, job = self.plan, self.plan.job
+        length = job.seq_len // plan.layout.cp
+        local_length = length // (plan.layout.tp if plan.sequence_parallel else 1)
+        # Static shapes; what carries a gradient must say so, or the schedules send none back.
+        options: dict[str, Any] = {"dtype": self.dtypes.weight, "device": "meta", "requires_grad": True}
+        activation = torch.empty(plan.micro_batch, local_length, job.model.hidden_size, **options)
+        columns = 0 if not self.has_head else _local_rows(self.stages[-1].lm_head.weight, self.sharding.tp)
+        logits = torch.empty(plan.micro_batch, length, columns, **options)
+        ids = torch.empty(plan.micro_batch, length, dtype=torch.int64, device="meta")
+        stages = [
+            PipelineStage(
+                model,
+                index,
+                num_stages,
+                torch.device(self.worker.device),
+                input_args=(ids if model.has_embedding else activation,),
+                output_args=(logits if model.has_head else activation,),
+                group=self.mesh.group("pp"),
+            )
+            for index, model in zip(self.stage_indices, self.stages, strict=True)
+        ]
+        options = {"n_microbatches": plan.num_microbatches, "loss_fn": self.loss, "scale_grads": False}
+        match plan.schedule:
+            case PipelineSchedule.GPIPE:
+                return ScheduleGPipe(stages[0], **options)
+            case PipelineSchedule.ONE_F_ONE_B:
+                return Schedule1F1B(stages[0], **options)
+            case PipelineSchedule.INTERLEAVED:
+                return ScheduleInterleaved1F1B(stages, **options)  # type: ignore[arg-type]
+        raise AssertionError(plan.schedule)
+
+    # -------------------------------------------------------------------------------------------------------- step
+
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """This rank's share of the mean cross-entropy over the step's tokens."""
+        columns = logits.shape[-1]
+        first = self.sharding.tp_rank * columns
+        real = max(0, min(columns, self.plan.job.model.vocab_size - first))
+        logits = logits[..., :real]
+        return cross_entropy(logits, targets, first=first, group=self.mesh.group("tp")) * self.loss_scale
+
+    def forward_backward(self, *, first_microbatch: int = 0) -> None:
+        """Gradients of the whole step, reduced; without a pipeline those of the microbatches from `first_microbatch` on."""
+        self.data.begin_step()
+        self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches(first_microbatch)
+        self.worker.beat("gradient sync")
+        self.data.finish_gradients()
+        self.clock.mark("gradient_sync")
+
+    def _run_microbatches(self, first: int) -> list[torch.Tensor]:
+        plan, model = self.plan, self.stages[0]
+        losses = []
+        for index in range(first, plan.num_microbatches):
+            self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
+            rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
+            loss = self.loss(model(self.tokens[rows]), self.targets[rows])
+            self.clock.mark("forward")
+            self.worker.beat(f"backward of microbatch {index}")
+            loss.backward()
+            losses.append(loss.detach())
+            del loss
+            self.clock.mark("backward")
+        return losses
+
+    def _run_pipeline(self) -> list[torch.Tensor]:
+        assert self.schedule is not None
+        losses: list[torch.Tensor] = []
+        arguments = (self.tokens,) if self.stages[0].has_embedding else ()
+        keywords: dict[str, Any] = {"target": self.targets, "losses": losses} if self.has_head else {}
+        if "return_outputs" in inspect.signature(self.schedule.step).parameters:
+            keywords["return_outputs"] = False
+        self.schedule.step(*arguments, **keywords)
+        self.clock.mark("pipeline")
+        return [loss.detach() for loss in losses]
+
+    def loss_share(self) -> float:
+        """This rank's share of the last step's mean loss (tp ranks hold equal copies); reading it waits for the device."""
+        if self.sharding.tp_rank:
+            return 0.0
+        return sum(float(loss) for loss in self.losses) / (self.loss_scale * self.plan.job.tokens_per_step)
+
+    def step(self, *, first_microbatch: int = 0) -> None:
+        self.clock.mark("start")
+        self.forward_backward(first_microbatch=first_microbatch)
+        self.worker.beat("optimizer")
+        self.data.optimizer_step()
+        self.clock.mark("optimizer")
+
+    def close(self) -> None:
+        """Let the program's memory go."""
+        self.data.close()
+        self.losses = []
+
+
+def _local_rows(weight: torch.Tensor, tp: int) -> int:
+    """Columns of the logits that a rank computes: global rows of the (padded) output matrix over tp."""
+    return int(weight.shape[0]) // tp

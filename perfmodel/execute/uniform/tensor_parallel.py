@@ -1,0 +1,112 @@
+"""Tensor and sequence parallelism with torch's DTensor, one redistribution for each edge of the algebra.
+
+A norm's output is redistributed once for all the projections that read it (`PrepareModuleInput` on the attention and on
+the MLP): their gradients are added while partial and reduced once, where torch's per-linear default would reduce each.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from perfmodel.execute.uniform.model import Transformer
+from perfmodel.workload.config import TransformerConfig
+
+#: The dim of [b, s, h] activations that sequence parallelism cuts, and that of heads in [b, s, n, d].
+SEQUENCE_DIM, HEAD_DIM = 1, 2
+
+
+def _layer_styles(config: TransformerConfig, *, sequence_parallel: bool) -> list[tuple[str, ParallelStyle]]:
+    residual = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
+    styles: list[tuple[str, ParallelStyle]] = []
+
+    def gathered(number: int = 1) -> PrepareModuleInput:
+        return PrepareModuleInput(input_layouts=(residual,) * number, desired_input_layouts=(Replicate(),) * number)
+
+    def row() -> RowwiseParallel:
+        # Side by side, attention and MLP leave partial sums that are added before one reduction.
+        if config.parallel_block:
+            return RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+        return RowwiseParallel(output_layouts=residual)
+
+    prefix = "branches." if config.parallel_block else ""
+    if sequence_parallel:
+        if config.pre_norm:
+            styles.append(("attention_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+        if config.pre_norm and not (config.parallel_block and config.shared_norm):
+            styles.append(("mlp_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+        if config.sandwich_norm:
+            styles.append(("attention_post_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+            styles.append(("mlp_post_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
+    if config.parallel_block:
+        styles.append(("branches", gathered(1 if config.shared_norm else 2)))
+        styles.append(("branches", PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(residual,))))
+    else:
+        styles.append(("attention", gathered()))
+        styles.append(("mlp", gathered()))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        styles.append((f"{prefix}attention.{name}", ColwiseParallel()))
+    if config.qk_norm:
+        # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
+        for name in ("q_norm", "k_norm"):
+            styles.append((f"{prefix}attention.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
+    styles.append((f"{prefix}attention.o_proj", row()))
+    if config.gated_mlp:
+        styles.append((f"{prefix}mlp.gate_proj", ColwiseParallel()))
+    styles.append((f"{prefix}mlp.up_proj", ColwiseParallel()))
+    styles.append((f"{prefix}mlp.down_proj", row()))
+    return styles
+
+
+class _Table(ParallelStyle):
+    """An embedding table as a DTensor: token rows cut over tp, or positions replicated, of which each rank reads its own."""
+
+    def __init__(self, placement: Shard | Replicate) -> None:
+        self.placement = placement
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        weight = module.weight
+        assert isinstance(weight, nn.Parameter)
+        module.register_parameter("weight", nn.Parameter(distribute_tensor(weight.data, device_mesh, [self.placement], src_data_rank=None)))
+        return module
+
+
+def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Cut heads, ffn and vocabulary over tp; with sequence parallelism the residual stream too."""
+    config = model.config
+    residual = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
+    if model.has_embedding:
+        parallelize_module(model.embedding, mesh, _Table(Shard(0)))
+        if sequence_parallel and hasattr(model, "position_embedding"):
+            parallelize_module(model.position_embedding, mesh, _Table(Replicate()))
+        if sequence_parallel and hasattr(model, "embedding_norm"):
+            parallelize_module(model.embedding_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
+    for layer in model.layers.values():
+        for path, style in _layer_styles(config, sequence_parallel=sequence_parallel):
+            parallelize_module(layer.get_submodule(path), mesh, style)
+    if model.has_head:
+        if sequence_parallel:
+            parallelize_module(model.final_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
+        parallelize_module(model.lm_head, mesh, ColwiseParallel(input_layouts=residual, output_layouts=Shard(-1)))
+        model.tie_weights()
+
+
+def has_partial_gradient(name: str, parameter: nn.Parameter) -> bool:
+    """Whether this parameter's gradient is a partial sum over tp.
+
+    Replicated DTensors are norm and position weights that each rank applies to its own tokens or heads; but the bias of
+    a row-parallel linear is added to the reduced sum, and its gradient is whole on every rank.
+    """
+    if not isinstance(parameter, DTensor) or not parameter.placements[-1].is_replicate():
+        return False
+    return not name.endswith(("o_proj.bias", "down_proj.bias"))

@@ -1,0 +1,287 @@
+"""The edge of the program: YAML files become plain data that is known to have the right shape, or an `InputError`.
+
+A shape is a pydantic-core schema in which every mapping forbids fields that it does not know. The classes of full pydantic would say the
+same and cost 80 ms of every command; nothing here is imported before the first file is read.
+"""
+
+import os
+import select
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+MAX_FILE_BYTES = 8 * 2**20
+MAX_DEPTH = 64
+MAX_NODES = 10**6
+"""Values of one file, those that an alias stands for counted each time."""
+MOST_DIGITS = 40
+MOST_FAULTS = 10
+_PIPE_PATIENCE = 10.0  # s, until a pipe gives its first byte
+
+
+@contextmanager
+def open_input(path: str | Path) -> Iterator[BinaryIO]:
+    """A file for reading. A folder and a device, which may have no end, are refused; a pipe must give something within ten seconds.
+
+    Raises OSError or ValueError (a null byte) for what cannot be opened: callers word it with what they wanted.
+    """
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # opening a pipe that nobody writes does not wait
+    with os.fdopen(opened, "rb") as stream:
+        mode = os.fstat(opened).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            if not select.select([opened], [], [], _PIPE_PATIENCE)[0]:
+                raise OSError(f"nothing came out of this pipe within {_PIPE_PATIENCE:g} s")
+        elif stat.S_ISDIR(mode):
+            raise OSError("it is a folder")
+        elif not stat.S_ISREG(mode):
+            raise OSError("it is a device, not a file")
+        os.set_blocking(opened, True)
+        yield stream
+
+
+def read_bytes(path: str | Path, what: str) -> bytes:
+    """All of a file of at most `MAX_FILE_BYTES`; `what` is the kind of file that a message asks for ("YAML file")."""
+    try:
+        with open_input(path) as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"{one_line(path, 200)}: cannot be read ({reason}); give the path of a {what}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise InputError(f"{one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB; give the path of a {what}")
+    return content
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """As `read_bytes`, of a text in UTF-8."""
+    try:
+        return read_bytes(path, what).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML (or JSON) file holds. Repeated keys, other tags and anything that is not a mapping are refused."""
+    return parse_yaml(read_text(path, "YAML file"), where=str(path))
+
+
+def parse_yaml(text: str, *, where: str) -> dict[str, Any]:
+    """As `read_yaml`, from the text itself; `where` names it in messages."""
+    import yaml
+
+    if _depth(text) > MAX_DEPTH:
+        raise InputError(f"{where}: brackets or dashes nested more than {MAX_DEPTH} deep; this is not one of our files")
+    try:
+        loader = _loader(yaml)(text)
+        try:
+            node = loader.get_single_node()
+            if "*" in text:
+                _check_aliases(node)
+            data = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise InputError(f"{where}: {line}not valid YAML ({one_line(error.problem)}); correct that line") from error
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError) as error:
+        summary = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{where}: not valid YAML ({one_line(summary, 120)}); correct the file") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: must hold a mapping of fields at the top; write lines such as 'name: my-cluster'")
+    return data
+
+
+def _depth(text: str) -> int:
+    """An upper bound of how deep the flow brackets and block dashes nest; the parser recurses once per level, in C."""
+    depth = deepest = 0
+    for char in text:
+        if char in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in "]}":
+            depth = max(0, depth - 1)
+    dashes = max((line.count("- ") + line.count("? ") for line in text.splitlines() if line.lstrip()[:2] in ("- ", "? ")), default=0)
+    indents: list[int] = []
+    for line in text.splitlines():
+        body = line.lstrip(" ")
+        if body:
+            indent = len(line) - len(body)
+            while indents and indents[-1] >= indent:
+                indents.pop()
+            indents.append(indent)
+            deepest = max(deepest, len(indents))
+    return max(deepest, dashes)
+
+
+def _check_aliases(root: Any) -> None:
+    """Refuse a text whose aliases stand for more than a file of ours holds, or for themselves: nothing is expanded to find out."""
+    sizes: dict[int, tuple[int, int]] = {}  # of a node: values below it, depth
+    open_nodes: set[int] = set()
+
+    def measure(node: Any) -> tuple[int, int]:
+        key = id(node)
+        if key in open_nodes:
+            raise InputError(f"line {node.start_mark.line + 1}: an alias stands for a value that holds it; write the value out")
+        if key not in sizes:
+            open_nodes.add(key)
+            parts = [part for entry in node.value for part in (entry if isinstance(entry, tuple) else (entry,))]
+            below = [measure(part) for part in (parts if isinstance(node.value, list) else ())]
+            open_nodes.discard(key)
+            sizes[key] = 1 + sum(size for size, _ in below), 1 + max((depth for _, depth in below), default=0)
+            if sizes[key][0] > MAX_NODES or sizes[key][1] > MAX_DEPTH:
+                raise InputError(
+                    f"line {node.start_mark.line + 1}: aliases stand for more than {MAX_NODES:,} values or {MAX_DEPTH} levels; "
+                    "write the values out"
+                )
+        return sizes[key]
+
+    if root is not None:
+        measure(root)
+
+
+@lru_cache(maxsize=1)
+def _loader(yaml: Any) -> Any:
+    """The C loader where PyYAML has it (10 times faster), refusing a key that is given twice and integers of any length."""
+    base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class StrictLoader(base):  # type: ignore[misc, valid-type]  # the base is chosen at run time
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in seen:
+                        raise InputError(f"line {key.start_mark.line + 1}: {one_line(key.value)}: given twice; keep one of the two")
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep=deep)
+
+        def construct_whole_number(self, node: Any) -> Any:
+            if len(node.value) > MOST_DIGITS:
+                raise InputError(f"line {node.start_mark.line + 1}: a number of {len(node.value):,} digits; no field takes so many")
+            return self.construct_yaml_int(node)
+
+    StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_whole_number)
+    return StrictLoader
+
+
+def dump_yaml(data: Mapping[str, Any]) -> str:
+    """YAML text that `parse_yaml` reads back as equal data; fields keep their order."""
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    try:
+        return str(yaml.dump(dict(data), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+    except UnicodeEncodeError as error:
+        raise InputError(f"YAML: {shown(error.object)} is no text that a file can hold ({error.reason}); rename it") from None
+
+
+def record(required: Mapping[str, "CoreSchema"], optional: Mapping[str, "CoreSchema"] | None = None) -> "CoreSchema":
+    """The shape of a mapping with exactly these fields."""
+    from pydantic_core import core_schema
+
+    fields = {name: core_schema.typed_dict_field(schema, required=True) for name, schema in required.items()}
+    fields |= {name: core_schema.typed_dict_field(schema, required=False) for name, schema in (optional or {}).items()}
+    return core_schema.typed_dict_schema(fields, extra_behavior="forbid", strict=True)
+
+
+def quantity(kind: str) -> "CoreSchema":
+    """The shape of a text that holds a quantity with its unit; it stays the text that it is."""
+    from pydantic_core import core_schema
+
+    from perfmodel.foundation.units import parse_quantity
+
+    def check(text: str) -> str:
+        parse_quantity(text, kind, field=_FIELD)
+        return text
+
+    return core_schema.no_info_after_validator_function(check, core_schema.str_schema(min_length=1))
+
+
+_FIELD = "quantity"
+
+
+def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
+    """`data` if it has the shape; else an `InputError` that names file, field, value, rule and the nearest known field."""
+    from pydantic_core import SchemaValidator, ValidationError
+
+    try:
+        return SchemaValidator(schema).validate_python(data, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
+    raise InputError(f"{where}: {listed(list(dict.fromkeys(_fault(problem, schema) for problem in problems)))}")
+
+
+def listed(sentences: Sequence[str]) -> str:
+    """What is wrong with a file: one fault as it is, of several the first ten with their numbers."""
+    if len(sentences) == 1:
+        return sentences[0]
+    first = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences[:MOST_FAULTS], 1))
+    return f"{len(sentences)} faults: {first}" + (f"; and {len(sentences) - MOST_FAULTS} more" if len(sentences) > MOST_FAULTS else "")
+
+
+def _fault(problem: Any, schema: Any) -> str:
+    """One thing that is wrong with a file: field, value, rule, remedy."""
+    location = list(problem["loc"])
+    field = ".".join(one_line(part, 60) for part in location)
+    if problem["type"] == "missing":
+        return f"{field}: required field is missing; add it"
+    if problem["type"] in ("extra_forbidden", "invalid_key"):
+        return f"{field}: unknown field{suggest(location[-1], _known_fields(schema, location[:-1])) or '; take it out'}"
+    if problem["type"] == "value_error":
+        return f"{field}{str(problem['ctx']['error']).removeprefix(_FIELD)}"
+    rule = problem["msg"][:1].lower() + problem["msg"][1:]
+    return str(bad_field(field or "file", shown(problem["input"]), rule, _remedy(problem, [str(part) for part in location[-2:]])))
+
+
+def _remedy(problem: Any, names: list[str]) -> str:
+    """What to write instead, by the rule that was broken and, where a bare number stands for a quantity, by the field's name.
+
+    names   of the field and of what holds it: an entry of `peak_flop_rate` is a rate
+    """
+    from perfmodel.foundation.units import example_of, quantity_of
+
+    value, kind = problem["input"], next(filter(None, map(quantity_of, reversed(names))), "")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    match problem["type"]:
+        case "string_type" if kind:
+            return f"write {example_of(kind, value if is_number else None)}"
+        case "string_type":
+            return f"write '{shown(value)}' in quotes" if is_number else "write one text"
+        case "string_too_short":
+            return "write a text"
+        case "list_type":
+            return "write a list: [a, b], or a line '- a' for each"
+        case "dict_type":
+            return "write a line 'name: value' for each entry"
+        case "bool_type":
+            return "write true or false"
+        case "int_type" | "int_from_float" | "float_type":
+            return "write a number without quotes or unit"
+        case "literal_error":
+            return "use one of these"
+        case "too_short" | "too_long":
+            return "write as many entries as that"
+        case _:
+            return "correct it"
+
+
+def _known_fields(schema: Any, location: Iterable[int | str]) -> list[str]:
+    """The fields that the mapping at `location` may have."""
+    for part in location:
+        if schema["type"] == "typed-dict":
+            schema = schema["fields"][part]["schema"]
+        elif schema["type"] == "list":
+            schema = schema["items_schema"]
+        elif schema["type"] == "dict":
+            schema = schema["values_schema"]
+    return list(schema.get("fields", ()))

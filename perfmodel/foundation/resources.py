@@ -1,0 +1,153 @@
+"""Where the shipped data files are, and how a file is written so that nothing is left half-written."""
+
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+
+from perfmodel.foundation.errors import InputError, PerfModelError, bad_field
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+# Names under which a process finds its own streams: they are written where they stand, whatever they lead to.
+_STREAM = re.compile(r"(?:/dev|/proc/self)/fd/(\d{1,9})|/dev/(stdout|stderr)", re.ASCII)
+
+
+def resource_dir(name: str) -> Path:
+    """The folder of shipped data `name` ("hardware_specs", "strategies"): inside an installed wheel, else at the root of the checkout."""
+    for folder in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise PerfModelError(f"{name}: the shipped data folder is missing from this installation; install perfmodel again")
+
+
+def user_calibrations_dir() -> Path:
+    """Where `perfmodel calibrate` leaves calibrations and predictions look first; it need not exist.
+
+    $XDG_DATA_HOME/perfmodel/calibrations, which is ~/.local/share/perfmodel/calibrations where nobody set that variable (or to a
+    relative path, which its specification says to ignore).
+    """
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(data):
+        try:
+            data = os.path.join(Path.home(), ".local", "share")
+        except RuntimeError as error:
+            raise InputError(
+                "home: this user has no home folder; save the calibration with --save and name it with --calibration"
+            ) from error
+    return Path(data, "perfmodel", "calibrations")
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path` whole or not at all.
+
+    It goes to a temporary file in the same folder, is forced to disk and then renamed. On a full disk, a missing folder or a
+    refused permission the old file stays as it was, the temporary one is removed, and an `InputError` names the path.
+    A symbolic link stays, and what it points to is written; a device, a pipe or a terminal (`/dev/null`, `/dev/stdout`) is written to,
+    never replaced.
+    """
+    target = Path(path)
+    temporary = ""
+    try:
+        special = _open_special(target)
+        if special is not None:
+            with os.fdopen(special, "wb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
+            return
+        target = Path(os.path.realpath(target))
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.", suffix=".tmp")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, _mode_for(target))
+        os.replace(temporary, target)
+    except (OSError, UnicodeError) as error:
+        _remove(temporary)
+        raise InputError(f"{path}: cannot be written ({_reason(error)}); choose another path or free some space") from error
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def check_can_be_written(path: str | Path, field: str) -> None:
+    """Refuse a path that `write_atomically` could not write, before the work is done."""
+    text = os.fspath(path)
+    if not os.path.isabs(text) and not _has_working_folder():
+        raise bad_field(field, text, "the working folder was removed", "change to another folder or give a full path")
+    folder, mode = os.path.dirname(os.path.realpath(text) if os.path.islink(text) else text) or ".", 0
+    try:
+        mode = os.stat(text).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        raise bad_field(field, text, f"cannot be written ({_reason(error)})", "choose another path") from None
+    if not os.path.isdir(folder):
+        raise bad_field(field, text, "its folder does not exist", "make it or choose another path")
+    if stat.S_ISDIR(mode):
+        raise bad_field(field, text, "is a folder", "give the path of a file in it")
+    if not os.access(folder if stat.S_ISREG(mode) or not mode else text, os.W_OK):
+        raise bad_field(field, text, "may not be written by this user", "choose another path")
+
+
+def check_can_be_made(folder: Path) -> None:
+    """Refuse a folder that could neither be made nor written into, before the work is done."""
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be made or written by this user (because of {place}); choose a file with --save")
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _open_special(target: Path) -> int | None:
+    """A descriptor of what is there already and is neither a file nor a folder, or of a stream of this process; else None."""
+    stream = _STREAM.fullmatch(str(target))
+    if stream:
+        return os.dup(int(stream[1]) if stream[1] else {"stdout": 1, "stderr": 2}[stream[2]])
+    try:
+        mode = target.stat().st_mode
+    except OSError:
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    opened = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe that nobody reads is an error, not a wait
+    os.set_blocking(opened, True)
+    return opened
+
+
+def _mode_for(target: Path) -> int:
+    """Permissions of the file that is replaced, else those that a plain `open` would give."""
+    try:
+        return target.stat().st_mode & 0o777
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def _remove(temporary: str) -> None:
+    if temporary:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+
+
+def require_torch(purpose: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise InputError(f"torch: is needed to {purpose}; install perfmodel[torch]")

@@ -1,0 +1,125 @@
+"""Values as people write them, on the command line and in Python: `8k`, `10%`, `15T`, one value or several.
+
+A length or a batch counts in binary steps, as the field does (`8k` tokens are 8192); tokens to train on in decimal ones (`15T`).
+What is not of the kind that is wanted is an InputError that names the field.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.foundation.units import QuantityKind, parse_quantity
+
+MAX_WHOLE = 2**31 - 1
+_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
+_WHOLE = re.compile(r"\s*(\d{1,3}(?:_\d{3})+|\d{1,12})(\.\d{1,9})?\s*([kKmMgG]?)i?\s*", re.ASCII)
+
+
+def whole(value: object, field: str, *, least: int = 1, most: int = MAX_WHOLE) -> int:
+    """A whole number from `least` to `most`; text may count in binary steps: `8k`, `1M`."""
+    number = _number(value)
+    if number is None or not least <= number <= most:
+        bound = f"at least {least}" if number is None or number < least else f"at most {most}"
+        raise bad_field(field, _quoted(value), f"must be a whole number of {bound}", "write 64 or 8k (8192)")
+    return number
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if not isinstance(value, str):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+    match = _WHOLE.fullmatch(value)
+    if match is None:
+        return None
+    digits, part, step = match.groups()
+    scaled = int(digits.replace("_", "")) * _BINARY[step.lower()]
+    if part:
+        numerator, denominator = int(part[1:]) * _BINARY[step.lower()], 10 ** (len(part) - 1)
+        if numerator % denominator:
+            return None
+        scaled += numerator // denominator
+    return scaled
+
+
+def share(value: object, field: str) -> float:
+    """A share from 0 to below the whole: `10%` or 0.1."""
+    found = parse_quantity(value, QuantityKind.FRACTION, field=field)
+    if found >= 1.0:
+        raise bad_field(field, _quoted(value), "must be less than the whole", "write 10% or 0.1")
+    return found
+
+
+def seconds(value: object, field: str) -> float:
+    """A time as a user limits something: 30, `30`, `30 s` or `500 ms`."""
+    is_bare = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str):
+        is_bare = re.fullmatch(r"\s*[0-9.]+\s*", value, re.ASCII) is not None
+    found = parse_quantity(f"{value} s" if is_bare else value, QuantityKind.TIME, field=field)
+    if found == 0.0:
+        raise bad_field(field, _quoted(value), "must be more than nothing", "write 30 (seconds)")
+    return found
+
+
+def token_count(value: object, field: str = "tokens") -> float:
+    """Tokens to train on: `15T`, `300b`, 3e11."""
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, str) and text[-1:] in ("t", "b", "m", "g"):
+        text = text[:-1] + text[-1].upper()
+    tokens = parse_quantity(text, QuantityKind.COUNT, field=field)
+    if tokens < 1:
+        raise bad_field(field, _quoted(value), "must be at least 1", "write 15T or 300B")
+    return tokens
+
+
+def yes_or_no(value: object, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise bad_field(field, _quoted(value), "must be true or false", "give True or False")
+    return value
+
+
+def text_of(value: object, field: str, example: str) -> str:
+    if not isinstance(value, str):
+        raise bad_field(field, _quoted(value), "must be a text", f"write {example}")
+    return value
+
+
+def check_name(value: object, field: str, kind: type, remedy: str) -> None:
+    """A name, a path or an object of that kind."""
+    if not isinstance(value, (str, Path, kind)):
+        raise bad_field(field, shown(value), f"must be a name, a path or a {kind.__name__}", remedy)
+
+
+def check_path(value: object, field: str) -> None:
+    """A name or a path."""
+    if not isinstance(value, (str, Path)):
+        raise bad_field(field, shown(value), "must be a name or a path", f"write {field}='name' or the path of its file")
+
+
+def is_path(name: str | Path) -> bool:
+    """Whether somebody means a file and not a name."""
+    text = str(name)
+    return "/" in text or "\\" in text or text.endswith((".yaml", ".yml", ".json"))
+
+
+def several(value: object) -> list[Any]:
+    """One value or several: `64,128` and [64, 128] are two, everything else is one; nothing is none."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    if isinstance(value, Iterable) and isinstance(value, (list, tuple, range, set, frozenset)):
+        return [each for item in value for each in (several(item) if isinstance(item, str) else [item])]
+    return [value]
+
+
+def _quoted(value: object) -> str:
+    return value if isinstance(value, str) and value else shown(value)

@@ -1,0 +1,223 @@
+"""Links and the nested tiers of a network: what one chip can send to its peers."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from perfmodel.foundation.errors import InputError, bad_field
+
+
+class Topology(StrEnum):
+    """How the chips (or the inner domains) of one tier are wired."""
+
+    SWITCH = "switch"
+    FULL_MESH = "full_mesh"
+    TORUS = "torus"
+    PCIE_TREE = "pcie_tree"
+    FAT_TREE = "fat_tree"
+
+
+# A torus is tabulated by the number of members of a group.
+MAX_TORUS = 2**17
+
+# Without peer-to-peer every byte crosses the bus twice, up into host memory and down again.
+STAGED_FRACTION = 0.5
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Link:
+    """What one chip has towards the rest of its tier.
+
+    bandwidth       one direction, to all peers together                 [byte/s]
+    pair_bandwidth  one direction, to one peer (a mesh: one link's)      [byte/s]
+    latency         one hop, hardware and transport                      [s]
+    """
+
+    bandwidth: float
+    pair_bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "pair_bandwidth"):
+            value = getattr(self, name)
+            if not 1 <= value < math.inf:
+                raise bad_field(name, value, "must be positive, 1 B/s at least", "give one direction of one chip")
+        if not (math.isfinite(self.latency) and self.latency >= 0):
+            raise bad_field("latency", self.latency, "must not be negative", "write '0 s' for none")
+        if self.pair_bandwidth > self.bandwidth * (1 + 1e-12):
+            raise bad_field("pair_bandwidth", self.pair_bandwidth, f"must not exceed bandwidth={self.bandwidth}", "swap the two")
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class NetworkTier:
+    """One level of the network; tiers nest, innermost first.
+
+    size              chips in one domain of this tier, inner tiers included (8, then 72, then 4096)
+    torus_shape       how many chips (inner domains) along each dimension; () unless a torus
+    wrap_multiple     a torus dimension of a slice closes into a ring where it is a multiple of this; 0 = never
+    oversubscription  chips share this many times less than their links carry (fat tree); 1 = full bisection
+    peer_to_peer      False: every transfer is staged through host memory (PCIe tree)
+    provenance        read | recalled | mixed | measured
+    """
+
+    name: str
+    topology: Topology
+    size: int
+    link: Link
+    torus_shape: tuple[int, ...] = ()
+    wrap_multiple: int = 0
+    oversubscription: float = 1.0
+    peer_to_peer: bool = True
+    source: str = ""
+    provenance: str = "recalled"
+
+    def __post_init__(self) -> None:
+        where = f"tier {self.name}: "
+        if self.size < 1:
+            raise bad_field(where + "size", self.size, "must be at least 1", "count the chips of one domain")
+        if (self.topology == Topology.TORUS) != bool(self.torus_shape):
+            raise bad_field(where + "torus_shape", self.torus_shape, f"goes with topology torus, not {self.topology}", "give both or none")
+        if any(dim < 1 for dim in self.torus_shape) or (self.torus_shape and self.size % math.prod(self.torus_shape)):
+            raise bad_field(where + "torus_shape", self.torus_shape, f"its product must divide size={self.size}", "correct one of the two")
+        if math.prod(self.torus_shape) > MAX_TORUS:
+            raise bad_field(where + "torus_shape", self.torus_shape, f"may hold {MAX_TORUS:,} chips at most", "use a fat tree around it")
+        if self.wrap_multiple < 0 or (self.wrap_multiple and self.topology != Topology.TORUS):
+            raise bad_field(where + "wrap_multiple", self.wrap_multiple, "is a positive count on a torus", "leave it out elsewhere")
+        if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
+            raise bad_field(where + "oversubscription", self.oversubscription, "must be at least 1", "write 1 for full bisection")
+        if self.oversubscription > 1 and self.topology != Topology.FAT_TREE:
+            raise bad_field(
+                where + "oversubscription", self.oversubscription, f"belongs to a fat tree, not a {self.topology}", "leave it out"
+            )
+        if not self.peer_to_peer and self.topology != Topology.PCIE_TREE:
+            raise bad_field(where + "peer_to_peer", self.peer_to_peer, f"belongs to a PCIe tree, not a {self.topology}", "leave it out")
+
+    def slice_shape(self, num_chips: int) -> tuple[int, ...]:
+        """The torus that `num_chips` chips of one domain get; () where this tier is no torus. `num_chips` counts inner domains.
+
+        The most cubic box that fits, but one whose every dimension closes into a ring comes first (TPU v4 and v5p: whole cubes).
+        """
+        if not self.torus_shape:
+            return ()
+        shape = _slice_shape(self.torus_shape, self.wrap_multiple, min(num_chips, math.prod(self.torus_shape)))
+        if not shape:
+            fits = " x ".join(str(dim) for dim in self.torus_shape)
+            raise bad_field("num_chips", num_chips, f"no box of that many chips fits the {fits} torus {self.name}", "use a power of two")
+        return shape
+
+    def wraps(self, dim: int) -> bool:
+        """Whether a slice's torus dimension of `dim` chips closes into a ring."""
+        return self.wrap_multiple > 0 and dim % self.wrap_multiple == 0
+
+    def group_bandwidth(self, group_size: int, *, num_chips: int, stride: int = 1) -> float:
+        """What each member of a group inside one domain can send, to the other members together, one direction. [byte/s]
+
+        group_size   members inside this domain
+        num_chips    chips of the job inside this domain: they decide the shape of a torus slice
+        stride       distance of neighbouring members, in chips (a torus only; inner axes fill the shorter dimensions first)
+
+        Before any achieved fraction. A torus group uses both ports of a dimension that it fills and that wraps, and gains from one of
+        them otherwise: a ring laid on a line takes twice the time.
+        """
+        return _GROUP_BANDWIDTH[self.topology](self, group_size, num_chips, stride)
+
+    @property
+    def point_to_point_bandwidth(self) -> float:
+        """What one chip can send to one peer of this tier, one direction, before any achieved fraction. [byte/s]"""
+        staged = 1.0 if self.peer_to_peer else STAGED_FRACTION
+        return self.link.pair_bandwidth * staged / self.oversubscription
+
+
+def _switch(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
+    return tier.link.bandwidth
+
+
+def _full_mesh(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
+    return min(tier.link.bandwidth, tier.link.pair_bandwidth * max(group_size - 1, 1))
+
+
+def _pcie_tree(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
+    return tier.link.bandwidth * (1.0 if tier.peer_to_peer else STAGED_FRACTION)
+
+
+def _fat_tree(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
+    return tier.link.bandwidth / tier.oversubscription
+
+
+def _torus(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
+    inner = tier.size // math.prod(tier.torus_shape)
+    shape = tier.slice_shape(max(num_chips // inner, 1))
+    first, last = stride, stride * group_size
+    below, ports = 1, 0
+    for dim in shape:
+        extent = min(below * dim, last) / max(below, first)
+        if extent > 1:
+            ports += 2 if extent == dim and tier.wraps(dim) else 1
+        below *= dim
+    return tier.link.bandwidth * max(ports, 1) / (2 * len(tier.torus_shape))
+
+
+_GROUP_BANDWIDTH: dict[Topology, Callable[[NetworkTier, int, int, int], float]] = {
+    Topology.SWITCH: _switch,
+    Topology.FULL_MESH: _full_mesh,
+    Topology.TORUS: _torus,
+    Topology.PCIE_TREE: _pcie_tree,
+    Topology.FAT_TREE: _fat_tree,
+}
+
+
+@lru_cache(maxsize=512)
+def _slice_shape(torus_shape: tuple[int, ...], wrap_multiple: int, num_chips: int) -> tuple[int, ...]:
+    """The best box of `num_chips` inside the torus, shortest dimension first; () where none fits."""
+    limits = tuple(sorted(torus_shape))
+    boxes = [box for box in _boxes(num_chips, len(limits)) if all(dim <= limit for dim, limit in zip(box, limits, strict=True))]
+    if not boxes:
+        return ()
+    return min(boxes, key=lambda box: (not (wrap_multiple and all(dim % wrap_multiple == 0 for dim in box)), sum(box), box))
+
+
+def _boxes(volume: int, num_dims: int, least: int = 1) -> list[tuple[int, ...]]:
+    """All ways to write `volume` as a non-decreasing product of `num_dims` factors of at least `least`."""
+    if num_dims == 1:
+        return [(volume,)] if volume >= least else []
+    return [
+        (factor, *rest)
+        for factor in range(least, math.isqrt(volume) + 1)
+        if volume % factor == 0
+        for rest in _boxes(volume // factor, num_dims - 1, factor)
+    ]
+
+
+def check_tiers(tiers: Sequence[NetworkTier], *, chips_per_node: int) -> None:
+    """Tiers nest: sizes increase and divide, a node is a part of the innermost tier that holds it, a torus shape spans its tier."""
+    if not tiers:
+        raise InputError("tiers: empty; give at least one network tier")
+    inner_size, inner_name = 1, "one chip"
+    for tier in tiers:
+        if tier.size % inner_size or (tier.size == inner_size and tier is not tiers[0]):
+            raise bad_field(
+                f"tier {tier.name}: size",
+                tier.size,
+                f"must be a larger multiple of {inner_size}, the size of {inner_name}",
+                "count inner tiers in",
+            )
+        if tier.torus_shape and math.prod(tier.torus_shape) * inner_size != tier.size:
+            raise bad_field(
+                f"tier {tier.name}: torus_shape",
+                tier.torus_shape,
+                f"its product times {inner_size} must be size={tier.size}",
+                "correct one of the two",
+            )
+        inner_size, inner_name = tier.size, tier.name
+    if chips_per_node < 1:
+        raise bad_field("chips_per_node", chips_per_node, "must be at least 1", "count the chips of one host")
+    for tier in tiers:
+        if tier.size % chips_per_node and chips_per_node % tier.size:
+            raise bad_field(
+                "chips_per_node",
+                chips_per_node,
+                f"must divide size={tier.size} of tier {tier.name} or be a multiple of it",
+                "correct one of the two",
+            )

@@ -1,0 +1,1 @@
+"""Everything that learns numbers: published runs, fits, residuals, regret."""

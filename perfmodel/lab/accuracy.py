@@ -1,0 +1,447 @@
+"""docs/accuracy.md: how far predictions are from published runs, from one command.
+
+    python -m perfmodel.lab.accuracy CASES.jsonl [OOM.jsonl ...] [--left-out FILE.csv] [--out docs/accuracy.md]
+
+Figures go to a folder `figures` beside the file. `--left-out` is what `python -m perfmodel.lab.left_out` writes: the same runs
+predicted by fits that did not see their model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from perfmodel.foundation.errors import InputError, PerfModelError, one_line
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.hardware.reader import list_calibrations, load_calibration
+from perfmodel.lab.accuracy_lines import LINES, AccuracyLine, cause_of
+from perfmodel.lab.figures import write_figures
+from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
+from perfmodel.lab.plan_choice import NEAR_BEST, PlanGroup
+from perfmodel.lab.tables import choice_table, error_table, fit_table, memory_table, reason_table
+from perfmodel.lab.validate import validate_cases
+from perfmodel.parallel.profile import list_profiles, load_profile
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
+
+_WORST = 20
+_LINE_WIDTH = 140
+_FIELDS = ("source", "chip", "size", "chips", "form")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyReport:
+    """What the document is written from.
+
+    names      files of the cases, as they were given
+    result     every case, as `perfmodel validate` predicts it
+    left_out   id -> step time predicted by a fit that did not see the run's model; empty: not made
+    """
+
+    result: ValidationResult
+    left_out: Mapping[str, float]
+    names: tuple[str, ...]
+
+    @property
+    def scored(self) -> list[ValidationRow]:
+        return [row for row in self.result.rows if row.is_scored]
+
+    @property
+    def scored_left_out(self) -> list[ValidationRow]:
+        return [predicted_as(row, self.left_out[row.id]) for row in self.scored if row.id in self.left_out]
+
+
+def predicted_as(row: ValidationRow, time: float) -> ValidationRow:
+    """The row with another predicted time; its interval keeps its factors."""
+    factor = time / row.predicted_step_time
+    low, high = row.step_time_low * factor, row.step_time_high * factor
+    return replace(row, predicted_step_time=time, step_time_low=low, step_time_high=high)
+
+
+def read_left_out(path: Path) -> dict[str, float]:
+    """id -> predicted step time."""
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            return {row["id"]: float(row["predicted_step_time"]) for row in csv.DictReader(stream) if row["predicted_step_time"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"left_out={one_line(path, 200)}: cannot be read ({one_line(error, 100)}); give a table with id and predicted_step_time"
+        ) from None
+
+
+def document(report: AccuracyReport, *, figures: str = "figures") -> str:
+    """The whole text."""
+    sections: Sequence[Callable[[AccuracyReport], str]] = (
+        _introduction,
+        _main_table,
+        _method,
+        lambda each: _tables_by_field(each, figures),
+        _plan_choice,
+        _memory_and_fits,
+        _intervals,
+        _fitted,
+        _worst,
+        _others,
+        _rebuild,
+    )
+    text = "\n\n".join(text for text in (section(report) for section in sections) if text)
+    return "\n\n".join(map(_wrapped, text.split("\n\n"))) + "\n"
+
+
+def _wrapped(block: str) -> str:
+    """A paragraph or a list with lines of one width; anything else as it is."""
+    if block.startswith(("|", "#", "!", "```")):
+        return block
+    if not block.startswith("- "):
+        return textwrap.fill(" ".join(block.split()), _LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    items = ("\n" + block).split("\n- ")[1:]
+    return "\n".join(
+        textwrap.fill(
+            " ".join(item.split()), _LINE_WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        for item in items
+    )
+
+
+def _introduction(report: AccuracyReport) -> str:
+    scored = report.scored
+    overall = error_summary("all", scored)
+    sources = len({row.group for row in scored})
+    return f"""# Accuracy
+
+How far predicted step times and memory are from published runs. Written by one command (last section); nothing here is edited by hand.
+
+{len(scored):,} runs of {sources} sources are scored. With the constants that ship, the step time is off by {_pct(overall.median)} (median),
+{_pct(overall.mean)} (mean), {_pct(overall.p90)} (90th percentile). **These figures are in-sample**: the constants of
+each framework, and the forms of
+the terms, were chosen with these runs in view. Figures by fits that did not see a run's model are marked *left out*."""
+
+
+def _main_table(report: AccuracyReport) -> str:
+    scored, others = report.scored, report.scored_left_out
+    headers = ["runs", "n", "mean", "median", "p90", "max", "bias"]
+    if others:
+        headers += ["mean, left out", "p90, left out", "max, left out"]
+    headers += ["others' mean"]
+    rows = [_line(line.title, line, scored, others) for line in LINES]
+    counted = [line for line in LINES if line.counts]
+    every = AccuracyLine(title="all but those in brackets", holds=lambda labels: any(line.holds(labels) for line in counted))
+    rows.append(_line(f"**{every.title}**", every, scored, others))
+    text = markdown_table(Table(title="", headers=tuple(headers), rows=tuple(row for row in rows if row), right=tuple(headers[1:-1])))
+    lines = [
+        "## Step time",
+        "",
+        "In percent, of |predicted / measured - 1|; bias is the median with its sign. Columns without a mark are in-sample.",
+        "",
+        text,
+        "",
+        _source_median(scored, counted, "In-sample"),
+    ]
+    if others:
+        overall = error_summary("all", [row for row in others if every.holds(row.labels)])
+        lines += [
+            _source_median(others, counted, "Left out"),
+            "",
+            f"Left out, {every.title}: median {_pct(overall.median)}, mean {_pct(overall.mean)}, p90 {_pct(overall.p90)}, bias "
+            f"{_pct(overall.bias)}. Each run is predicted with the constants of its framework as fitted to all runs",
+            "but those of its model; a",
+            "framework with one model takes its relatives' constants.",
+        ]
+    else:
+        lines += ["", "*Left out* columns (each model predicted by a fit to the others) are added where the table of those fits is given."]
+    return "\n".join(lines)
+
+
+def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], others: Sequence[ValidationRow]) -> tuple[str, ...]:
+    rows = [row for row in scored if line.holds(row.labels)]
+    if not rows:
+        return ()
+    each = error_summary(title, rows)
+    cells = [title, f"{len(rows):,}", *map(_number, (each.mean, each.median, each.p90, _largest(rows), each.bias))]
+    if others:
+        unseen = [row for row in others if line.holds(row.labels)]
+        left = error_summary(title, unseen)
+        cells += map(_number, (left.mean, left.p90, _largest(unseen)))
+    return (*cells, line.others)
+
+
+def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
+    means = [error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
+    return f"{name}: the median over these lines of their means is {_pct(median(means) if means else math.nan)}."
+
+
+def _largest(rows: Sequence[ValidationRow]) -> float:
+    return max((abs(row.time_error) for row in rows), default=math.nan)
+
+
+def _method(report: AccuracyReport) -> str:
+    return f"""## What is compared
+
+- A case is one published run: model, chips, plan and step time (or peak memory, or that it ran out of memory). Every
+field is an input of its
+  prediction but `id, source, source_ref, notes, inferred, measured, tier, outcome, suspect`; a test holds that none of those changes a
+  prediction. Nothing is set for one run or one model.
+- What a run does not state follows its framework (`perfmodel/lab/frameworks.py`). Runs whose source leaves out an input that matters,
+  mostly recomputation, are of tier `secondary`: they are predicted with an assumption, listed below, and not scored.
+- Scored are primary runs of dense decoders. Not scored: {", ".join(NO_TIMES)} (tests of toy models, bound by
+launches in deterministic mode:
+  their memory is exact, their time means nothing) and what is not modelled (last table).
+- A step's time is measured, or follows from the tokens per second that the source prints."""
+
+
+def _tables_by_field(report: AccuracyReport, figures: str) -> str:
+    scored = report.scored
+    parts = ["## Where the errors are", "", "Scored runs, in-sample."]
+    for field in _FIELDS:
+        table = error_table(field, errors_by(scored, field), error_summary("all", scored))
+        keep = [i for i, header in enumerate(table.headers) if header not in ("cases", "predicted")]
+        headers = tuple(table.headers[i] for i in keep)
+        rows = tuple(tuple(row[i] for i in keep) for row in table.rows)
+        parts += ["", markdown_table(Table(title="", headers=headers, rows=rows, right=headers[1:]))]
+    for name, words in (
+        ("predicted_against_measured", "Predicted against measured step time"),
+        ("error_by_chips", "Error by number of chips"),
+        ("error_distribution", "Distribution of the errors"),
+    ):
+        parts += ["", f"![{words}]({figures}/{name}.png)"]
+    return "\n".join(parts)
+
+
+def _plan_choice(report: AccuracyReport) -> str:
+    parts = []
+    for name, rows in (("in-sample", report.scored), ("left out", report.scored_left_out)):
+        choices = summarise(rows, skip_broken_nvlink=True).choices
+        if choices.groups:
+            table = choice_table(choices)
+            parts += ["", f"{name.capitalize()}:", "", markdown_table(table), *_worst_groups(choices.groups)]
+            num_broken = choices.num_broken_nvlink
+    if not parts:
+        return ""
+    return "\n".join(
+        [
+            "## Does it pick the right plan?",
+            "",
+            "Within groups of at least four runs that differ in their plan only (same source, framework, model, chip,",
+            "chips, precision, batch and",
+            "sequence): how much slower the plan that is predicted to be fastest is than the measured best. *median",
+            "plan*: the same for the",
+            "median plan, which is what is at stake; *best of 3 near*: share of groups where the best of the first",
+            "three is within 3 % of the best.",
+            f"Left out of the groups: {num_broken} runs whose notes give an all-reduce in the node of under 100 GB/s",
+            "where others have 425 to 458",
+            "(broken NVLink). This chooses what is judged; no prediction sees it.",
+            *parts,
+        ]
+    )
+
+
+def _worst_groups(groups: Sequence[PlanGroup]) -> list[str]:
+    """The groups that cost most, of those that cost more than noise."""
+    worst = [group for group in sorted(groups, key=lambda each: -each.regret) if group.regret > NEAR_BEST]
+    if not worst:
+        return ["", "No group costs more than 3 %."]
+    return [
+        "",
+        "; ".join(
+            f"{group.source} {group.model} on {group.num_chips:,.0f} chips ({group.num_plans} plans): {_pct(group.regret)}, best of the "
+            f"first three {_pct(group.best_of_three)}"
+            for group in worst
+        )
+        + "; every other group: at most 3 %.",
+    ]
+
+
+def _memory_and_fits(report: AccuracyReport) -> str:
+    result = report.result
+    parts = ["## Memory", ""]
+    if result.memories:
+        parts += [
+            "In-sample: what a framework's allocator holds beyond its tensors was set with these runs in view.",
+            "Against the framework's own figure: what its allocator holds (reserved) or what is in tensors",
+            "(allocated), of the rank that reports.",
+            "",
+            markdown_table(memory_table(result.memories)),
+        ]
+    if result.fits.num_ran or result.fits.num_out:
+        parts += [
+            "",
+            "Whether it fits, of runs that state their recomputation; `fits` counts everything on the chip, the driver's context too.",
+            "",
+            markdown_table(fit_table(result)),
+        ]
+    return "\n".join(parts) if len(parts) > 2 else ""
+
+
+def _intervals(report: AccuracyReport) -> str:
+    headers = ["source", "runs", "in the interval", "median width"]
+    others = report.scored_left_out
+    if others:
+        headers.append("in the interval, left out")
+    rows = []
+    for name in [*sorted({row.group for row in report.scored}), "all"]:
+        own, left = ([row for row in part if name in (row.group, "all")] for part in (report.scored, others))
+        summary = error_summary(name, own)
+        if not summary.num_intervals:
+            return ""
+        unseen = [f"{error_summary(name, left).coverage:.0%}" if left else "-"] if others else []
+        rows.append((name, f"{summary.num_intervals:,}", f"{summary.coverage:.0%}", _width(own), *unseen))
+    text = """## Intervals
+
+`perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval: quantiles of
+log(measured / predicted) of published runs of the same framework at the same scale, widened by the scatter between models, between
+frameworks where a framework has no runs of its own (measured: every framework predicted with its nearest relative's habits), and
+between chips (`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
+Width: high / low - 1. The quantiles are of predictions by fits that did not see their model where the file's `source` says so; then
+*left out* is the coverage to look at, and the other column is too high.
+
+"""
+    return text + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
+
+
+def _width(rows: Sequence[ValidationRow]) -> str:
+    widths = sorted(row.step_time_high / row.step_time_low - 1 for row in rows if not math.isnan(row.step_time_low))
+    return f"{widths[len(widths) // 2]:.0%}" if widths else "-"
+
+
+def _fitted(report: AccuracyReport) -> str:
+    lines = [
+        "## What is fitted to what",
+        "",
+        "Kernels and collectives are fitted to published kernel tables, never to a training run; only the parameters",
+        "ship. Errors are medians on",
+        "shapes that the fit did not see, but where it says in sample.",
+        "",
+    ]
+    rows = []
+    for name in list_calibrations():
+        calibration = load_calibration(name)
+        for part, error in calibration.errors.items():
+            rows.append((name, part, f"{calibration.points.get(part, 0):,}", f"{100 * error:.1f}", calibration.date))
+    headers = ("calibration", "part", "points", "error %", "date")
+    lines += [markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[2:4]))]
+    lines += ["", "What a calibration says of itself:", ""]
+    lines += [f"- `{name}`: {' '.join(load_calibration(name).source.split())}." for name in list_calibrations()]
+    lines += [
+        "",
+        "A framework's habits (`strategies/profiles/*.yaml`) hold a handful of constants set over all its runs: host time of a layer, step",
+        "constant, share of the reduction that shows, eager traffic. Their sources:",
+        "",
+    ]
+    lines += [f"- `{name}`: {' '.join(load_profile(name).source.split()).rstrip('.')}." for name in list_profiles()]
+    return "\n".join(lines)
+
+
+def _worst(report: AccuracyReport) -> str:
+    worst = sorted(report.scored, key=lambda row: -abs(math.log1p(row.time_error)))[:_WORST]
+    rows = tuple(
+        (
+            row.id,
+            row.labels.model,
+            f"{row.labels.num_chips:,.0f} x {row.labels.chip}",
+            row.labels.degrees,
+            f"{row.measured_step_time:.3g}",
+            f"{row.predicted_step_time:.3g}",
+            f"{100 * row.time_error:+.0f}",
+            cause_of(row),
+        )
+        for row in worst
+    )
+    headers = ("run", "model", "chips", "plan", "measured s", "predicted s", "error %", "why")
+    return "\n".join(
+        [
+            f"## The {len(rows)} worst scored runs, and why",
+            "",
+            "*Why* is what the source's notes or its neighbours tell; nothing of it enters a prediction.",
+            "",
+            markdown_table(Table(title="", headers=headers, rows=rows, right=headers[4:7])),
+        ]
+    )
+
+
+def _others(report: AccuracyReport) -> str:
+    result = report.result
+    rest = [row for row in result.rows if not row.is_scored and row.time_error == row.time_error]
+    parts = ["## Not scored", ""]
+    if rest:
+        parts += [
+            "Predicted, with an assumption for an input that the source leaves out (or a time that means nothing):",
+            "",
+            markdown_table(_without_counts(errors_by(rest, "source"))),
+            "",
+        ]
+    if result.reasons:
+        parts += ["Not predicted:", "", markdown_table(reason_table(result))]
+    return "\n".join(parts).rstrip() if len(parts) > 2 else ""
+
+
+def _without_counts(summaries: Sequence[ErrorSummary]) -> Table:
+    table = error_table("source", summaries)
+    return Table(title="", headers=table.headers, rows=table.rows, right=table.right)
+
+
+def _rebuild(report: AccuracyReport) -> str:
+    first, *others = report.names
+    left_out = " --left-out left_out.csv" if report.left_out else ""
+    lines = [f"CASES={first}"]
+    lines += [f'OTHERS="{" ".join(others)}"'] if others else []
+    lines += ["python -m perfmodel.lab.left_out $CASES --out left_out.csv"] if report.left_out else []
+    lines.append(f"python -m perfmodel.lab.residuals $CASES{left_out}")
+    lines.append(f"python -m perfmodel.lab.accuracy $CASES{' $OTHERS' if others else ''}{left_out} --out docs/accuracy.md")
+    commands = "\n".join(lines)
+    return f"""## To write this again
+
+In a checkout `make accuracy` prints the table of left-out figures and does all of this:
+
+```
+{commands}
+```
+
+`perfmodel validate $CASES --by source,chip,model --out results.csv --plots figures` prints the same figures and writes them as data."""
+
+
+def _pct(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def _number(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = None) -> AccuracyReport:
+    """Predict the cases and write the document, and its figures beside it."""
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"out={one_line(out, 200)}: its folder does not exist; make it or choose another path")
+    found = {} if left_out is None else read_left_out(left_out)
+    result = validate_cases(cases, skip_broken_nvlink=True)
+    report = AccuracyReport(result=result, left_out=found, names=tuple(str(path) for path in cases))
+    if not report.scored:
+        raise InputError("cases: none is a primary training run with a step time; there is nothing to report")
+    write_figures(replace(result, rows=tuple(report.scored)), out.parent / "figures")
+    write_atomically(out, document(report))
+    return report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.accuracy")
+    parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published runs, one JSON object a line")
+    parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
+    parser.add_argument("--out", type=Path, default=Path("docs/accuracy.md"), metavar="FILE.md")
+    options = parser.parse_args(arguments)
+    try:
+        report = write_report(options.cases, options.out, left_out=options.left_out)
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{options.out}: {len(report.scored):,} scored runs of {report.result.num_rows:,} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""From the inputs of a published run to what is predicted: job, cluster, execution profile and plan.
+
+What the run does not state follows its framework (`frameworks.py`). A run that cannot be predicted raises `InputError` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.values import is_path
+from perfmodel.lab.frameworks import Framework, framework_of, stage_layers_by_cost, stage_layers_with_ends, with_settings
+from perfmodel.lab.published import config_from_case
+from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Precision, TrainingJob
+
+_MAX_COUNT = 2**31
+_GBIT = 1e9 / 8
+
+#: Precision of a run -> (policy of the job, dtype of the matrix multiplies).
+PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
+    "bf16": (Precision.BF16_MIXED, Dtype.BF16),
+    "fp16": (Precision.FP16_MIXED, Dtype.FP16),
+    "fp32": (Precision.FP32, Dtype.FP32),
+    "tf32": (Precision.FP32, Dtype.TF32),
+    "fp8": (Precision.BF16_MIXED, Dtype.FP8),
+    "mxfp8": (Precision.BF16_MIXED, Dtype.FP8),
+    "nvfp4": (Precision.BF16_MIXED, Dtype.FP4),
+    "mxfp4": (Precision.BF16_MIXED, Dtype.FP4),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareOfCase:
+    """What a cluster is built from; hashable, for the runs of one source share clusters."""
+
+    chip: str
+    chips_per_node: int | None
+    num_chips: int
+    inter_node_bandwidth_per_chip: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCase:
+    """A run, ready to be predicted. matmul_dtype: what matrices are multiplied in (fp8 where the policy of the job is bf16)."""
+
+    hardware: HardwareOfCase
+    framework: Framework
+    profile: ExecutionProfile
+    matmul_dtype: Dtype
+    plan: Plan
+    assumed: tuple[str, ...]
+
+
+def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
+    """The plan of the run that `inputs` describe. Reads nothing but its argument."""
+    _refuse_other_runs(inputs)
+    assumed: list[str] = []
+    framework = framework_of(inputs.get("framework"))
+    settings = inputs.get("settings")
+    settings = settings if isinstance(settings, Mapping) else {}
+    seq_len = _count(inputs, "sequence_length")
+    tp, pp, cp = (_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
+    num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
+    profile = with_settings(_profile(framework.profile), settings)
+    policy, dtype = _precision(inputs, assumed)
+    model = _model(inputs, seq_len=seq_len, tp=tp)
+    global_batch = _count(inputs, "global_batch")
+    micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
+    job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy)
+    virtual_stages = _virtual_stages(inputs, pp=pp, num_microbatches=global_batch // max(dp * micro_batch, 1), assumed=assumed)
+    zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
+    shard = _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
+    recompute, operators = _recompute(inputs, framework, assumed)
+    hardware = _hardware(inputs, num_chips)
+    plan = make_plan(
+        job,
+        cluster=hardware.chip,
+        num_chips=num_chips,
+        pp=pp,
+        cp=cp,
+        tp=tp,
+        dp_shard=shard,
+        dp_replicate=dp // shard,
+        zero=zero,
+        sequence_parallel=tp > 1 and (framework.sequence_parallel or inputs.get("sequence_parallel") is True),
+        micro_batch=micro_batch,
+        recompute=recompute,
+        recompute_operators=operators,
+        virtual_stages=virtual_stages,
+        stage_layers=_stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
+        attention=_attention(inputs, framework, settings, assumed),
+        profile=profile.name,
+    )
+    return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
+
+
+def _refuse_other_runs(inputs: Mapping[str, Any]) -> None:
+    if "input_len" in inputs or "output_len" in inputs:
+        raise InputError("input_len: inference is not modelled yet; only training steps are predicted")
+    model = inputs.get("model")
+    if not isinstance(model, Mapping):
+        raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+
+
+@lru_cache(maxsize=64)
+def _profile(name: str) -> ExecutionProfile:
+    return load_profile(name)
+
+
+def _optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
+    """A whole number from 1, or None where the run does not state it. 8.0 is 8."""
+    value = inputs.get(field)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_COUNT:
+        raise bad_field(field, one_line(value), f"must be a whole number from 1 to {_MAX_COUNT}", "correct it in the case")
+    return value
+
+
+def _count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
+    value = _optional_count(inputs, field)
+    if value is None:
+        if default is None:
+            raise InputError(f"{field}: the run does not state it; it cannot be predicted without it")
+        return default
+    return value
+
+
+def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[int, int]:
+    """(chips, whole-model replicas). Where the two do not agree in print, the number of chips holds."""
+    stated, dp = _optional_count(inputs, "num_chips"), _optional_count(inputs, "dp")
+    if stated is None:
+        if dp is None:
+            raise InputError("num_chips: the run states neither it nor dp; it cannot be predicted without one of them")
+        return ways * dp, dp
+    if stated % ways:
+        raise InputError(f"num_chips={stated}: must be a multiple of tp*pp*cp={ways}; correct it in the case")
+    if dp is not None and dp != stated // ways:
+        assumed.append("dp")
+    return stated, stated // ways
+
+
+def _precision(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
+    value = inputs.get("precision")
+    if value is None:
+        assumed.append("precision")
+        value = "bf16"
+    found = PRECISIONS.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
+    return found
+
+
+def _model(inputs: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
+    return config_from_case(inputs["model"], seq_len=seq_len, tp=tp)
+
+
+def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
+    """Stated, or the whole local batch in one pass (data-parallel frameworks without a pipeline), or 1."""
+    value = _optional_count(inputs, "micro_batch")
+    if value is None:
+        assumed.append("micro_batch")
+        value = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
+    return value
+
+
+def _virtual_stages(inputs: Mapping[str, Any], *, pp: int, num_microbatches: int, assumed: list[str]) -> int:
+    value = _optional_count(inputs, "virtual_stages") or 1
+    if value > 1 and (pp == 1 or num_microbatches % pp):
+        assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
+        return 1
+    return value
+
+
+def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
+    """As the framework cuts them; None: evenly."""
+    if profile.places_layers_by_cost and virtual_stages == 1:
+        return stage_layers_by_cost(model, pp)
+    return stage_layers_with_ends(model.num_hidden_layers, pp * virtual_stages)
+
+
+def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
+    stage = inputs.get("zero_stage")
+    if stage is not None and (isinstance(stage, bool) or stage not in (0, 1, 2, 3)):
+        raise bad_field("zero_stage", one_line(stage), "must be 0, 1, 2 or 3", "correct it in the case")
+    if stage is None:
+        distributed = inputs.get("distributed_optimizer")
+        if isinstance(distributed, bool):
+            stage = 1 if distributed else 0
+        elif "use-distributed-optimizer=True" in _flags(settings):
+            stage = 1
+        else:
+            assumed.append("zero_stage")
+            stage = framework.zero
+    return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
+
+
+def _flags(settings: Mapping[str, Any]) -> list[Any]:
+    flags = settings.get("megatron_args")
+    return flags if isinstance(flags, list) else []
+
+
+def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
+    """Ranks that ZeRO cuts over: all replicas, or those of a node where the run says HSDP."""
+    if zero == 0:
+        return 1
+    if str(settings.get("sharding") or "").upper() in ("HSDP", "HYBRID_SHARD") and dp % chips_per_node == 0:
+        return chips_per_node
+    return dp
+
+
+def _recompute(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
+    value = inputs.get("recompute")
+    if value is None:
+        assumed.append("recompute")
+        value = framework.recompute
+    if value == "minimal_offloaded":
+        value = "selective"
+    if value not in ("none", "selective", "full"):
+        raise bad_field("recompute", one_line(value), "not known", "use none, selective or full")
+    return value, framework.selective
+
+
+def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:
+    value = inputs.get("flash_attention")
+    if isinstance(value, bool):
+        return "flash" if value else "unfused"
+    assumed.append("flash_attention")
+    return framework.attention if "transformer-impl=local" not in _flags(settings) else "unfused"
+
+
+def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
+    chip = inputs.get("chip")
+    if not isinstance(chip, str) or not chip.strip() or is_path(chip):
+        raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
+    per_node = _optional_count(inputs, "chips_per_node")
+    rate = inputs.get("inter_node_gbit_per_s_per_node")
+    bandwidth = None
+    if rate is not None:
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9:
+            raise bad_field("inter_node_gbit_per_s_per_node", one_line(rate), "must be a positive number", "correct it in the case")
+        bandwidth = float(rate) * _GBIT / (per_node or 8)
+    return HardwareOfCase(chip=chip, chips_per_node=per_node, num_chips=num_chips, inter_node_bandwidth_per_chip=bandwidth)

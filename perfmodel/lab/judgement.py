@@ -1,0 +1,344 @@
+"""How far off predictions are: errors of time and memory by label, fit or no fit, the choice of plans, why rows were not predicted."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from perfmodel.lab.plan_choice import Choice, PlanChoices, plan_choices
+from perfmodel.lab.run_labels import UNKNOWN, RunLabels, order_of_labels
+
+NO_TIMES = ("mcore",)
+"""Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationRow:
+    """One case: what was predicted (nan and None where it was not, with the reason) and what was measured. Seconds and bytes.
+
+    kind            training, out of memory or inference, as the case is shaped
+    labels          what the row is counted under
+    framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
+    step_time_low, step_time_high         80 % interval
+    shape, is_framework_known             the model's sizes; whether the framework is one with a profile of its own
+    choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
+    """
+
+    id: str
+    group: str
+    tier: str
+    kind: str = "training"
+    labels: RunLabels = field(default_factory=lambda: RunLabels(source=UNKNOWN))
+    framework: str = ""
+    memory_kind: str = ""
+    memory_rank: str = ""
+    predicted_step_time: float = math.nan
+    step_time_low: float = math.nan
+    step_time_high: float = math.nan
+    measured_step_time: float = math.nan
+    predicted_memory: float = math.nan
+    measured_memory: float = math.nan
+    predicted_fits: bool | None = None
+    ran: bool | None = None
+    reason: str = ""
+    assumed: tuple[str, ...] = ()
+    shape: str = ""
+    is_framework_known: bool = True
+    choice_group: str = ""
+    choice_plan: str = ""
+    noted_all_reduce: float = math.nan
+
+    @property
+    def is_predicted(self) -> bool:
+        return not math.isnan(self.predicted_step_time)
+
+    @property
+    def is_scored(self) -> bool:
+        """A predicted step of a primary source, whose time means something."""
+        return self.tier == "primary" and self.group not in NO_TIMES and not math.isnan(self.time_error)
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it is known that the run fitted or did not, and with what recomputation."""
+        return self.is_predicted and self.ran is not None and "recompute" not in self.assumed
+
+    @property
+    def time_error(self) -> float:
+        """predicted / measured - 1; nan where one is missing."""
+        return self.predicted_step_time / self.measured_step_time - 1.0
+
+    @property
+    def is_covered(self) -> bool | None:
+        """Whether the interval holds the measured time; None where there is no interval or no time."""
+        if math.isnan(self.step_time_low) or math.isnan(self.measured_step_time):
+            return None
+        return self.step_time_low <= self.measured_step_time <= self.step_time_high
+
+    @property
+    def memory_error(self) -> float:
+        return self.predicted_memory / self.measured_memory - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorSummary:
+    """Errors of the predictions of one source, chip or other label (or of all): shares, not percent.
+
+    mean, median, p90   of the absolute error |predicted / measured - 1|
+    bias                median of predicted / measured - 1
+    coverage            share of the `num_intervals` measured times that lie in their 80 % interval
+    """
+
+    name: str
+    num_rows: int
+    num_predicted: int
+    num_times: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+    num_memories: int
+    memory_mean: float
+    memory_median: float
+    memory_p90: float
+    memory_bias: float
+    num_intervals: int
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySummary:
+    """Errors of the predicted memory of one source: shares, not percent.
+
+    kind, rank          what the source's figures count (allocated, reserved), and of which pipeline rank (first, last, fullest)
+    mean, median, p90   of |predicted / measured - 1|
+    bias                median of predicted / measured - 1
+    """
+
+    name: str
+    framework: str
+    kind: str
+    rank: str
+    num_rows: int
+    mean: float
+    median: float
+    p90: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitCounts:
+    """Runs known to have fitted, or to have run out of memory, by what was predicted; of one framework or of all.
+
+    Runs that do not state their recomputation are not judged: it decides their memory.
+    """
+
+    name: str = "all"
+    ran_and_fits: int
+    ran_but_predicted_out: int
+    out_and_predicted_out: int
+    out_but_predicted_fits: int
+
+    @property
+    def num_ran(self) -> int:
+        return self.ran_and_fits + self.ran_but_predicted_out
+
+    @property
+    def num_out(self) -> int:
+        return self.out_and_predicted_out + self.out_but_predicted_fits
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the runs of which the prediction is right; nan where there are none."""
+        return _share_of(self.ran_and_fits + self.out_and_predicted_out, self.num_ran + self.num_out)
+
+    @property
+    def false_fit_fraction(self) -> float:
+        """Of the runs that ran out of memory, the share that was predicted to fit."""
+        return _share_of(self.out_but_predicted_fits, self.num_out)
+
+    @property
+    def false_out_fraction(self) -> float:
+        """Of the runs that ran, the share that was predicted not to fit."""
+        return _share_of(self.ran_but_predicted_out, self.num_ran)
+
+
+def _share_of(count: int, total: int) -> float:
+    return count / total if total else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The runs by which accuracy is judged: errors over all and by each field that was asked for, and the choice of plans without runs on
+    broken NVLink."""
+
+    overall: ErrorSummary
+    by: Mapping[str, tuple[ErrorSummary, ...]]
+    choices: PlanChoices
+
+    @property
+    def num_runs(self) -> int:
+        return self.overall.num_times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationResult:
+    """Every case in the order of the files, the errors over all and by source, and why cases were not predicted (reason -> count).
+
+    by              errors by each field that was asked for
+    scored          the runs by which accuracy is judged; of them alone
+    choices         how good the plans are that are predicted to be fastest, in groups of runs that differ in their plan only
+    kinds           how many cases of each kind
+    memories        errors of the memory by source, kind and rank
+    framework_fits, source_fits   fit or not by framework, and by source
+    """
+
+    rows: tuple[ValidationRow, ...]
+    overall: ErrorSummary
+    sources: tuple[ErrorSummary, ...]
+    by: Mapping[str, tuple[ErrorSummary, ...]]
+    scored: Scored
+    choices: PlanChoices
+    kinds: Mapping[str, int]
+    memories: tuple[MemorySummary, ...]
+    fits: FitCounts
+    framework_fits: tuple[FitCounts, ...]
+    source_fits: tuple[FitCounts, ...]
+    reasons: Mapping[str, int]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_predicted(self) -> int:
+        return sum(row.is_predicted for row in self.rows)
+
+
+def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:
+    """The result of these rows. by: fields of `RunLabels`; skip_broken_nvlink: see `plan_choices`."""
+    rows = tuple(rows)
+    reasons: dict[str, int] = {}
+    for row in rows:
+        if not row.is_predicted:
+            kind = _kind_of(row.reason)
+            reasons[kind] = reasons.get(kind, 0) + 1
+    judged = [row for row in rows if row.is_judged]
+    frameworks, groups = sorted({row.framework for row in judged}), sorted({row.group for row in judged})
+    scored = [row for row in rows if row.is_scored]
+    return ValidationResult(
+        rows=rows,
+        overall=error_summary("all", rows),
+        sources=errors_by(rows, "source"),
+        by={field: errors_by(rows, field) for field in by},
+        scored=Scored(
+            overall=error_summary("all", scored),
+            by={field: errors_by(scored, field) for field in by},
+            choices=plan_choices([_choice(row) for row in scored if _is_choice(row)], skip_broken_nvlink=True),
+        ),
+        choices=plan_choices([_choice(row) for row in rows if _is_choice(row)], skip_broken_nvlink=skip_broken_nvlink),
+        kinds=dict(Counter(row.kind for row in rows)),
+        memories=memory_summaries(rows),
+        fits=fit_counts("all", judged),
+        framework_fits=tuple(fit_counts(name, [row for row in judged if row.framework == name]) for name in frameworks),
+        source_fits=tuple(fit_counts(name, [row for row in judged if row.group == name]) for name in groups),
+        reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
+    )
+
+
+def errors_by(rows: Sequence[ValidationRow], field: str) -> tuple[ErrorSummary, ...]:
+    """Errors by one field of `RunLabels`, in the order of its labels."""
+    groups: dict[str, list[ValidationRow]] = {}
+    for row in rows:
+        groups.setdefault(getattr(row.labels, field), []).append(row)
+    order = order_of_labels(field)
+    names = sorted(groups, key=lambda name: (order.index(name) if name in order else len(order), name))
+    return tuple(error_summary(name, groups[name]) for name in names)
+
+
+def _is_choice(row: ValidationRow) -> bool:
+    return bool(row.choice_group) and row.is_predicted and not math.isnan(row.measured_step_time)
+
+
+def _choice(row: ValidationRow) -> Choice:
+    return Choice(
+        group=row.choice_group,
+        plan=row.choice_plan,
+        labels=row.labels,
+        predicted=row.predicted_step_time,
+        measured=row.measured_step_time,
+        fits=bool(row.predicted_fits),
+        noted_all_reduce=row.noted_all_reduce,
+    )
+
+
+def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
+    """Of rows that were predicted and of which it is known whether they ran."""
+    pairs = [(bool(row.ran), bool(row.predicted_fits)) for row in judged]
+    return FitCounts(
+        name=name,
+        ran_and_fits=pairs.count((True, True)),
+        ran_but_predicted_out=pairs.count((True, False)),
+        out_and_predicted_out=pairs.count((False, False)),
+        out_but_predicted_fits=pairs.count((False, True)),
+    )
+
+
+def memory_summaries(rows: Iterable[ValidationRow]) -> tuple[MemorySummary, ...]:
+    """Errors of every predicted row with a measured memory, by source and by what its figures count."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in rows:
+        if not math.isnan(row.memory_error):
+            groups.setdefault((row.group, row.framework, row.memory_kind, row.memory_rank), []).append(row.memory_error)
+    summaries = []
+    for (name, framework, kind, rank), errors in sorted(groups.items()):
+        mean, median, p90, bias = _statistics(sorted(errors))
+        summaries.append(
+            MemorySummary(
+                name=name, framework=framework, kind=kind, rank=rank, num_rows=len(errors), mean=mean, median=median, p90=p90, bias=bias
+            )
+        )
+    return tuple(summaries)
+
+
+def error_summary(name: str, rows: Iterable[ValidationRow]) -> ErrorSummary:
+    rows = list(rows)
+    time = sorted(row.time_error for row in rows if not math.isnan(row.time_error))
+    memory = sorted(row.memory_error for row in rows if not math.isnan(row.memory_error))
+    covered = [row.is_covered for row in rows if row.is_covered is not None]
+    mean, median, p90, bias = _statistics(time)
+    memory_mean, memory_median, memory_p90, memory_bias = _statistics(memory)
+    return ErrorSummary(
+        name=name,
+        num_rows=len(rows),
+        num_predicted=sum(row.is_predicted for row in rows),
+        num_times=len(time),
+        mean=mean,
+        median=median,
+        p90=p90,
+        bias=bias,
+        num_memories=len(memory),
+        memory_mean=memory_mean,
+        memory_median=memory_median,
+        memory_p90=memory_p90,
+        memory_bias=memory_bias,
+        num_intervals=len(covered),
+        coverage=_share_of(sum(covered), len(covered)),
+    )
+
+
+def _statistics(errors: list[float]) -> tuple[float, float, float, float]:
+    if not errors:
+        return (math.nan,) * 4
+    absolute = sorted(abs(error) for error in errors)
+    return sum(absolute) / len(absolute), median(absolute), float(np.quantile(absolute, 0.9)), median(errors)
+
+
+def _kind_of(reason: str) -> str:
+    """A reason without what is particular to its row: the rule, not the value."""
+    field, _, rule = reason.partition(": ")
+    return f"{field.partition('=')[0]}: {rule.partition(';')[0]}" if rule else reason

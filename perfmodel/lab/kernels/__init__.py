@@ -1,0 +1,1 @@
+"""Fits of published kernel tables, and how far they are from what they did not see."""

@@ -1,0 +1,160 @@
+"""Reads published kernel tables: aiconfigurator (Apache-2.0), LLMCompass (BSD-3), SimuMax (Apache-2.0), SimAI (Apache-2.0), vidur (MIT).
+
+`folder` is the user's copy of the tables. Only parameters fitted to them are shipped.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.calibrate.fits import Array, AttentionTable, CollectiveTable, MatmulTable
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+
+AICONFIGURATOR_KINDS = {
+    CollectiveKind.ALL_REDUCE: "all_reduce",
+    CollectiveKind.ALL_GATHER: "all_gather",
+    CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
+    CollectiveKind.ALL_TO_ALL: "alltoall",
+}
+
+
+def read_frame(path: Path) -> Any:
+    import pandas as pd
+
+    if not path.is_file():
+        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables, with aiconfigurator/ in it")
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except (ImportError, ValueError, OSError) as error:
+        raise InputError(f"data={path}: cannot be read ({str(error).splitlines()[0]}); Parquet files need the package pyarrow") from error
+
+
+def _column(frame: Any, name: str) -> Array:
+    return np.asarray(frame[name], dtype=float)
+
+
+def read_matmuls(folder: Path, chip: str, version: str, dtype: str) -> MatmulTable:
+    """aiconfigurator's GEMM table; `dtype` as it says (bfloat16, fp8); repeats of a shape become their median."""
+    frame = read_frame(folder / "aiconfigurator" / chip / "gemm" / version / "gemm_perf.parquet")
+    frame = frame[frame.gemm_dtype == dtype].groupby(["m", "n", "k"]).latency.median().reset_index()
+    return MatmulTable(m=_column(frame, "m"), n=_column(frame, "n"), k=_column(frame, "k"), time=_column(frame, "latency") * 1e-3)
+
+
+def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
+    """aiconfigurator's prefill attention, bf16, causal, without a window."""
+    frame = read_frame(folder / "aiconfigurator" / chip / "attention" / version / "context_attention_perf.parquet")
+    frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
+    if "window_size" in frame:
+        frame = frame[frame.window_size == 0]
+    keys = ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"]
+    frame = frame.groupby(keys).latency.median().reset_index()
+    batch, length, heads, kv_heads, head_dim = (_column(frame, key) for key in keys)
+    return AttentionTable(
+        batch=batch, heads=heads, kv_heads=kv_heads, length=length, head_dim=head_dim, time=_column(frame, "latency") * 1e-3
+    )
+
+
+def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
+    """aiconfigurator's NCCL table inside one node; message sizes are elements of half (2 bytes) or int8."""
+    frame = read_frame(folder / "aiconfigurator" / chip / "comm" / "nccl" / version / "nccl_perf.parquet")
+    frame = frame[frame.op_name == AICONFIGURATOR_KINDS[kind]]
+    ranks = _column(frame, "num_gpus")
+    num_bytes = _column(frame, "message_size") * np.where(frame.nccl_dtype == "half", 2.0, 1.0)
+    return CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=_column(frame, "latency") * 1e-3)
+
+
+def read_published_all_reduce(folder: Path, chip: str, *, nodes: int) -> CollectiveTable:
+    """Published nccl-tests runs whose chip starts with `chip`, on that many nodes of 8."""
+    frame = read_frame(folder / "nccl_published_allreduce.csv")
+    frame = frame[frame.chip.str.startswith(chip) & (frame.nodes == nodes) & (frame.time_us > 0)]
+    ranks = _column(frame, "ranks")
+    return CollectiveTable(
+        num_bytes=_column(frame, "size_bytes"), ranks=ranks, ranks_per_node=ranks / nodes, time=_column(frame, "time_us") * 1e-6
+    )
+
+
+def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
+    """The one published all-reduce of more than two nodes: 128 ranks, of nodes of 8. Its page names no hardware.
+
+    Its largest messages reach 684 GB/s of bus bandwidth, which takes NICs of twice the usual 400 Gbit/s (Blackwell's).
+    """
+    frame = read_frame(folder / "nccl_published_allreduce.csv")
+    frame = frame[(frame.ranks == 128) & (frame.time_us > 0)]
+    ranks = _column(frame, "ranks")
+    return CollectiveTable(
+        num_bytes=_column(frame, "size_bytes"),
+        ranks=ranks,
+        ranks_per_node=np.full_like(ranks, 8.0),
+        time=_column(frame, "time_us") * 1e-6,
+        link_scale=2.0,
+    )
+
+
+def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveTable:
+    """SimAI's bus bandwidth over line rate between nodes of 8, as times. `table`: nic_ratio (one ring pass) or ata_ratio (all-to-all)."""
+    frame = read_frame(folder / "simai" / f"{table}.csv")
+    rows = []
+    for column in frame.columns[1:9]:
+        nodes = int(re.findall(r"\d+", str(column))[0])
+        for size, ratio in zip(frame["Size"], frame[column], strict=True):
+            if nodes > 1 and np.isfinite(ratio):
+                rows.append((float(size), 8.0 * nodes, float(ratio)))
+    num_bytes, ranks, ratio_column = np.array(rows).T
+    line_rate = nic_bandwidth * (8.0 if table == "nic_ratio" else 1.0)
+    time = num_bytes * (ranks - 1) / ranks / (ratio_column * line_rate)
+    return CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=np.full_like(ranks, 8.0), time=time)
+
+
+def read_vidur_sends(folder: Path, cluster: str, *, per_node: int) -> tuple[Array, Array]:
+    """vidur's send-receive of two ranks, `per_node` of them in a node: bytes and the slower rank's median time [s]."""
+    frame = read_frame(folder / "vidur" / "network" / cluster / "send_recv.csv")
+    frame = frame[(frame.num_workers == 2) & (frame.devices_per_node == per_node)]
+    slower = frame.groupby("size")["time_stats.send_recv.median"].max()
+    return np.asarray(slower.index, dtype=float), np.asarray(slower, dtype=float) * 1e-3
+
+
+def read_llmcompass(folder: Path, kernel: str) -> tuple[Array, Array]:
+    """LLMCompass's softmax, layernorm or gelu on an A100, fp16: elements and seconds (the table gives 1e9 elements a second)."""
+    path = folder / "llmcompass" / f"{kernel}_A100.csv"
+    if not path.is_file():
+        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
+    rows = [[float(cell) for cell in line.split(",")] for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    elements = np.array([np.prod(row[:-1]) for row in rows])
+    return elements, elements / (np.array([row[-1] for row in rows]) * 1e9)
+
+
+def read_simumax(folder: Path, name: str) -> dict[str, Any]:
+    """SimuMax's system file: efficiencies of exact shapes and of classes of kernels."""
+    path = folder / "simumax" / f"{name}.json"
+    if not path.is_file():
+        raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
+    """Its matrix multiplies as (shapes and times, fraction of peak); accumulating weight gradients are left out."""
+    entry = system["accelerator"]["op"]["matmul"]
+    rows = []
+    for key, fraction in entry["accurate_efficient_factor"].items():
+        shape = {name: int(value) for name, value in re.findall(r"\b([mnkb])=(\d+)", key)}
+        if "accumulate=False" in key and shape["b"] == 1:
+            rows.append((shape["m"], shape["n"], shape["k"], fraction))
+    m, n, k, fractions = np.array(rows, dtype=float).T
+    return MatmulTable(m=m, n=n, k=k, time=2 * m * n * k / (fractions * entry["tflops"] * 1e12)), fractions
+
+
+def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 64) -> float:
+    """Rate of the attention kernel's backward over that of its forward: median over head dim 128, many heads. [-]"""
+    forward = system["accelerator"]["op"]["sdp_fwd"]["accurate_efficient_factor"]
+    backward = system["accelerator"]["op"]["sdp_bwd"]["accurate_efficient_factor"]
+    ratios = []
+    for key, rate in forward.items():
+        heads, head_dim = (int(re.findall(rf"\b{name}=(\d+)", key)[0]) for name in ("head_num", "qk_head_dim"))
+        if key in backward and heads >= least_heads and head_dim == 128:
+            ratios.append(backward[key] / rate)
+    return round(float(np.median(ratios)), 3)

@@ -1,0 +1,1 @@
+"""Predictions of published runs by fits that did not see their models."""

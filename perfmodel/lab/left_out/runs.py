@@ -1,0 +1,271 @@
+"""Published training runs as a fit sees them: planned once, predicted many times with other constants of their framework and clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator, make_estimator, step_time
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.microbatch import microbatch_cost
+from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
+from perfmodel.cost.parameters import parameter_cost
+from perfmodel.cost.step import (
+    accumulation_time,
+    beat_of,
+    hop_time,
+    optimizer_time,
+    parameter_terms,
+    pipeline_step_time,
+    region_times,
+    stage_columns,
+    stages_of,
+    tied_time,
+)
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.calibration import Calibration, default_calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
+from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.frameworks import framework_of, with_settings
+from perfmodel.lab.plan_choice import Choice
+from perfmodel.lab.run_labels import labels_of, plan_group, plan_of
+from perfmodel.parallel.grid import make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+
+Array = NDArray[np.float64]
+
+CLOCK = "clock."
+"""Prefix of a constant that is the sustained clock of a calibration's chips, `clock.h100`; all others are fields of a profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A published step.
+
+    model     its architecture and size, whatever its name: what is left out together
+    choice    the same with the group of plans that it is compared in; its prediction is to be filled in
+    """
+
+    id: str
+    model: str
+    planned: PlannedCase
+    settings: Mapping[str, Any]
+    choice: Choice
+
+    @property
+    def source(self) -> str:
+        return self.choice.labels.source
+
+    @property
+    def measured(self) -> float:
+        """[s]"""
+        return self.choice.measured
+
+    @property
+    def profile(self) -> str:
+        return self.planned.framework.profile
+
+    @property
+    def calibration(self) -> str:
+        return calibration_of(self.planned.hardware).name
+
+
+def read_runs(path: str | Path) -> tuple[Run, ...]:
+    """Training runs of dense decoders of more than one layer, with a step time; Megatron-LM's tests have none that counts.
+
+    Primary ones, and of NVIDIA's recipes all: none of their tables states the recomputation.
+    """
+    runs = tuple(run for run in map(_run, filter(_is_scored, read_cases(path))) if run is not None)
+    if not runs:
+        raise InputError(f"cases={path}: holds no primary training run of a dense decoder that can be predicted; give another file")
+    return runs
+
+
+def _is_scored(case: Case) -> bool:
+    model = case.inputs.get("model")
+    if case.reason or case.group == "mcore" or not np.isfinite(case.measured_time) or not isinstance(model, dict):
+        return False
+    if case.tier != "primary" and framework_of(case.inputs.get("framework")).profile != "nemo":
+        return False
+    return not model.get("num_experts") and model.get("kind") == "decoder" and (model.get("num_hidden_layers") or 0) > 1
+
+
+def _run(case: Case) -> Run | None:
+    try:
+        planned = plan_of_case(case.inputs)
+    except InputError:
+        return None
+    settings = case.inputs.get("settings")
+    model = planned.plan.job.model
+    return Run(
+        id=case.id,
+        model=f"L{model.num_hidden_layers} h{model.hidden_size} a{model.num_attention_heads}/{model.num_key_value_heads} "
+        f"f{model.intermediate_size}",
+        planned=planned,
+        settings=settings if isinstance(settings, Mapping) else {},
+        choice=Choice(
+            group=plan_group(case),
+            plan=plan_of(case, planned),
+            labels=labels_of(case, planned),
+            predicted=np.nan,
+            measured=case.measured_time,
+            fits=True,
+            noted_all_reduce=case.noted_all_reduce,
+        ),
+    )
+
+
+@lru_cache(maxsize=4096)
+def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
+    return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
+
+
+@lru_cache(maxsize=4096)
+def calibration_of(hardware: HardwareOfCase) -> Calibration:
+    chip = cluster_of_run(hardware).chip.name
+    return default_calibration(chip, calibrations_for(chip))
+
+
+@lru_cache(maxsize=4096)
+def _machine(hardware: HardwareOfCase, dtype: Dtype, clock: float | None) -> Machine:
+    overlay = calibration_of(hardware)
+    if clock is not None:
+        # the constant is the clock of the chip that was measured; a relative's power limit lowers it further
+        limited = overlay.sustained_clock_fraction / load_calibration(overlay.name).sustained_clock_fraction
+        overlay = replace(overlay, sustained_clock_fraction=clock * limited)
+    cluster = cluster_of_run(hardware)
+    machine = resolve_machine(cluster, overlay, dtype=dtype)
+    if dtype in (Dtype.FP8, Dtype.FP4):
+        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
+    return machine
+
+
+#: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.
+_READ_LATE = frozenset(
+    {
+        "attention_rate_fraction",
+        "attention_rate_fraction_since_2022",
+        "compute_slowdown_under_communication",
+        "exposed_gradient_fraction",
+        "fp8_matmul_rate_fraction",
+        "host_layer_time",
+        "matmul_rate_fraction",
+        "matmul_rate_fraction_since_2022",
+        "host_layer_time_per_tp",
+        "host_layer_time_per_tp_across_nodes",
+        "host_recompute_factor",
+        "optimizer_bytes_factor",
+        "step_time_constant",
+        "tp_backward_overlap_fraction",
+        "tp_overlap_fraction",
+        "uneven_stage_weight",
+    }
+)
+_CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
+_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together."""
+
+    runs: Sequence[Run]
+    _estimators: dict[Any, Estimator] = field(default_factory=dict)
+
+    def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
+        """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
+
+        Where a clock is among them, the profile's own rates of matrix multiplies are 1: they were fitted to all runs.
+        """
+        moved = {name: value for name, value in values.items() if name in _PROFILE_FIELDS}
+        if any(name.startswith(CLOCK) for name in values):
+            moved = dict.fromkeys(_CLOCK_FIELDS, 1.0) | moved
+        unknown = [name for name in values if name not in moved and not name.startswith(CLOCK)]
+        if unknown:
+            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one, or {CLOCK}CALIBRATION")
+        times = np.empty(len(chosen))
+        batches: dict[Any, list[int]] = {}
+        profiles: dict[Any, ExecutionProfile] = {}
+        estimators: dict[Any, Estimator] = {}
+        for place, index in enumerate(chosen):
+            run = self.runs[index]
+            habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
+            if habits not in profiles:
+                profiles[habits] = with_settings(replace(load_profile_once(run.profile), **moved), run.settings)  # type: ignore[arg-type]
+            job, plan = run.planned.plan.job, run.planned.plan
+            key = (
+                (job.model, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
+                plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
+                plan.schedule, plan.order, plan.sequence_parallel,
+            )  # fmt: skip
+            batches.setdefault(key, []).append(place)
+        for key, places in batches.items():
+            run = self.runs[chosen[places[0]]]
+            if key[:4] not in estimators:
+                estimators[key[:4]] = self._estimator(run, key[0], profiles[key[1]], values.get(f"{CLOCK}{run.calibration}"))
+            times[places] = _step_times(estimators[key[:4]], [self.runs[chosen[place]].planned.plan for place in places])
+        return times
+
+    def _estimator(self, run: Run, software: Any, profile: ExecutionProfile, clock: float | None) -> Estimator:
+        machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
+        estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
+        compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - _READ_LATE)))
+        twin = self._estimators.setdefault(compiled, estimator)
+        estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
+        estimator.graphs = twin.graphs
+        return estimator
+
+
+@lru_cache(maxsize=64)
+def load_profile_once(name: str) -> ExecutionProfile:
+    return load_profile(name)
+
+
+def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
+    """Steps of plans that share their programs, as columns. [s]"""
+    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
+    program = estimator.program(first.rules, first.attention, first.recompute_operators)
+    grid = make_grid(
+        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
+        [first.order],
+        tier_sizes=machine.tier_sizes,
+        num_key_value_heads=first.job.model.num_key_value_heads,
+    )
+    micro = microbatch_cost(program, machine, grid, np.array([float(plan.micro_batch) for plan in plans]))
+    tp = grid.degree["tp"]
+    m = np.array([float(plan.num_microbatches) for plan in plans])
+    v = np.array([float(plan.virtual_stages) for plan in plans])
+    regions = region_times(micro, profile, first.recompute, tp)
+    stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
+    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=first.layout.pp > 1)
+    terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
+    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.rules.scatters_residual)
+    pipeline = pipeline_step_time(
+        regions, stages, schedule=first.schedule, num_ranks=grid.degree["pp"], num_microbatches=m, virtual_stages=v, hop=hop,
+        profile=profile,
+    )  # fmt: skip
+    p, schedule = grid.degree["pp"], first.schedule
+    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
+    if first.layout.pp > 1:
+        pipeline = pipeline - sends_under_parameters(
+            waits.total,
+            beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
+            schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile,
+        )  # fmt: skip
+    tied = tied_time(program, terms, sizes, machine, grid)
+    optimizer = optimizer_time(terms, stages, sizes, machine)
+    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
+    total = step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine)
+    return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))

@@ -1,0 +1,88 @@
+"""The model of a published training run, from the few sizes that such runs state."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.workload.config import TransformerConfig, printable
+
+#: GPT-2's vocabulary, which Megatron-LM pads to a multiple of 128 times the tensor-parallel degree.
+_GPT2_VOCABULARY = 50257
+_PADDING = 128
+
+_NOT_MODELLED: Mapping[str, str] = {
+    "moe": "mixture-of-experts layers are not modelled yet",
+    "moe-mla": "mixture-of-experts layers and multi-head latent attention are not modelled yet",
+    "encoder": "encoder models are not modelled yet (attention in both directions, another loss)",
+    "encoder-decoder": "encoder-decoder models are not modelled yet",
+    "decoder-xl": "Transformer-XL's segment recurrence and adaptive softmax are not modelled yet",
+    "single-layer": "the row times one layer alone, which is not a training step",
+    "cnn": "convolutional models are not modelled yet",
+}
+
+
+def config_from_case(model: Mapping[str, Any], *, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1) -> TransformerConfig:
+    """The `model` object of a published run as a model; what the run does not state follows its generation.
+
+    A gated MLP means Llama's block (RMSNorm, rotary positions, no bias), any other GPT-2's (LayerNorm, learned positions,
+    biases, tanh GELU). Rows of the position table: `seq_len`. An unknown vocabulary is GPT-2's, padded as Megatron-LM pads it
+    for `tp`. An unknown tie is GPT-2's or Llama's habit. `dropout` applies to the GPT block only.
+    """
+    name = str(model.get("name") or "model")[:80]
+    kind = str(model.get("kind") or "decoder")
+    reason = _NOT_MODELLED.get(kind) or _NOT_MODELLED.get(kind.split(" ")[0])
+    if reason is None and (model.get("num_experts") or 1) != 1:
+        reason = _NOT_MODELLED["moe"]
+    if reason is None and kind != "decoder":
+        reason = "only dense decoder models are modelled"
+    if reason is not None:
+        raise InputError(f"model.kind={kind}: {reason}; {name} cannot be predicted")
+
+    hidden, heads = _size(model, "hidden_size", name), _size(model, "num_attention_heads", name)
+    if hidden % heads:
+        raise bad_field("model.num_attention_heads", heads, f"must divide hidden_size={hidden}", "the run does not state a head_dim")
+    gated = model.get("gated_mlp")
+    if not isinstance(gated, bool):
+        raise bad_field("model.gated_mlp", printable(gated), "must be true or false", f"{name} cannot be predicted without it")
+    assumed = []
+    vocabulary = model.get("vocab_size")
+    if vocabulary is None:
+        step = _PADDING * tp
+        vocabulary = -(-_GPT2_VOCABULARY // step) * step
+        assumed.append("vocab_size")
+    tied = model.get("tie_word_embeddings")
+    if tied is None:
+        tied = not gated
+        assumed.append("tie_word_embeddings")
+    return TransformerConfig(
+        name=name,
+        architecture="llama" if gated else "gpt2",
+        num_hidden_layers=_size(model, "num_hidden_layers", name),
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=heads if model.get("num_key_value_heads") is None else model["num_key_value_heads"],
+        head_dim=hidden // heads,
+        intermediate_size=_size(model, "intermediate_size", name),
+        vocab_size=vocabulary,
+        max_position_embeddings=seq_len,
+        gated_mlp=gated,
+        activation="silu" if gated else "gelu_tanh",
+        norm="rmsnorm" if gated else "layernorm",
+        position="rotary" if gated else "learned",
+        qkv_bias=not gated,
+        attention_output_bias=not gated,
+        mlp_bias=not gated,
+        norm_bias=not gated,
+        tie_word_embeddings=tied,
+        dropout=0.0 if gated else dropout,
+        source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
+    )
+
+
+def _size(model: Mapping[str, Any], field: str, name: str) -> int:
+    value = model.get(field)
+    if value is None:
+        raise InputError(f"model.{field}: the run does not state it; {name} cannot be predicted without it")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise bad_field(f"model.{field}", printable(value), "must be a whole number from 1", "correct it in the case")
+    return value

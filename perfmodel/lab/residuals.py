@@ -1,0 +1,258 @@
+"""strategies/residuals.yaml: how far published runs were from their predictions, from one command.
+
+    python -m perfmodel.lab.residuals CASES.jsonl [--left-out FILE.csv] [--out strategies/residuals.yaml]
+
+`--left-out` is what `python -m perfmodel.lab.left_out` writes: predictions by fits that did not see a run's model. With it the
+residuals of those runs are of unseen models; without it they are in-sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.lab.accuracy import predicted_as, read_left_out
+from perfmodel.lab.case_plan import PlannedCase, plan_of_case
+from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.frameworks import with_settings
+from perfmodel.lab.judgement import NO_TIMES, ValidationRow
+from perfmodel.lab.plan_choice import BROKEN_NVLINK
+from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.residuals import ModelResiduals, Residuals, scale_of
+
+_MOST_QUANTILES = 20
+_FEWEST_OF_A_MODEL = 3
+"""Runs that a model's or a source's median is taken of."""
+
+#: Whose calibration a chip would be predicted with if it had none: of the next generation, or of the one before.
+OTHER_CALIBRATIONS: Mapping[str, str] = {"a100": "h100", "h100": "b200", "h200": "a100", "b200": "h100"}
+
+#: Whose habits a framework would be predicted with if it had none of its own: the nearest that was fitted to other runs.
+RELATIVES: Mapping[str, str] = {
+    "megatron": "nanotron",
+    "megatron-2020": "megatron",
+    "nanotron": "megatron",
+    "deepspeed": "megatron",
+    "composer-fsdp": "torch-fsdp2",
+    "torch-fsdp2": "composer-fsdp",
+    "torchtitan": "composer-fsdp",
+    "llm-c": "megatron",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """log(measured / predicted) of one run. is_primary: every input that matters is known."""
+
+    id: str
+    family: str
+    source: str
+    model: str
+    chip: str
+    scale: str
+    is_primary: bool
+    value: float
+
+
+def residual_of(row: ValidationRow) -> Residual | None:
+    """None where there is no time, or one that means nothing (tests bound by launches, broken NVLink)."""
+    if math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.shape:
+        return None
+    return Residual(
+        id=row.id,
+        family=row.framework if row.is_framework_known else "",
+        source=row.group,
+        model=row.shape,
+        chip=row.labels.chip,
+        scale=scale_of(row.labels.num_chips),
+        is_primary=row.tier == "primary",
+        value=math.log(row.measured_step_time / row.predicted_step_time),
+    )
+
+
+def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
+    """A family's runs are its primary ones; only where it has none, those with an input that had to be assumed."""
+    every = [found for row in rows if (found := residual_of(row)) is not None]
+    has_primary = {each.family for each in every if each.is_primary}
+    kept = [each for each in every if each.family and each.is_primary == (each.family in has_primary)]
+    if not kept:
+        raise InputError("cases: no run has both a predicted and a measured time; give published training runs")
+    return kept
+
+
+def residuals_of(kept: Sequence[Residual], *, source: str, date: str, between_families: float, between_calibrations: float) -> Residuals:
+    """What ships of them."""
+    primary = [each for each in kept if each.is_primary]
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for each in kept:
+        groups.setdefault((each.family, each.model, each.chip, each.scale), []).append(each.value)
+    models = tuple(
+        ModelResiduals(family=family, model=model, chip=chip, scale=scale, num_runs=len(values), quantiles=_quantiles(sorted(values)))
+        for (family, model, chip, scale), values in sorted(groups.items())
+    )
+    return Residuals(
+        source=source,
+        date=date,
+        num_runs=len(kept),
+        between_models=_scatter(primary, lambda each: (each.family, each.model), lambda each: each.family),
+        between_families=between_families,
+        between_chips=_scatter(primary, lambda each: (each.family, each.chip), lambda each: each.family),
+        between_calibrations=between_calibrations,
+        models=models,
+    )
+
+
+def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], object], whole: Callable[[Residual], object]) -> float:
+    """Standard deviation of the parts' medians about the mean of their whole's, over wholes of two parts or more."""
+    parts: dict[object, list[float]] = {}
+    wholes: dict[object, set[object]] = {}
+    for each in residuals:
+        parts.setdefault(part(each), []).append(each.value)
+        wholes.setdefault(whole(each), set()).add(part(each))
+    deviations, freedom = [], 0
+    for names in wholes.values():
+        medians = [median(parts[name]) for name in names if len(parts[name]) >= _FEWEST_OF_A_MODEL]
+        if len(medians) > 1:
+            centre = sum(medians) / len(medians)
+            deviations += [(value - centre) ** 2 for value in medians]
+            freedom += len(medians) - 1
+    return math.sqrt(sum(deviations) / freedom) if freedom else 0.0
+
+
+def by_relatives(cases: Iterable[Case], predictor: CasePredictor) -> dict[str, list[float]]:
+    """Family -> residuals of its primary runs as predicted with another framework's habits: as if the family had never been seen."""
+    found: dict[str, list[float]] = {}
+    for case, planned in _primary(cases):
+        relative = RELATIVES.get(planned.framework.profile)
+        if relative is not None:
+            settings = case.inputs.get("settings")
+            profile = with_settings(load_profile(relative), settings if isinstance(settings, Mapping) else {})
+            time = predictor.predict(replace(planned, profile=profile)).step_time
+            found.setdefault(planned.framework.profile, []).append(math.log(case.measured_time / time))
+    return found
+
+
+def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
+    """Chip -> residuals of its primary runs as predicted with another chip's calibration: as if the chip had never been measured."""
+    predictors = {name: CasePredictor(calibration=name, has_intervals=False) for name in set(OTHER_CALIBRATIONS.values())}
+    found: dict[str, list[float]] = {}
+    for case, planned in _primary(cases):
+        chip = str(case.inputs.get("chip"))
+        other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
+        if other is not None:
+            time = predictors[other].predict(planned).step_time
+            found.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
+    return found
+
+
+def _primary(cases: Iterable[Case]) -> Iterator[tuple[Case, PlannedCase]]:
+    for case in cases:
+        if case.tier != "primary" or case.group in NO_TIMES or math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
+            continue
+        try:
+            yield case, plan_of_case(case.inputs)
+        except InputError:
+            continue
+
+
+def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
+    """Root mean square of the medians: about 0, for what predicts them was fitted to others."""
+    squares = [median(values) ** 2 for values in residuals.values() if len(values) >= _FEWEST_OF_A_MODEL]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
+    """At (i + 1/2) / n, linear between runs."""
+    count = min(len(ordered), _MOST_QUANTILES)
+    return tuple(round(float(value), 4) for value in np.quantile(ordered, (np.arange(count) + 0.5) / count, method="hazen"))
+
+
+def residuals_text(residuals: Residuals) -> str:
+    """As YAML."""
+    lines = [
+        "# log(measured / predicted) of published training runs, by family (execution profile), model, chip and scale.",
+        "# Written by `python -m perfmodel.lab.residuals`; intervals are made from it (perfmodel/parallel/residuals.py).",
+        f"source: {_quoted(residuals.source)}",
+        f"date: {_quoted(residuals.date)}",
+        f"num_runs: {residuals.num_runs}",
+        f"between_models: {residuals.between_models:.4f}",
+        f"between_families: {residuals.between_families:.4f}",
+        f"between_chips: {residuals.between_chips:.4f}",
+        f"between_calibrations: {residuals.between_calibrations:.4f}",
+        "families:",
+    ]
+    families: dict[str, list[ModelResiduals]] = {}
+    for each in residuals.models:
+        families.setdefault(each.family, []).append(each)
+    for family, models in families.items():
+        lines.append(f"  {family}:")
+        for each in models:
+            head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, num_runs: {each.num_runs}"
+            lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in each.quantiles)}]}}")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) -> list[ValidationRow]:
+    """Rows with the predictions of fits that did not see their model, where there are such."""
+    return [predicted_as(row, left_out[row.id]) if row.id in left_out and row.is_predicted else row for row in rows]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.residuals")
+    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
+    parser.add_argument("--out", type=Path, default=Path("strategies/residuals.yaml"), metavar="FILE.yaml")
+    options = parser.parse_args(arguments)
+    try:
+        left_out = {} if options.left_out is None else read_left_out(options.left_out)
+        predictor = CasePredictor(has_intervals=False)
+        cases = list(read_cases(options.cases))
+        rows = with_left_out([predictor.row(case) for case in cases], left_out)
+        relatives, calibrations = by_relatives(cases, predictor), by_other_calibrations(cases)
+        kept = kept_residuals(rows)
+        counts = Counter(each.source for each in kept)
+        names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        unseen = sum(each.id in left_out for each in kept)
+        residuals = residuals_of(
+            kept,
+            source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
+            date=datetime.date.today().isoformat(),
+            between_families=scatter_of_medians(relatives),
+            between_calibrations=scatter_of_medians(calibrations),
+        )
+        write_atomically(options.out, residuals_text(residuals))
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    scatters = {
+        "models": residuals.between_models,
+        "frameworks": residuals.between_families,
+        "chips": residuals.between_chips,
+        "calibrations": residuals.between_calibrations,
+    }
+    print(f"{options.out}: {residuals.num_runs} runs of {len(residuals.models)} models, chips and scales")
+    print("scatter between " + ", ".join(f"{name} {value:.1%}" for name, value in scatters.items()))
+    for found, others in ((relatives, RELATIVES), (calibrations, OTHER_CALIBRATIONS)):
+        for name, values in sorted(found.items()):
+            print(f"  {name} as {others[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""What a published run is counted under: its chip, framework, size and the like. Labels judge predictions, they never enter one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.lab.case_plan import PlannedCase
+from perfmodel.lab.cases import Case
+from perfmodel.report.predictions import degrees_line
+
+UNKNOWN = "?"
+
+#: Classes by size: (upper bound, included; name), smallest first.
+_SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "over 100 B"))
+_CHIPS = ((1, "1 chip"), (8, "2-8 chips"), (64, "9-64 chips"), (512, "65-512 chips"), (math.inf, "over 512 chips"))
+
+#: Fields of a case in which the runs of one group of plans may differ; all its other inputs are the same.
+PLAN_FIELDS = frozenset(
+    {
+        "dp",
+        "tp",
+        "pp",
+        "cp",
+        "ep",
+        "virtual_stages",
+        "micro_batch",
+        "sequence_parallel",
+        "zero_stage",
+        "distributed_optimizer",
+        "recompute",
+        "flash_attention",
+    }
+)
+#: The same inside `settings`: how the framework splits, not which software ran.
+_PLAN_SETTINGS = frozenset({"tp_mode", "sharding"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLabels:
+    """One run's label in each field that errors can be summed by; `?` where the run does not say.
+
+    size      class of the number of parameters      form    its parallel form, such as tp+pp+dp
+    chips     class of the number of chips           parameters, num_chips   the numbers themselves; nan where unknown
+    degrees   the plan's, such as "pp 2, tp 4"
+    """
+
+    source: str
+    chip: str = UNKNOWN
+    framework: str = UNKNOWN
+    model: str = UNKNOWN
+    size: str = UNKNOWN
+    chips: str = UNKNOWN
+    form: str = UNKNOWN
+    tier: str = UNKNOWN
+    precision: str = UNKNOWN
+    profile: str = UNKNOWN
+    degrees: str = UNKNOWN
+    parameters: float = math.nan
+    num_chips: float = math.nan
+
+
+#: What `--by` takes.
+FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile")
+
+
+def check_fields(names: Iterable[str]) -> tuple[str, ...]:
+    """The fields, each once, or what is wrong with them."""
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(FIELDS)}")
+    fields = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+    for name in fields:
+        if name not in FIELDS:
+            raise InputError(f"by={one_line(name)}: not known{suggest(name, list(FIELDS))}; use any of {', '.join(FIELDS)}")
+    if not fields:
+        raise InputError(f"by: names no field; use any of {', '.join(FIELDS)}")
+    return fields
+
+
+def order_of_labels(field: str) -> Sequence[str]:
+    """Labels that have an order of their own, smallest first; others go by name."""
+    return [name for _, name in {"size": _SIZES, "chips": _CHIPS}.get(field, ())]
+
+
+def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
+    """From what the case states; what only a plan tells is unknown where there is none."""
+    inputs = case.inputs
+    model = inputs.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    chips = _number(inputs.get("num_chips")) if planned is None else float(planned.plan.num_chips)
+    parameters = math.nan if planned is None else float(planned.plan.job.model.num_parameters)
+    return RunLabels(
+        source=case.group or UNKNOWN,
+        chip=_text(inputs.get("chip")),
+        framework=_text(inputs.get("framework")),
+        model=_text(name),
+        size=_class_of(parameters, _SIZES),
+        chips=_class_of(chips, _CHIPS),
+        form=UNKNOWN if planned is None else parallel_form(planned),
+        tier=case.tier or UNKNOWN,
+        precision=_text(inputs.get("precision")),
+        profile=UNKNOWN if planned is None else planned.framework.profile,
+        degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
+        parameters=parameters,
+        num_chips=chips,
+    )
+
+
+def parallel_form(planned: PlannedCase) -> str:
+    """The axes that cut the run, such as `tp+pp+dp`; `fsdp` is ZeRO-3, `zero` a lower stage."""
+    layout = planned.plan.layout
+    forms = [axis for axis in ("tp", "cp", "pp") if layout.degree(axis) > 1]
+    if layout.dp_shard * layout.dp_replicate > 1:
+        forms.append({0: "dp", 3: "fsdp"}.get(int(planned.plan.zero), "zero"))
+    return "+".join(forms) or "one chip"
+
+
+def plan_group(case: Case) -> str:
+    """The same text for the runs of a source that differ in their plan only (and in what was measured)."""
+    inputs = {key: value for key, value in case.inputs.items() if key not in PLAN_FIELDS and value is not None}
+    settings = inputs.get("settings")
+    if isinstance(settings, Mapping):
+        inputs["settings"] = {key: value for key, value in settings.items() if key not in _PLAN_SETTINGS}
+    return json.dumps([case.group, inputs], sort_keys=True, default=str)
+
+
+def plan_of(case: Case, planned: PlannedCase) -> str:
+    """The same text for runs of a group that have the same plan."""
+    settings = case.inputs.get("settings")
+    chosen = {key: settings.get(key) for key in _PLAN_SETTINGS} if isinstance(settings, Mapping) else {}
+    return json.dumps([planned.plan.hash(), chosen], sort_keys=True, default=str)
+
+
+def _class_of(value: float, classes: Iterable[tuple[float, str]]) -> str:
+    return next((name for bound, name in classes if value <= bound), UNKNOWN)
+
+
+def _text(value: object) -> str:
+    return one_line(value, 60) or UNKNOWN if isinstance(value, str) else UNKNOWN
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else math.nan

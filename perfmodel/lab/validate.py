@@ -1,0 +1,284 @@
+"""Published runs predicted from their inputs, and how far off the predictions are (DESIGN.md section 7, `perfmodel validate`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.cost.calibrated import is_calibrated
+from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.plan_memory import RankMemory
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.foundation.values import check_path
+from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, default_calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.prior import other_generations, prior_calibration
+from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_chip, measured_chips
+from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
+from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
+
+COLUMNS = (
+    "id",
+    "predicted_step_time",
+    "measured_step_time",
+    "predicted_memory",
+    "measured_memory",
+    "predicted_fits",
+    "reason",
+    "step_time_low",
+    "step_time_high",
+    "source",
+    "chip",
+    "framework",
+    "model",
+    "parameters",
+    "num_chips",
+    "form",
+    "tier",
+    "precision",
+)
+
+#: Matrix multiplies in these run beside attention, activations and everything else in bf16.
+_NARROW = (Dtype.FP8, Dtype.FP4)
+
+
+def validate_cases(
+    path: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    calibration: str | Path | None = None,
+    by: Sequence[str] = (),
+    tier: str = "",
+    skip_broken_nvlink: bool = False,
+    plots: str | Path | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ValidationResult:
+    """Predict every case of a file (or of several, one after the other), one JSON object a line; write the table to `out` if given.
+
+    calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none; "prior": what the other
+                 generations of the chip's maker let expect of it, its own left out
+    by           sums of the errors by these fields too (`run_labels.FIELDS`)
+    tier         only cases of this tier; "": all
+    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans
+    plots        a folder for the figures; it is made where its parent is there
+    progress     called with the number of cases done, after each
+    """
+    fields = check_fields(by) if by else ()
+    if plots is not None:
+        _check_folder(Path(plots))
+    if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
+        load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
+    predictor = CasePredictor(calibration=calibration)
+    rows = []
+    files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
+    for each in files:
+        check_path(each, "cases")
+        for case in read_cases(each):
+            if tier and case.tier != tier:
+                continue
+            rows.append(predictor.row(case))
+            if progress is not None:
+                progress(len(rows))
+    if tier and not rows:
+        raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
+    result = summarise(rows, by=fields, skip_broken_nvlink=skip_broken_nvlink)
+    if plots is not None:
+        from perfmodel.lab.figures import write_figures
+
+        write_figures(result, Path(plots))
+    if out is not None:
+        write_atomically(out, table_of(result.rows))
+    return result
+
+
+def _check_folder(folder: Path) -> None:
+    if not os.path.isdir(folder):  # pathlib raises what the system says of a name too long, or of a folder that may not be entered
+        if os.path.exists(folder):
+            raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
+        check_can_be_written(folder, "plots")
+
+
+def table_of(rows: Sequence[ValidationRow]) -> str:
+    """The rows as CSV, one for every case: seconds, bytes, an empty cell where there is nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        fits = "" if row.predicted_fits is None else str(row.predicted_fits).lower()
+        numbers = (row.predicted_step_time, row.measured_step_time, row.predicted_memory, row.measured_memory)
+        labels = row.labels
+        writer.writerow(
+            (
+                row.id,
+                *map(_cell, numbers),
+                fits,
+                row.reason,
+                _cell(row.step_time_low),
+                _cell(row.step_time_high),
+                *map(_word, (labels.source, labels.chip, labels.framework, labels.model)),
+                _cell(labels.parameters),
+                _cell(labels.num_chips),
+                *map(_word, (labels.form, labels.tier, labels.precision)),
+            )
+        )
+    return text.getvalue()
+
+
+def _cell(number: float) -> str:
+    return "" if math.isnan(number) else f"{number:.9g}"
+
+
+def _word(label: str) -> str:
+    return "" if label == UNKNOWN else label
+
+
+@dataclass(slots=True, kw_only=True)
+class CasePredictor:
+    """Predicts cases one after the other; what they share (clusters, machines, compiled programs) is made once."""
+
+    calibration: str | Path | None = None
+    has_intervals: bool = True
+    estimators: dict[Any, Estimator] = field(default_factory=dict)
+
+    def row(self, case: Case) -> ValidationRow:
+        row = ValidationRow(
+            id=case.id,
+            group=case.group,
+            tier=case.tier,
+            kind=_kind(case),
+            labels=labels_of(case, None),
+            measured_step_time=case.measured_time,
+            measured_memory=case.measured_memory,
+            ran=case.ran,
+            reason=case.reason,
+            noted_all_reduce=case.noted_all_reduce,
+        )
+        if case.reason:
+            return row
+        try:
+            planned = plan_of_case(case.inputs)
+            prediction = self.predict(planned)
+            memory = self.measured_memory(planned)
+        except InputError as error:
+            return replace(row, reason=one_line(error, 400))
+        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
+            # a case that breaks the predictor is a fault of ours: it is reported, and the other cases still count
+            return replace(row, reason=f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case")
+        time = prediction.step_time
+        if not (math.isfinite(time) and math.isfinite(memory)):
+            return replace(row, reason="the prediction is not a finite number; please report this case")
+        shape = shape_of(planned.plan.job.model)
+        low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
+        return replace(
+            row,
+            labels=labels_of(case, planned),
+            framework=planned.framework.profile,
+            memory_kind=planned.framework.memory_kind,
+            memory_rank=planned.framework.memory_rank,
+            predicted_step_time=time,
+            step_time_low=time * low,
+            step_time_high=time * high,
+            shape=shape,
+            is_framework_known=not planned.framework.borrows,
+            predicted_memory=memory,
+            predicted_fits=prediction.fits,
+            assumed=planned.assumed,
+            choice_group=plan_group(case),
+            choice_plan=plan_of(case, planned),
+        )
+
+    def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
+        """Factors of the prediction, from runs of other models only: what they would be if nobody had run this one."""
+        framework, chip = planned.framework, planned.hardware.chip
+        found = interval(
+            load_residuals(),
+            family=framework.profile,
+            chip=chip,
+            scale=scale_of(planned.plan.num_chips),
+            borrows=framework.borrows,
+            is_calibrated=is_calibrated(self.estimator(planned).machine),
+            is_usual=self.calibration is None,
+            unseen=shape,
+        )
+        return found.low, found.high
+
+    def measured_memory(self, planned: PlannedCase) -> float:
+        """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
+        ranks = rank_memories(self.estimator(planned), planned.plan)
+        match planned.framework.memory_rank:
+            case "first":
+                figures: tuple[RankMemory, ...] = ranks[:1]
+            case "last":
+                figures = ranks[-1:]
+            case _:
+                figures = ranks
+        is_reserved = planned.framework.memory_kind == "reserved"
+        return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
+
+    def predict(self, planned: PlannedCase) -> Prediction:
+        return self.estimator(planned).predict(planned.plan)
+
+    def estimator(self, planned: PlannedCase) -> Estimator:
+        """The estimator of the case's job, whatever its batch, on its cluster; compiled programs are shared across clusters."""
+        job = planned.plan.job
+        software = (job.model, job.seq_len, job.precision, job.optimizer, planned.profile)
+        key = (*software, planned.hardware, planned.matmul_dtype)
+        if key not in self.estimators:
+            cluster = _cluster(planned.hardware)
+            machine = _machine(planned.hardware, self.calibration, planned.matmul_dtype)
+            estimator = make_estimator(job, cluster, machine, planned.profile)
+            if software in self.estimators:
+                twin = self.estimators[software]
+                estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
+                estimator.graphs = twin.graphs
+            else:
+                self.estimators[software] = estimator
+            self.estimators[key] = estimator
+        return self.estimators[key]
+
+
+def _kind(case: Case) -> str:
+    if "input_len" in case.inputs or "output_len" in case.inputs:
+        return "inference"
+    return "out of memory" if case.ran is False else "training"
+
+
+@lru_cache(maxsize=4096)
+def _cluster(hardware: HardwareOfCase) -> Cluster:
+    return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
+
+
+@lru_cache(maxsize=4096)
+def _machine(hardware: HardwareOfCase, calibration: str | Path | None, dtype: Dtype) -> Machine:
+    cluster = _cluster(hardware)
+    overlay = _calibration(cluster.chip.name, calibration)
+    machine = resolve_machine(cluster, overlay, dtype=dtype)
+    if dtype in _NARROW:
+        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
+    return machine
+
+
+@lru_cache(maxsize=256)
+def _calibration(chip: str, calibration: str | Path | None) -> Calibration:
+    if calibration is None:
+        return default_calibration(chip, calibrations_for(chip))
+    if str(calibration) == SPEC_SHEET_NAME:
+        return SPEC_SHEET
+    if str(calibration) == PRIOR_NAME:
+        found = load_chip(chip)
+        return prior_calibration(found, other_generations(found, measured_chips())) or SPEC_SHEET
+    return load_calibration(calibration)

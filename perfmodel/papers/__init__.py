@@ -1,0 +1,1 @@
+"""What single papers did, on public parts only."""

@@ -1,0 +1,1 @@
+"""Layouts, redistributions and what follows from them; rule sets; ZeRO."""

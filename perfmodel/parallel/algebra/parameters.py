@@ -1,0 +1,156 @@
+"""What happens to a parameter in a step: gathers, gradient reductions, publishing (ZeRO, FSDP and HSDP, and nothing else).
+
+A parameter has three layouts, as stored Lp, as accumulated gradient La, as optimizer state Lo, and two lifetimes: how long
+it stays gathered and how long its gradient accumulates before it is reduced. Adding partial sums to partial sums is free, so
+"when to reduce" is a layout too (R14 of the sharding algebra). On the axes that ZeRO may cut (R replicated, S cut by rows of
+the stored matrix, P partial):
+
+    ZeRO-0, once a step          Lp R, La P, Lo R       ZeRO-2, full copies      Lp R, La S, Lo S
+    ZeRO-0, each microbatch      Lp R, La R, Lo R       ZeRO-2, stores shards    Lp S, freed after backward, La S, Lo S
+    ZeRO-1                       Lp R, La P, Lo S       ZeRO-3 (FSDP)            Lp S, freed after forward too, La S, Lo S
+
+where La is P instead of S if gradients are reduced on the last microbatch only. On the other axes of the gradient (HSDP's
+replicate axis, tp for a norm weight under sequence parallelism) a shard is all-reduced once a step, after the scattering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.derive import ParameterLayout
+from perfmodel.parallel.profile import ExecutionProfile
+
+#: Axes over which gradients may be partial without being data.
+TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
+#: Axes that parameters may be stored over: cp is a data axis for weights.
+ZERO_AXES = frozenset(("dp_shard", "cp"))
+
+Num = float | NDArray[np.floating] | NDArray[np.integer]
+What = Literal["gather_forward", "gather_backward", "sum", "reduce", "finish", "publish", "tied"]
+Times = Literal["microbatch", "step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterEvent:
+    """One collective on a parameter or its gradient.
+
+    what    gather_forward, gather_backward   stored -> operator layout
+            sum                               whole gradient over tp, each tensor by itself, before anything else
+            reduce                            gradient of one microbatch -> accumulator
+            finish                            accumulator -> optimizer layout
+            publish                           optimizer layout -> stored, after the update
+            tied                              sum over the pipeline stages that hold a copy (axis pp, a group of two stages)
+    times   how often: each microbatch or once a step
+    dtype   in which it travels: the parameter's, or that of gradient reduction
+    """
+
+    kind: CollectiveKind
+    axes: frozenset[str]
+    what: What
+    times: Times
+    dtype: Literal["parameter", "gradient"]
+
+
+def zero_axes(parameter: ParameterLayout) -> frozenset[str]:
+    """The axes over which ZeRO cuts this parameter: those of `ZERO_AXES` on which its gradient is partial."""
+    return parameter.gradient_axes & ZERO_AXES
+
+
+def parameter_events(
+    parameter: ParameterLayout,
+    *,
+    zero: int,
+    stores_shards_zero2: bool,
+    reduces_each_microbatch: bool,
+    keeps_gathered: bool,
+    is_wanted_at_once: bool = False,
+    reduces_tp_first: bool = False,
+    tied_across_stages: bool = False,
+) -> tuple[ParameterEvent, ...]:
+    """The events of one parameter under ZeRO stage `zero`, in the order of a step.
+
+    stores_shards_zero2      ZeRO-2 stores shards and gathers them for forward, instead of full copies published once a step
+    reduces_each_microbatch  gradients go to their accumulator after each microbatch, instead of once a step
+    keeps_gathered           gathered once a step, for all microbatches (pipelines)
+    is_wanted_at_once        its unit holds the head, whose backward follows its forward: not freed in between
+    reduces_tp_first         where it stores shards, what is partial over tp is summed over it before it is scattered
+    tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
+    """
+    if zero not in (0, 1, 2, 3):
+        raise InputError(f"zero={zero}: must be a ZeRO stage; use 0, 1, 2 or 3")
+    cut = zero_axes(parameter) if zero else frozenset[str]()
+    stores_shards = zero == 3 or (zero == 2 and stores_shards_zero2)
+    first = parameter.gradient_axes & TENSOR_AXES if reduces_tp_first and stores_shards else frozenset[str]()
+    rest = parameter.gradient_axes - cut - first
+    each: Times = "microbatch" if reduces_each_microbatch else "step"
+    events: list[ParameterEvent] = []
+
+    def event(kind: CollectiveKind, axes: frozenset[str], what: What, times: Times) -> None:
+        if axes:
+            # a gradient that has not been accumulated is still in the dtype in which it was computed, the weight's
+            as_computed = kind is CollectiveKind.ALL_GATHER or (what == "sum" and times == "microbatch")
+            dtype: Literal["parameter", "gradient"] = "parameter" if as_computed else "gradient"
+            events.append(ParameterEvent(kind=kind, axes=axes, what=what, times=times, dtype=dtype))
+
+    if stores_shards:
+        event(CollectiveKind.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
+    if zero == 3 and not keeps_gathered and not is_wanted_at_once:
+        event(CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch")
+    event(CollectiveKind.ALL_REDUCE, first, "sum", each)
+    if zero >= 2:
+        event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)
+    elif zero == 1:
+        event(CollectiveKind.REDUCE_SCATTER, cut, "finish", "step")
+    if zero == 0:
+        event(CollectiveKind.ALL_REDUCE, rest, "reduce" if reduces_each_microbatch else "finish", each)
+    else:
+        event(CollectiveKind.ALL_REDUCE, rest, "finish", "step")
+    if tied_across_stages and len(parameter.regions) > 1:
+        event(CollectiveKind.ALL_REDUCE, frozenset(("pp",)), "tied", "step")
+    if zero and not stores_shards:
+        event(CollectiveKind.ALL_GATHER, cut, "publish", "step")
+    return tuple(events)
+
+
+def profile_events(
+    parameter: ParameterLayout, profile: ExecutionProfile, *, zero: int, pipelined: bool, joins_ends: bool
+) -> tuple[ParameterEvent, ...]:
+    """`parameter_events` as the framework of `profile` has them. `joins_ends`: `is_one_end_unit` of all the parameters."""
+    keeps = pipelined and profile.pipeline_keeps_parameters
+    is_end = "layer" not in parameter.regions
+    return parameter_events(
+        parameter,
+        zero=zero,
+        stores_shards_zero2=profile.zero2_stores_shards,
+        # stages 0 and 1 accumulate locally; a pipeline that keeps parameters gathered reduces once as well
+        reduces_each_microbatch=(profile.reduces_each_microbatch and zero >= 2 and not keeps)
+        or (profile.pipeline_reduces_each_microbatch and zero == 0 and pipelined),
+        keeps_gathered=keeps,
+        reduces_tp_first=profile.reduces_tp_gradients_first,
+        is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
+    )
+
+
+def with_gathered_bias_gradients(parameters: Iterable[ParameterLayout]) -> tuple[ParameterLayout, ...]:
+    """The same parameters where a bias that is added to a sum takes the gathered gradient: it is partial over no axis of that sum."""
+    return tuple(replace(parameter, gradient_axes=parameter.gradient_axes - parameter.sum_axes) for parameter in parameters)
+
+
+def is_one_end_unit(parameters: Iterable[ParameterLayout], *, zero: int, pipelined: bool) -> bool:
+    """Whether embedding and head travel as one unit: where ZeRO cuts weights, a matrix that both use on one stage belongs to one unit."""
+    return zero >= 2 and not pipelined and any(len(parameter.regions) > 1 for parameter in parameters)
+
+
+def stored_rows(rows: Num, zero_size: Num) -> Any:
+    """Rows of the stored matrix that one chip holds, of `rows` that tensor parallelism leaves it. [-]
+
+    ceil(rows / n): each matrix is padded by itself to a multiple of n rows, and that is what is gathered and scattered.
+    """
+    return np.ceil(rows / zero_size)

@@ -1,0 +1,225 @@
+"""Rule sets: a strategy written once, as a map from the logical names of dims to mesh axes (docs/rules.md, strategies/rules/*.yaml)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.values import check_path
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, Sharding, check_sharding
+from perfmodel.workload.operator import Graph, Operator
+
+#: Logical names of dims that rule sets may speak of (R16). Experts and convolutions bring theirs with their operators.
+LOGICAL_NAMES = (
+    "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
+    "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
+)  # fmt: skip
+#: Names that rule sets of old plan files and the sequence-parallel switch stand for.
+MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
+_TENSOR_AXES = frozenset(AXIS_PARTS["tp"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSet:
+    """rules: logical name of a dim -> fine axes that cut it, outermost first. A name that is not there is not cut."""
+
+    name: str
+    rules: Mapping[str, tuple[str, ...]]
+    source: str = field(compare=False)
+
+    def __hash__(self) -> int:
+        return hash((self.name, frozenset(self.rules.items())))
+
+    def sharding(self, operator: Operator) -> Sharding:
+        """dims of this operator -> fine axes."""
+        sharding = {dim.name: self.rules[dim.logical] for dim in operator.dims if self.rules.get(dim.logical)}
+        check_sharding(operator, sharding)
+        return sharding
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The fine axes that it speaks of."""
+        return frozenset(axis for axes in self.rules.values() for axis in axes)
+
+    @property
+    def scatters_residual(self) -> bool:
+        """Whether the residual stream, and with it what a pipeline sends, is cut over tp: sequence parallelism."""
+        return any(axis in _TENSOR_AXES for name in ("s_res", "hidden") for axis in self.rules.get(name, ()))
+
+    def among(self, axes: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+        """What is left of it where only these fine axes have more than one rank: rule sets that leave the same are one plan."""
+        kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in self.rules.items()}
+        return {name: cut for name, cut in kept.items() if cut}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of its file; the parts of an axis that stand side by side are written as that axis."""
+        return {"name": self.name, "source": self.source, "rules": {name: _whole_axes(axes) for name, axes in self.rules.items()}}
+
+
+def _whole_axes(axes: tuple[str, ...]) -> list[str]:
+    parts = AXIS_PARTS["tp"]
+    for i in range(len(axes) - 1):
+        if axes[i : i + 2] == parts:
+            return [*axes[:i], "tp", *_whole_axes(axes[i + 2 :])]
+    return list(axes)
+
+
+def rule_set_from_dict(
+    data: Any, *, where: str = "rule set", known_names: tuple[str, ...] = LOGICAL_NAMES, default_name: str = ""
+) -> RuleSet:
+    """The rule set of a file's contents. Raises InputError with everything that is wrong with it."""
+    from perfmodel.foundation.files import listed
+
+    if not isinstance(data, Mapping) or not isinstance(data.get("rules"), Mapping):
+        raise InputError(f"{where}: must be a mapping with name, source and rules; see strategies/rules for examples")
+    faults = [f"unknown field {shown(key)}; use name, source and rules" for key in data if key not in ("name", "source", "rules")]
+    for key in ("name", "source"):
+        if not isinstance(data.get(key, ""), str):
+            faults.append(f"{key}={shown(data[key])}: must be a text; write one")
+    name = data.get("name", default_name)
+    if isinstance(name, str) and name and not _NAME.fullmatch(name):
+        faults.append(f"name={shown(name)}: must be letters, digits and . _ + - alone, 40 at most; give it a short name")
+    rules: dict[str, tuple[str, ...]] = {}
+    for dim, axes in data["rules"].items():
+        if dim not in known_names:
+            faults.append(f"unknown dim {shown(dim)}{_near(dim, known_names)}; use one of {', '.join(known_names)}")
+        elif not isinstance(axes, list):
+            faults.append(f"{dim}={shown(axes)}: must be a list of axes, outermost cut first; write [tp]")
+        else:
+            rules[dim] = _fine_axes(dim, axes, faults)
+    if faults:
+        raise InputError(f"{where}: {listed(faults)}")
+    return RuleSet(name=name, rules=rules, source=data.get("source", ""))
+
+
+def _near(value: object, known: Collection[str]) -> str:
+    """`suggest`, unless all that it could do is to list the names, which follow anyhow."""
+    found = suggest(one_line(value), known)
+    return found.rstrip("?") + "?" if "did you mean" in found else ""
+
+
+def _fine_axes(dim: str, axes: list[Any], faults: list[str]) -> tuple[str, ...]:
+    fine: list[str] = []
+    for axis in axes:
+        if not isinstance(axis, str) or axis not in AXIS_PARTS:
+            faults.append(f"{dim}: axis {shown(axis)} is not known{_near(axis, AXIS_PARTS)}; use one of {', '.join(AXIS_PARTS)}")
+        else:
+            fine.extend(AXIS_PARTS[axis])
+    if len(set(fine)) != len(fine):
+        faults.append(f"{dim}={shown(axes)}: an axis may occur once; remove the repetition")
+    return tuple(fine)
+
+
+def list_rule_sets() -> list[str]:
+    """Names of the shipped rule sets."""
+    return list(_names())
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (resource_dir("strategies") / "rules").glob("*.yaml")))
+
+
+@lru_cache(maxsize=64)
+def _shipped(name: str) -> RuleSet:
+    from perfmodel.foundation.files import read_yaml
+
+    path = resource_dir("strategies") / "rules" / f"{name}.yaml"
+    return rule_set_from_dict(read_yaml(path), where=str(path))
+
+
+def load_rule_set(name: str | Path) -> RuleSet:
+    """A shipped rule set by its name, or one's own from its file, which is tried on models of every form (`rule_faults.py`)."""
+    from perfmodel.foundation.files import read_yaml
+
+    check_path(name, "rules")
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        known = list_rule_sets()
+        if str(name) not in known:
+            near = _near(name, known)
+            raise InputError(f"rules={one_line(name, 200)}: not known{near}; use one of {', '.join(known)}, or the path of a file (.yaml)")
+        return _shipped(str(name))
+    if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
+        raise InputError(f"rules={one_line(name, 200)}: no such file; give the path of a rule set, or one of {', '.join(list_rule_sets())}")
+    found = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
+    if found.name in list_rule_sets() and found.rules != _shipped(found.name).rules:
+        raise InputError(f"{path}: name={found.name}: is that of a shipped rule set with other rules; give yours a name of its own")
+    return check_rule_set(found, where=str(path))
+
+
+def check_rule_set(rules: RuleSet, *, where: str) -> RuleSet:
+    """The rule set, if models of every form can follow it; else InputError with everything that stands against it."""
+    from perfmodel.foundation.files import listed
+    from perfmodel.parallel.rule_faults import faults_of
+
+    faults = faults_of(rules)
+    if faults:
+        raise InputError(f"{where}: {listed(faults)}")
+    return rules
+
+
+def rule_set_of(value: object) -> RuleSet:
+    """A rule set, or the one with that name or in that file."""
+    if isinstance(value, RuleSet):
+        return value
+    if not isinstance(value, (str, Path)):
+        raise bad_field("rules", shown(value), "must be a name, a path or a RuleSet", f"use one of {', '.join(list_rule_sets())}")
+    return load_rule_set(value)
+
+
+def is_shipped(rules: RuleSet) -> bool:
+    """Whether its name alone says all of it."""
+    return rules.name in _names() and _shipped(rules.name).rules == rules.rules
+
+
+@lru_cache(maxsize=1)
+def default_rule_sets() -> tuple[RuleSet, RuleSet]:
+    """Tensor parallelism without and with sequence parallelism: what a plan has, and a search tries, where nobody said otherwise."""
+    return _shipped(MEGATRON), _shipped(MEGATRON_SP)
+
+
+def default_rules(*, sequence_parallel: bool) -> RuleSet:
+    return default_rule_sets()[int(sequence_parallel)]
+
+
+def told_rules(rules: RuleSet) -> str:
+    """Its name, where people must be told of it; empty for the two that sequence parallelism tells apart."""
+    return "" if rules in default_rule_sets() else rules.name
+
+
+def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
+    """Refuse a switch that says other than the rules."""
+    if rules.scatters_residual == sequence_parallel:
+        return
+    does = "cuts" if rules.scatters_residual else "does not cut"
+    pair = default_rules(sequence_parallel=sequence_parallel).name
+    raise bad_field(
+        "sequence_parallel",
+        str(sequence_parallel).lower(),
+        f"the rule set {rules.name} {does} the residual stream (s_res) by tp",
+        f"leave out one of the two, or use rules={pair}",
+    )
+
+
+def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str]:
+    """The fine axes that have more than one rank, those of the batch aside: all rule sets cut it alike."""
+    from math import gcd
+
+    tp_kv = gcd(tp, num_key_value_heads)
+    sizes = {"cp": cp, "tp_kv": tp_kv, "tp_q": tp // tp_kv}
+    return frozenset(axis for axis in FINE_AXES if sizes.get(axis, 1) > 1)
+
+
+def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
+    """A sharding for every operator of the graph, by its name."""
+    return {operator.name: rules.sharding(operator) for operator in graph.operators}

@@ -1,0 +1,1 @@
+"""Plans in which every operator has a sharding of its own."""

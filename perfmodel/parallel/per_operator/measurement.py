@@ -1,0 +1,117 @@
+"""What a run of a network plan found: whether it computes what one process does and issues what the plan says, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic
+
+NETWORK_MEASUREMENT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCheck:
+    """A plan whose run equals one process. Errors are relative to the largest entry of what is compared.
+
+    loss             mean loss of the first step
+    loss_error       largest of all steps
+    gradient_error   largest of a parameter's gradient, in the first step
+    output_error     largest of an operator's output; nan where outputs were not compared
+    traffic          collectives that were issued in one step, as many as `repeats` says
+    """
+
+    plan: NetworkPlan
+    loss: float
+    loss_error: float
+    gradient_error: float
+    output_error: float
+    traffic: tuple[NetworkTraffic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkMeasurement:
+    """One plan, run and timed. Times in seconds, memory in bytes.
+
+    step_times        each timed step, the slowest rank
+    step_time         their median
+    step_time_spread  their interquartile range
+    loss              mean loss of the first step, before any update
+    gradient_error    largest relative error of a gradient against one process; nan where the check was switched off
+    traffic           collectives of one step
+    parts             from a step of its own: the time that collectives over each group of axes block a rank, `communication.<axes>`
+    memory_by_rank    peak of live tensors on every rank
+    chip, software    what it ran on, and versions by name
+    busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
+    """
+
+    plan: NetworkPlan
+    step_time: float
+    step_time_spread: float
+    step_times: tuple[float, ...]
+    warmup: int
+    loss: float
+    gradient_error: float
+    traffic: tuple[NetworkTraffic, ...]
+    device: str
+    chip: str
+    parts: Mapping[str, float] = field(default_factory=dict)
+    memory_by_rank: tuple[float, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
+    busy_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.step_times:
+            raise InputError("step_times=(): must have at least one step; measure again")
+        if self.memory_by_rank and len(self.memory_by_rank) != self.plan.num_chips:
+            entries = len(self.memory_by_rank)
+            raise InputError(f"memory_by_rank: has {entries} entries for {self.plan.num_chips} ranks; measure again")
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+        object.__setattr__(self, "software", MappingProxyType(dict(self.software)))
+
+    @property
+    def num_ranks(self) -> int:
+        return self.plan.num_chips
+
+    @property
+    def step_time_min(self) -> float:
+        return min(self.step_times)
+
+    @property
+    def peak_memory(self) -> float:
+        return max(self.memory_by_rank, default=float("nan"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; nan becomes null."""
+        data: dict[str, Any] = {"schema_version": NETWORK_MEASUREMENT_VERSION}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, NetworkPlan):
+                value = network_plan_to_dict(value)
+            elif each.name == "traffic":
+                value = [
+                    {
+                        "kind": str(row.kind),
+                        "axes": sorted(row.axes),
+                        "num_elements": row.num_elements,
+                        "phase": str(row.phase),
+                        "tensor": row.tensor,
+                        "operator": row.operator,
+                        "what": row.what,
+                        "count": row.repeats,
+                    }
+                    for row in value
+                ]
+            elif isinstance(value, Mapping):
+                value = dict(value)
+            elif isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, float) and value != value:
+                value = None
+            data[each.name] = value
+        return data

@@ -1,0 +1,252 @@
+"""What a run measured: a frozen record, appended to a file of JSON lines and never edited."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.samples import Sample
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+
+MEASUREMENT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCount:
+    """What one rank issued in a step, of one kind on one axis (or product of axes, joined by `+`).
+
+    num_bytes counts full buffers, as the algebra does: the gathered tensor of an all-gather, the whole input of a
+    reduce-scatter, the local buffer of an all-to-all, the message of a send or a receive.
+    """
+
+    kind: str
+    axis: str
+    count: int
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One plan, run. Times in seconds, memory in bytes.
+
+    plan_hash         identifies the plan
+    chip              what it ran on, as the system names it
+    software          versions by name: python, torch, backend, ...
+    device            cpu or cuda
+    warmup, steps     steps run before, and timed
+    step_times        each timed step, the slowest rank
+    step_time         their median
+    step_time_spread  their interquartile range
+    parts             phases of the slowest rank (medians): forward, backward, optimizer, ... ; and, from an instrumented
+                      step of its own, communication by axis as `communication.<axis>`
+    peak_memory       of the fullest rank
+    memory_by_rank    peak of every rank
+    collectives       what was issued in one step, on the rank that issued most of each kind on each axis
+    loss              mean loss of the first step, before any update
+    gradient_error    largest relative error of a gradient against one process; nan where the check was switched off
+    busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
+    """
+
+    plan: Plan
+    plan_hash: str
+    chip: str
+    software: Mapping[str, str]
+    num_ranks: int
+    device: str
+    warmup: int
+    steps: int
+    step_times: tuple[float, ...]
+    step_time: float
+    step_time_spread: float
+    parts: Mapping[str, float]
+    peak_memory: float
+    memory_by_rank: tuple[float, ...]
+    collectives: tuple[CollectiveCount, ...]
+    loss: float
+    gradient_error: float
+    busy_fraction: float = 0.0
+    schema_version: int = MEASUREMENT_VERSION
+
+    def __post_init__(self) -> None:
+        if len(self.step_times) != self.steps or self.steps < 1:
+            raise InputError(f"steps={self.steps}: must equal the {len(self.step_times)} step_times; measure again")
+        if len(self.memory_by_rank) != self.num_ranks:
+            entries = len(self.memory_by_rank)
+            raise InputError(f"num_ranks={self.num_ranks}: must equal the {entries} entries of memory_by_rank; measure again")
+        if self.plan_hash != self.plan.hash():
+            raise InputError(f"plan_hash={self.plan_hash}: is not that of the plan ({self.plan.hash()}); a measurement is never edited")
+        object.__setattr__(self, "software", MappingProxyType(dict(self.software)))
+        object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
+
+    @property
+    def step_time_min(self) -> float:
+        return min(self.step_times)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; nan becomes null."""
+        from perfmodel.parallel.plan import plan_to_dict
+
+        data: dict[str, Any] = {"schema_version": self.schema_version}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "plan":
+                value = plan_to_dict(value)
+            elif field.name == "collectives":
+                value = [{f.name: getattr(record, f.name) for f in fields(record)} for record in value]
+            elif isinstance(value, Mapping):
+                value = dict(value)
+            elif isinstance(value, tuple):
+                value = list(value)
+            elif isinstance(value, float) and value != value:
+                value = None
+            data[field.name] = value
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A plan predicted and measured. Errors are shares: predicted / measured - 1."""
+
+    prediction: Prediction
+    measurement: Measurement
+
+    @property
+    def time_error(self) -> float:
+        return self.prediction.step_time / self.measurement.step_time - 1.0
+
+    @property
+    def memory_error(self) -> float:
+        return self.prediction.memory["total"] / self.measurement.peak_memory - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineMeasurement:
+    """What microbenchmarks saw of one machine: everything that a calibration of it is fitted to.
+
+    samples    kernels, collectives and contention
+    programs   tiny training programs and the processor time of a step in the busiest rank's main thread [s], for the overhead of the
+               host; none where it is hidden
+    profile    name of the execution profile that the programs run under
+    busy_fraction   share of the machine's processors that other processes took meanwhile
+    """
+
+    cluster: Cluster
+    software: str
+    notes: str
+    profile: str
+    samples: tuple[Sample, ...]
+    programs: tuple[tuple[Plan, float], ...]
+    busy_fraction: float = 0.0
+
+
+_KINDS: dict[str, type] = {
+    "plan_hash": str,
+    "chip": str,
+    "software": dict,
+    "num_ranks": int,
+    "device": str,
+    "warmup": int,
+    "steps": int,
+    "step_times": list,
+    "parts": dict,
+    "memory_by_rank": list,
+    "collectives": list,
+}
+
+
+#: Fields that files written before them do not have.
+_LATER = {"busy_fraction"}
+
+
+def measurement_from_dict(data: Any, *, where: str = "measurement") -> Measurement:
+    """The measurement of a file's contents. Raises InputError naming the field."""
+    from perfmodel.parallel.plan_file import plan_from_dict
+
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: must be a mapping of fields, not {type(data).__name__}; give a file that `perfmodel run` wrote")
+    version = data.get("schema_version")
+    if version != MEASUREMENT_VERSION:
+        raise InputError(f"{where}: schema_version={version!r}: this perfmodel reads version {MEASUREMENT_VERSION}; run the plan again")
+    known = {field.name for field in fields(Measurement)}
+    for key in data:
+        if key not in known:
+            raise InputError(f"{where}: unknown field {key!r}{suggest(key, known)}")
+    for key in known - _LATER:
+        if key not in data:
+            raise InputError(f"{where}: {key} is missing; run the plan again")
+    for key, kind in _KINDS.items():
+        if not isinstance(data[key], kind) or isinstance(data[key], bool):
+            raise InputError(f"{where}: {key} has the wrong form; run the plan again")
+    values = {"busy_fraction": 0.0, **data}
+    values["plan"] = plan_from_dict(data["plan"], where=f"{where}: plan")
+    try:
+        values["collectives"] = tuple(CollectiveCount(**record) for record in data["collectives"])
+        for key in ("step_times", "memory_by_rank"):
+            values[key] = tuple(float(value) for value in data[key])
+        for key in ("software", "parts"):
+            values[key] = dict(data[key])
+        for key in ("step_time", "step_time_spread", "peak_memory", "loss", "gradient_error", "busy_fraction"):
+            values[key] = float("nan") if values[key] is None else float(values[key])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{where}: a field has the wrong form ({error}); run the plan again") from None
+    return Measurement(**values)
+
+
+def append_measurement(measurement: Measurement, path: str | Path) -> None:
+    """Add one line to the file, whole or not at all; of writers that come at the same time, one after the other."""
+    path = Path(path)
+    with _one_writer(path):
+        try:
+            before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); choose another path") from None
+        if before and not before.endswith("\n"):
+            before += "\n"
+        write_atomically(path, before + json.dumps(measurement.to_dict(), allow_nan=False) + "\n")
+
+
+@contextmanager
+def _one_writer(path: Path) -> Iterator[None]:
+    """Waits for the others. The folder is locked, as the file is replaced; a file system without locks is used without."""
+    import fcntl
+
+    try:
+        folder = os.open(os.path.dirname(os.path.realpath(path)), os.O_RDONLY)
+    except OSError:  # the writing says what is wrong
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def read_measurements(path: str | Path) -> tuple[Measurement, ...]:
+    """Every measurement in a file, oldest first."""
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); give a file that `perfmodel run` wrote") from None
+    measurements = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                data = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: is not JSON ({error}); give a file that `perfmodel run` wrote") from None
+            measurements.append(measurement_from_dict(data, where=where))
+    return tuple(measurements)

@@ -1,0 +1,1 @@
+"""The best sharding of every operator."""

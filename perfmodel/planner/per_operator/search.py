@@ -1,0 +1,302 @@
+"""The best sharding of every operator of any network on a cluster: space, tables and search kernel in one line.
+
+What shows of parameter collectives is a maximum over the whole step (they hide under compute while there is any), which no sum over
+operators is. It is at least every mixture of its two sides (`cost/per_operator/overlap.py`), so the best plan of a mixture bounds the step
+of all plans; the mixture is moved to where the bound is largest, and every plan found on the way is predicted whole. The best wins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
+from perfmodel.cost.per_operator.predict import NetworkPrediction, predict_network
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.units import format_bytes
+from perfmodel.parallel.per_operator.plan import MeshAxis, mesh_axes
+from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, unfolded
+from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
+from perfmodel.planner.per_operator.tables import NetworkTables, network_tables, table_entries
+from perfmodel.search import Budget, OutOfBudget, eliminate, eliminate_within
+from perfmodel.workload.network import FusedAttention, Network, NetworkOperator, Product
+
+Array = NDArray[np.float64]
+
+#: Which configurations an operator may have: a mask of its rows; all where it is empty.
+Filter = Callable[[NetworkOperator, Configurations], NDArray[np.bool_]]
+
+#: Mixtures that are searched at most; a bound within this share of the best plan ends it.
+_MOST_MIXTURES, _CLOSE = 5, 1e-3
+#: Networks of more operators than this have equal layers that choose alike, unless a caller says otherwise.
+FOLD_BEYOND = 400
+#: Tables of a search take no more than this. [byte]
+_MOST_TABLES = 8e8
+#: A plan under a memory limit may be off by this share of its time.
+_GAP = 1e-4
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSearch:
+    """What a search found.
+
+    lower_bound          of the step time of any plan of the space that fits, by its additive part; of a folded search, of any plan whose
+                         layers choose alike  [s]
+    is_proved            each search ended with a proof; gap: the largest share by which one may be off
+    cut_off              what ended one before it was that close: `work limit`, `memory limit` or the user's `time limit`; else nothing
+    price                seconds of a step that one more byte of memory would save, at the limit; 0 where memory does not bind  [s/byte]
+    has_equal_layers     equal layers were made to choose alike
+    most_dims            of an operator that are cut within the innermost tier; 0: any number
+    """
+
+    best: NetworkPrediction
+    lower_bound: float
+    is_proved: bool
+    gap: float
+    cut_off: str
+    price: float
+    has_equal_layers: bool
+    most_dims: int
+    num_configurations: tuple[int, ...]
+    table_time: float
+    search_time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """One search: choices of all vertices."""
+
+    choice: tuple[int, ...]
+    cost: float
+    lower_bound: float
+    is_proved: bool
+    price: float
+    cut_off: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkPlanner:
+    """A network on a mesh, with its tables made once for many searches."""
+
+    network: Network
+    cluster: str
+    machine: Machine
+    setting: StepSetting
+    space: NetworkSpace
+    tables: NetworkTables
+    table_time: float
+
+    def search(
+        self,
+        allowed: Filter | None = None,
+        *,
+        memory_limit: float = math.inf,
+        has_equal_layers: bool | None = None,
+        budget: Budget | None = None,
+    ) -> NetworkSearch:
+        """The best plan, or the best among the configurations that `allowed` lets each operator have.
+
+        memory_limit      of one chip, for everything (`NetworkPrediction.memory`)  [byte]
+        has_equal_layers  equal layers choose alike; left out: where the network has more operators than `FOLD_BEYOND`
+        budget            of each of the searches; one that finds nothing raises `OutOfBudget`
+        """
+        start = time.perf_counter()
+        barred = self._barred(allowed)
+        is_folded = len(self.network.operators) > FOLD_BEYOND if has_equal_layers is None else has_equal_layers
+        fold = fold_layers(self.space) if is_folded else unfolded(len(barred))
+        edges = fold.edges(self.tables.edges)
+        mixtures: dict[float, list[Array]] = {}
+
+        def costs_at(share: float) -> list[Array]:
+            if share not in mixtures:
+                mixtures[share] = self.tables.costs(share, self.setting)
+            return mixtures[share]
+
+        whole = budget or Budget()
+        times, profile = self.setting.num_microbatches, self.setting.profile
+        results: list[tuple[NetworkPrediction, _Found]] = []
+        lines: dict[tuple[int, ...], tuple[float, float]] = {}
+        share, bound, tried, cut_off = 0.0, 0.0, set[float](), ""
+        while len(results) < _MOST_MIXTURES and share not in tried:
+            if results and whole.is_late:
+                cut_off = "time limit"
+                break
+            tried.add(share)
+            costs = [cost if bar is None else np.where(bar, np.inf, cost) for cost, bar in zip(costs_at(share), barred, strict=True)]
+            found = self._solve(fold, costs, edges, memory_limit=memory_limit, budget=whole.part(whole.most))
+            plan = self.space.plan(found.choice, cluster=self.cluster)
+            results.append((predict_network(self.network, plan, self.setting, self.machine), found))
+            bound = max(bound, found.lower_bound * times + profile.step_time_constant)
+            least = min(result[0].step_time for result in results)
+            if least - bound <= _CLOSE * least:
+                break
+            lines[found.choice] = (self._cost(found.choice, costs_at(0.0)), self._cost(found.choice, costs_at(1.0)))
+            share = _highest(list(lines.values())) if tried >= {0.0, 1.0} else 1.0 if tried == {0.0} else 0.0
+        fitting = [result for result in results if result[0].memory["total"] <= memory_limit * (1.0 + _ROUNDING)]
+        best, _ = min(fitting or results, key=lambda result: result[0].step_time)
+        return NetworkSearch(
+            best=best,
+            lower_bound=min(bound, best.step_time),
+            is_proved=all(found.is_proved for _, found in results),
+            gap=max(0.0, *(1.0 - found.lower_bound / found.cost for _, found in results)),
+            cut_off=next((found.cut_off for _, found in results if found.cut_off), cut_off),
+            price=max(found.price for _, found in results) * times,
+            has_equal_layers=is_folded,
+            most_dims=self.space.most_dims,
+            num_configurations=self.space.num_configurations,
+            table_time=self.table_time,
+            search_time=time.perf_counter() - start,
+        )
+
+    def _solve(self, fold: Fold, costs: list[Array], edges: FoldedEdges, *, memory_limit: float, budget: Budget) -> _Found:
+        """The best choice; under the limit where the best of all does not fit."""
+        vectors, own = fold.costs(costs, edges.within), edges.between
+        solution = eliminate(vectors, own, budget=budget)
+        if not np.isfinite(solution.cost):
+            raise InputError("allowed: no choice of configurations is left; allow more of them")
+        choice = fold.unfold(solution.choice)
+        limit = memory_limit - self.machine.context_bytes
+        if math.isinf(limit) or self.bytes_of(choice) <= limit:
+            return _Found(
+                choice=choice,
+                cost=solution.cost,
+                lower_bound=solution.lower_bound,
+                is_proved=solution.is_proved,
+                price=0.0,
+                cut_off=solution.cut_off,
+            )
+        weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
+        try:
+            within = eliminate_within(vectors, own, weights, limit, edge_weights=copies, gap=_GAP, budget=budget)
+        except OutOfBudget:
+            raise
+        except InputError:
+            least = self._least_bytes(fold, vectors, own) + self.machine.context_bytes
+            raise InputError(
+                f"memory: {format_bytes(memory_limit)} of a chip: no plan of the space needs less than {format_bytes(least)}; "
+                "use more chips, a higher ZeRO stage, smaller microbatches or a pipeline"
+            ) from None
+        return _Found(
+            choice=fold.unfold(within.choice),
+            cost=within.cost,
+            lower_bound=within.lower_bound,
+            is_proved=within.is_proved,
+            price=within.price,
+            cut_off=within.cut_off,
+        )
+
+    def bytes_of(self, choice: Sequence[int]) -> float:
+        """Memory of a choice, without the context. [byte]"""
+        own = sum(float(held[index]) for held, index in zip(self.tables.held_bytes(), choice, strict=True))
+        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes)
+
+    def _least_bytes(self, fold: Fold, vectors: list[Array], edges: list[tuple[int, int, Array]]) -> float:
+        """Memory of the leanest choice that `vectors` and `edges` do not forbid. [byte]"""
+        weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
+        lean = [np.where(np.isinf(cost), np.inf, weight) for cost, weight in zip(vectors, weights, strict=True)]
+        forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
+        return eliminate(lean, [*copies, *forbidden]).cost
+
+    def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
+        """Of a choice, the additive cost of a mixture. [s]"""
+        own = sum(float(cost[index]) for cost, index in zip(costs, choice, strict=True))
+        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges)
+
+    def _barred(self, allowed: Filter | None) -> list[NDArray[np.bool_] | None]:
+        vertices = len(self.tables.vertices)
+        if allowed is None:
+            return [None] * vertices
+        barred: list[NDArray[np.bool_] | None] = []
+        for operator, rows in zip(self.network.operators, self.space.operators, strict=True):
+            keep = allowed(operator, rows)
+            if not keep.any():
+                raise bad_field(f"allowed[{operator.name}]", "none", "no configuration is left", "the mesh may not divide its dims")
+            barred.append(~keep)
+        return [*barred, *([None] * (vertices - len(barred)))]
+
+
+def _highest(lines: Sequence[tuple[float, float]]) -> float:
+    """The share at which the least of the lines (value at 0, value at 1) is highest: rounded, so that it comes to rest."""
+    shares = [0.0, 1.0]
+    for (a, b), (c, d) in itertools.combinations(lines, 2):
+        slope = (b - a) - (d - c)
+        if slope != 0.0 and 0.0 < (c - a) / slope < 1.0:
+            shares.append(round((c - a) / slope, 3))
+    return max(shares, key=lambda share: min(a + share * (b - a) for a, b in lines))
+
+
+def network_planner(
+    network: Network,
+    *,
+    cluster: str,
+    num_chips: int,
+    machine: Machine,
+    setting: StepSetting,
+    axes: tuple[MeshAxis, ...] = (),
+    most_dims: int = 0,
+) -> NetworkPlanner:
+    """Space and tables of a network on so many chips of a cluster.
+
+    most_dims   see `network_space`; lowered where the tables would take more than .8 GB, which `NetworkSearch.most_dims` then says
+    """
+    if not any(operator.forward or operator.backward for operator in network.operators):
+        raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one that takes time")
+    start = time.perf_counter()
+    mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
+    space = network_space(network, mesh, most_dims=most_dims)
+    for coarser in (3, 2, 1):
+        if 8.0 * table_entries(space) <= _MOST_TABLES:
+            break
+        if not most_dims or coarser < most_dims:
+            space = network_space(network, mesh, most_dims=coarser)
+    _check_divides(network, space, num_chips)
+    tables = network_tables(space, setting, MeshPrices(axes=mesh, machine=machine))
+    return NetworkPlanner(
+        network=network,
+        cluster=cluster,
+        machine=machine,
+        setting=setting,
+        space=space,
+        tables=tables,
+        table_time=time.perf_counter() - start,
+    )
+
+
+def _check_divides(network: Network, space: NetworkSpace, num_chips: int) -> None:
+    """Some product can be cut at all, or chips would only repeat each other's work."""
+    products = [
+        rows
+        for operator, rows in zip(network.operators, space.operators, strict=True)
+        if any(isinstance(work, (Product, FusedAttention)) for work in operator.forward)
+    ]
+    if products and num_chips > 1 and max(float(rows.parts.prod(axis=1).max()) for rows in products) == 1.0:
+        factors = sorted({axis.size for axis in space.axes})
+        raise bad_field(
+            "chips",
+            num_chips,
+            f"no dim of a product in {network.name} divides by {' or '.join(map(str, factors))}",
+            "use another number, or another batch",
+        )
+
+
+def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:
+    """Operators by name with the number of parts of each of their dims (1 where left out); others may be anything."""
+
+    def keep(operator: NetworkOperator, rows: Configurations) -> NDArray[np.bool_]:
+        if operator.name not in wanted:
+            return np.ones(len(rows), dtype=bool)
+        parts = wanted[operator.name]
+        for dim in parts:
+            if dim not in rows.dims:
+                raise bad_field(f"parts[{operator.name}]", dim, "is not a dim of the operator", f"use {', '.join(rows.dims)}")
+        return np.asarray((rows.parts == np.array([parts.get(dim, 1) for dim in rows.dims])).all(axis=1))
+
+    return keep

@@ -1,0 +1,248 @@
+"""The space of a per-operator search on any network: what each operator, and each tensor with several readers, may be.
+
+A configuration puts every axis of the mesh on one dim of the operator or on none. Axes of equal size in one tier are interchangeable: only
+how many of them a dim gets matters, and they are handed out in the order of the dims, so that a tensor's cuts line up from operator to
+operator. The order is one for the whole network: dims that are the same position of the same tensor are one class (`dim_classes`).
+
+With t axes of one tier and k dims that is (t + k choose k) configurations a tier: 1,225 for three dims and a node of 8 in 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.disjoint_sets import DisjointSets
+from perfmodel.parallel.algebra.sharding import Sharding
+from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
+from perfmodel.workload.network import Network, NetworkOperator, TensorRole
+
+Masks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Configurations:
+    """masks[i, d]: the axes on dim d of configuration i, as a bit mask; parts[i, d]: how many parts they make."""
+
+    dims: tuple[str, ...]
+    masks: Masks
+    parts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkSpace:
+    """Operators first, tensors with several readers after them. Equal operators share one `Configurations`.
+
+    most_dims   that an operator may cut within the innermost tier (0: any)
+    held[i]  names the tensor of vertex len(operators) + i; its configurations have a dim for each position, and "partial" last.
+    """
+
+    network: Network
+    axes: tuple[MeshAxis, ...]
+    operators: tuple[Configurations, ...]
+    held: tuple[str, ...]
+    layouts: tuple[Configurations, ...]
+    most_dims: int = 0
+
+    @property
+    def num_configurations(self) -> tuple[int, ...]:
+        return (*map(len, self.operators), *map(len, self.layouts))
+
+    def names(self, mask: int) -> tuple[str, ...]:
+        """The axes of a mask, outermost first."""
+        return tuple(axis.name for i, axis in enumerate(self.axes) if mask >> i & 1)
+
+    def mask(self, names: Sequence[str] | frozenset[str]) -> int:
+        return axes_mask(self.axes, names)
+
+    def plan(self, choice: Sequence[int], *, cluster: str) -> NetworkPlan:
+        """The plan of a choice of configurations."""
+        shardings: dict[str, Sharding] = {}
+        for operator, space, index in zip(self.network.operators, self.operators, choice, strict=False):
+            masks = space.masks[index]
+            shardings[operator.name] = {dim: self.names(int(mask)) for dim, mask in zip(space.dims, masks, strict=True) if mask}
+        held = {}
+        for tensor, space, index in zip(self.held, self.layouts, choice[len(self.operators) :], strict=True):
+            *cuts, partial = (int(mask) for mask in space.masks[index])
+            held[tensor] = Held(cuts=tuple(self.names(mask) for mask in cuts), partial=frozenset(self.names(partial)))
+        return NetworkPlan(
+            network=self.network.name, batch=self.network.batch, cluster=cluster, axes=self.axes, shardings=shardings, held=held
+        )
+
+    def choice(self, plan: NetworkPlan) -> tuple[int, ...]:
+        """Where a plan lies in the space; -1 for what is not in it."""
+        found = []
+        for operator, space in zip(self.network.operators, self.operators, strict=True):
+            sharding = plan.shardings[operator.name]
+            found.append(_row(space.masks, [self.mask(tuple(sharding.get(dim, ()))) for dim in space.dims]))
+        for tensor, space in zip(self.held, self.layouts, strict=True):
+            held = plan.held[tensor]
+            found.append(_row(space.masks, [*(self.mask(cut) for cut in held.cuts), self.mask(held.partial)]))
+        return tuple(found)
+
+
+def _row(masks: Masks, wanted: Sequence[int]) -> int:
+    rows = np.flatnonzero((masks == np.array(wanted)).all(axis=1))
+    return int(rows[0]) if len(rows) else -1
+
+
+def dim_classes(network: Network) -> tuple[Mapping[tuple[int, str], int], int]:
+    """(operator, dim) -> class: dims joined where they are one position of a tensor; classes count from 0 by first appearance."""
+    joined = DisjointSets[tuple[int, str]]()
+    at: dict[tuple[str, int], tuple[int, str]] = {}
+    for index, operator in enumerate(network.operators):
+        for operand in (*operator.inputs, operator.output):
+            for position, dim in enumerate(operand.dims):
+                if dim:
+                    joined.join((index, dim), at.setdefault((operand.tensor, position), (index, dim)))
+    order: dict[tuple[int, str], int] = {}
+    classes = {}
+    for index, operator in enumerate(network.operators):
+        for dim in operator.dims:
+            classes[index, dim] = order.setdefault(joined.find((index, dim)), len(order))
+    return classes, len(order)
+
+
+def network_space(network: Network, axes: tuple[MeshAxis, ...], *, most_dims: int = 0) -> NetworkSpace:
+    """All configurations of everything.
+
+    most_dims   at most so many dims of an operator are cut within the innermost tier, one less (but one at least) within each other; 0: any
+    """
+    classes, _ = dim_classes(network)
+    groups = _groups(axes)
+    counts = _part_counts(axes)
+    known: dict[object, Configurations] = {}
+    operators = []
+    for index, operator in enumerate(network.operators):
+        order = sorted(operator.dims, key=lambda dim: classes[index, dim])
+        limits = {dim: _possible_parts(operator, network, dim, counts) for dim in order}
+        key = (tuple(order), tuple(limits.items()))
+        if key not in known:
+            known[key] = _configurations(tuple(order), limits, groups, axes, most_dims)
+        operators.append(known[key])
+    held, layouts = [], []
+    producers, readers = network.producers(), network.readers()
+    for tensor, reading in readers.items():
+        if tensor not in producers or len(reading) < 2:
+            continue
+        held.append(tensor)
+        layouts.append(_layouts(network, tensor, producers[tensor], reading, classes, axes, groups, most_dims, known))
+    return NetworkSpace(
+        network=network, axes=axes, operators=tuple(operators), held=tuple(held), layouts=tuple(layouts), most_dims=most_dims
+    )
+
+
+def _groups(axes: tuple[MeshAxis, ...]) -> list[list[int]]:
+    """Indices of interchangeable axes: one tier, one size."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for i, axis in enumerate(axes):
+        found.setdefault((axis.tier, axis.size), []).append(i)
+    return list(found.values())
+
+
+def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
+    counts = {1}
+    for axis in axes:
+        counts |= {count * axis.size for count in counts}
+    return sorted(counts)
+
+
+def _possible_parts(operator: NetworkOperator, network: Network, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
+    if dim in operator.whole or dim in operator.padded:
+        return tuple(part for part in counts if divides(operator, network, dim, part))
+    common = gcd(*cut_sizes(operator, network, dim))
+    return tuple(part for part in counts if common % part == 0)
+
+
+def _configurations(
+    dims: tuple[str, ...],
+    limits: Mapping[str, tuple[int, ...]],
+    groups: list[list[int]],
+    axes: tuple[MeshAxis, ...],
+    most_dims: int,
+) -> Configurations:
+    """Every way to hand the axes of each group to the dims, in their order; the last of a group may be left unused."""
+    masks = np.zeros((1, len(dims)), dtype=np.int64)
+    parts = np.ones((1, len(dims)), dtype=np.int64)
+    allowed = [np.array(limits[dim]) for dim in dims]
+    for group in groups:
+        size = axes[group[0]].size
+        rows_masks, rows_parts = [], []
+        for counts in _compositions(len(group), len(dims)):
+            row, start = [], 0
+            for count in counts:
+                row.append(sum(1 << bit for bit in group[start : start + count]))
+                start += count
+            rows_masks.append(row)
+            rows_parts.append([size**count for count in counts])
+        shape = (len(masks) * len(rows_masks), len(dims))  # said in full: an operator without dims has one row of no columns
+        masks = (masks[:, None, :] | np.array(rows_masks, dtype=np.int64)[None]).reshape(shape)
+        parts = (parts[:, None, :] * np.array(rows_parts, dtype=np.int64)[None]).reshape(shape)
+        legal = np.ones(len(parts), dtype=bool)
+        for d, options in enumerate(allowed):
+            legal &= np.isin(parts[:, d], options)
+        if most_dims:
+            tier = axes[group[0]].tier
+            bits = sum(1 << i for i, axis in enumerate(axes) if axis.tier == tier)
+            legal &= ((masks & bits) != 0).sum(axis=1) <= (most_dims if tier == 0 else max(1, most_dims - 1))
+        masks, parts = masks[legal], parts[legal]
+    return Configurations(dims=dims, masks=masks, parts=parts)
+
+
+def _compositions(total: int, places: int) -> list[tuple[int, ...]]:
+    """Non-negative counts for each place that add up to at most `total`."""
+    if places == 0:
+        return [()]
+    return [(count, *rest) for count in range(total + 1) for rest in _compositions(total - count, places - 1)]
+
+
+def _layouts(
+    network: Network,
+    tensor: str,
+    producer: int,
+    reading: Sequence[tuple[int, int]],
+    classes: Mapping[tuple[int, str], int],
+    axes: tuple[MeshAxis, ...],
+    groups: list[list[int]],
+    most_dims: int,
+    known: dict[object, Configurations],
+) -> Configurations:
+    """Cuts that the producer or a reader can have, each with the axes on which the sum of the readers' gradients is partial.
+
+    The partial axes are handed out as those of a dim that comes after all positions: in a reader, they lie on dims that the tensor lacks.
+    """
+    shape = network.tensors[tensor].shape
+    ends: list[tuple[int, NetworkOperator, tuple[str, ...]]] = [
+        (producer, network.operators[producer], network.operators[producer].output.dims),
+        *((index, network.operators[index], network.operators[index].inputs[position].dims) for index, position in reading),
+    ]
+    counts = _part_counts(axes)
+    limits: dict[str, tuple[int, ...]] = {}
+    rank: dict[str, tuple[int, int]] = {}
+    for position in range(len(shape)):
+        name = str(position)
+        here = [(index, operator, dims[position]) for index, operator, dims in ends]
+        cuttable = [{part for part in counts if (divides(operator, network, dim, part) if dim else part == 1)} for _, operator, dim in here]
+        limits[name] = tuple(sorted(set().union(*cuttable)))
+        named = [classes[index, dim] for index, _, dim in here if dim]
+        rank[name] = (min(named) if named else 1 << 30, position)
+    order = sorted(rank, key=lambda name: rank[name])
+    has_gradient = network.tensors[tensor].role is TensorRole.ACTIVATION
+    limits["partial"] = tuple(counts) if has_gradient else (1,)
+    key = ("held", tuple(order), tuple(limits.items()))
+    if key not in known:
+        found = _configurations((*order, "partial"), limits, groups, axes, most_dims)
+        columns = [order.index(str(position)) for position in range(len(shape))] + [len(order)]
+        known[key] = Configurations(
+            dims=(*(str(position) for position in range(len(shape))), "partial"),
+            masks=found.masks[:, columns],
+            parts=found.parts[:, columns],
+        )
+    return known[key]

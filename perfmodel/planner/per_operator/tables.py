@@ -1,0 +1,457 @@
+"""Costs of a per-operator search on any network: a vector for each vertex, a matrix for each edge, in seconds and in bytes.
+
+An edge's cost depends on how the tensor lies at its two ends only: the masks of axes that cut each position, and the axes on which it (or
+its gradient) is partial. Many configurations leave a tensor alike, so each distinct pair is priced once: the masks of each step of the
+redistribution by bit operations (rules R8 to R10, as `parallel.sharding.redistribute` has them), its time by a table over (group, what
+remains cut). Equal operators and equal edges share their arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.per_operator.operators import (
+    MeshPrices,
+    ParameterColumns,
+    StepSetting,
+    local_extent,
+    own_traffic_time,
+    parameter_bytes,
+    parameter_times,
+    parameter_unit,
+    saved_inputs,
+    saves_output,
+    work_time,
+)
+from perfmodel.cost.per_operator.overlap import mixed_exposure
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
+from perfmodel.workload.network import Network, NetworkOperator, Operand, TensorRole
+from perfmodel.workload.operator import Pass
+
+Array = NDArray[np.float64]
+Masks = NDArray[np.int64] | NDArray[np.int32]
+
+#: Pairs of layouts that are priced at once: temporaries of 32-bit masks then stay in a core's cache.
+_CHUNK = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VertexColumns:
+    """One operator under each of its configurations. Times of one microbatch [s]; parameter collectives at full length; bytes held."""
+
+    forward: Array
+    backward: Array
+    own: Array
+    reductions: Array
+    gathers: Array
+    optimizer: Array
+    state_bytes: Array
+    saved_bytes: Array
+
+    def cost(self, share: float, setting: StepSetting) -> Array:
+        """What the operator adds to the step, parameter collectives as `cost.network_overlap` mixes them. [s]"""
+        shown = mixed_exposure(
+            reductions=self.reductions,
+            gathers=self.gathers,
+            forward=self.forward,
+            backward=self.backward,
+            share=share,
+            setting=setting,
+        )
+        return np.asarray(self.forward + self.backward + self.own + self.optimizer + shown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class View:
+    """How a tensor lies at one end of an edge: the axes that cut each position, and those on which it, or its gradient, is partial."""
+
+    cuts: Masks
+    partial: Masks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkTables:
+    """vertices: operators, then held tensors (zeros but for `saved_bytes`); edges: (u, v, seconds, bytes saved beyond the vertices')."""
+
+    space: NetworkSpace
+    vertices: tuple[VertexColumns, ...]
+    edges: tuple[tuple[int, int, Array], ...]
+    edge_bytes: tuple[tuple[int, int, Array], ...]
+
+    def costs(self, share: float, setting: StepSetting) -> list[Array]:
+        """A vector for each vertex; of every plan their sum, with the edges, is at most what a microbatch takes. [s]"""
+        known: dict[int, Array] = {}
+        for vertex in self.vertices:
+            if id(vertex) not in known:
+                known[id(vertex)] = vertex.cost(share, setting)
+        return [known[id(vertex)] for vertex in self.vertices]
+
+    def held_bytes(self, *, in_flight: float = 1.0) -> list[Array]:
+        """State and what is saved for backward, the latter of so many microbatches. [byte]"""
+        known: dict[int, Array] = {}
+        for vertex in self.vertices:
+            if id(vertex) not in known:
+                known[id(vertex)] = vertex.state_bytes + in_flight * vertex.saved_bytes
+        return [known[id(vertex)] for vertex in self.vertices]
+
+
+def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> NetworkTables:
+    """Every cost that a search needs."""
+    return _Tables(space, setting, prices).build()
+
+
+def table_entries(space: NetworkSpace) -> float:
+    """Entries of all different edge tables, about: known before any is made."""
+    network = space.network
+    producers, held = network.producers(), set(space.held)
+    layouts = dict(zip(space.held, space.layouts, strict=True))
+    sizes: dict[object, float] = {}
+    for tensor, reading in network.readers().items():
+        if tensor not in producers:
+            continue
+        rows, output = space.operators[producers[tensor]], network.operators[producers[tensor]].output
+        ends = [(space.operators[index], network.operators[index].inputs[position].dims) for index, position in reading]
+        shape = network.tensors[tensor].shape
+        if tensor in held:
+            own = layouts[tensor]
+            sizes[id(rows), output.dims, id(own), shape] = float(len(rows) * len(own))
+            sizes |= {(id(own), id(to), dims, shape): float(len(own) * len(to)) for to, dims in ends}
+        else:
+            sizes |= {(id(rows), output.dims, id(to), dims, shape): float(len(rows) * len(to)) for to, dims in ends}
+    return sum(sizes.values())
+
+
+class _Tables:
+    def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> None:
+        self.space, self.setting, self.prices = space, setting, prices
+        self.network: Network = space.network
+        self.readers = self.network.readers()
+        self.producers = self.network.producers()
+        self.held = {tensor: len(space.operators) + i for i, tensor in enumerate(space.held)}
+        self.known_vertices: dict[object, VertexColumns] = {}
+        self.known_edges: dict[object, Array] = {}
+        self.known_bytes: dict[object, Array] = {}
+        self.layer_parameters = self.network.layer_parameters
+        self.kept = [saved_inputs(operator) for operator in self.network.operators]
+
+    def build(self) -> NetworkTables:
+        vertices = [self.operator_vertex(index) for index in range(len(self.network.operators))]
+        vertices += [self.held_vertex(tensor, layouts) for tensor, layouts in zip(self.space.held, self.space.layouts, strict=True)]
+        edges: list[tuple[int, int, Array]] = []
+        saved: list[tuple[int, int, Array]] = []
+        for tensor, reading in self.readers.items():
+            if self.network.tensors[tensor].role is TensorRole.PARAMETER:
+                edges += self.shared_parameter(tensor, reading)
+            if tensor not in self.producers:
+                continue
+            producer = self.producers[tensor]
+            ends = [(self.held[tensor], -1)] if tensor in self.held else []
+            for consumer, position in ends or reading:
+                edges.append((producer, consumer, self.edge(tensor, producer, consumer, position)))
+                saved += self.copied_bytes(tensor, producer, consumer, position)
+            if tensor in self.held:
+                for consumer, position in reading:
+                    edges.append((self.held[tensor], consumer, self.edge(tensor, self.held[tensor], consumer, position)))
+                    saved += self.copied_bytes(tensor, self.held[tensor], consumer, position)
+        return NetworkTables(space=self.space, vertices=tuple(vertices), edges=tuple(edges), edge_bytes=tuple(saved))
+
+    # --- vertices ---------------------------------------------------------------------------------------------------------------------
+
+    def operator_vertex(self, index: int) -> VertexColumns:
+        operator, rows = self.network.operators[index], self.space.operators[index]
+        parameters = [
+            position
+            for position, operand in enumerate(operator.inputs)
+            if self.network.tensors[operand.tensor].role is TensorRole.PARAMETER and self.readers[operand.tensor][0] == (index, position)
+        ]
+        kept = tuple(p for p in self.kept[index] if not self.is_kept_before(operator.inputs[p].tensor))
+        key = (
+            id(rows),
+            tuple(operator.dims.items()),
+            operator.forward,
+            operator.backward,
+            operator.traffic,
+            operator.saved,
+            tuple((self._signature(operator.inputs[p]), self.unit(operator, operator.inputs[p].tensor)) for p in parameters),
+            kept,
+            tuple(self._signature(operator.inputs[p]) for p in self.kept[index]),
+        )
+        if key not in self.known_vertices:
+            self.known_vertices[key] = self._operator_vertex(index, operator, rows, parameters)
+        return self.known_vertices[key]
+
+    def _signature(self, operand: Operand) -> object:
+        tensor = self.network.tensors[operand.tensor]
+        return tensor.shape, tensor.role, operand.dims
+
+    def _operator_vertex(self, index: int, operator: NetworkOperator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
+        setting, prices = self.setting, self.prices
+        like = rows.masks[:, 0] if rows.dims else np.zeros(1, dtype=np.int64)
+        parts = {dim: rows.parts[:, d] for d, dim in enumerate(rows.dims)}
+        masks = {dim: rows.masks[:, d] for d, dim in enumerate(rows.dims)}
+        zero = np.zeros(len(like))
+        forward = sum((work_time(w, parts, like, setting, prices.machine, Pass.FORWARD) for w in operator.forward), zero)
+        backward = sum((work_time(w, parts, like, setting, prices.machine, Pass.BACKWARD) for w in operator.backward), zero)
+        own = sum((own_traffic_time(t, parts, masks, like, setting, prices) for t in operator.traffic), zero)
+        reductions, gathers, optimizer, state = zero, zero, zero, zero
+        for position in parameters:
+            column = self.parameter(index, position)
+            times = parameter_times(column, setting, prices)
+            reductions, gathers = reductions + times.reductions, gathers + times.gathers
+            optimizer, state = optimizer + times.optimizer, state + parameter_bytes(column, setting, prices)
+        saved = zero
+        for extent in self.saved_extents(index):
+            saved = saved + local_extent(extent, parts, like) * setting.activation_bytes
+        return VertexColumns(
+            forward=forward,
+            backward=backward,
+            own=own,
+            reductions=reductions,
+            gathers=gathers,
+            optimizer=optimizer,
+            state_bytes=state,
+            saved_bytes=saved,
+        )
+
+    def is_kept_before(self, tensor: str) -> bool:
+        """Whether the tensor is kept where it is held or made: a reader then keeps another copy only if it needs another layout."""
+        if tensor in self.held:
+            return True
+        return tensor in self.producers and saves_output(self.network.operators[self.producers[tensor]])
+
+    def saved_extents(self, index: int) -> list[tuple[tuple[int, str], ...]]:
+        """What the operator keeps beside its inputs that are kept before."""
+        operator = self.network.operators[index]
+        left = list(operator.saved)
+        for position in self.kept[index]:
+            operand = operator.inputs[position]
+            if self.is_kept_before(operand.tensor):
+                left.remove(tuple(zip(self.network.tensors[operand.tensor].shape, operand.dims, strict=True)))
+        return left
+
+    def parameter(self, index: int, position: int) -> ParameterColumns:
+        """A parameter as one of its readers holds it."""
+        operator, rows = self.network.operators[index], self.space.operators[index]
+        view = reader_view(operator, operator.inputs[position], rows)
+        shape = self.network.tensors[operator.inputs[position].tensor].shape
+        elements = np.ones(len(rows))
+        for size, cut in zip(shape, view.cuts.T, strict=True):
+            elements = elements * np.ceil(size / self.prices.size[cut])
+        return ParameterColumns(
+            elements=elements, groups=view.partial.astype(np.int64), unit=self.unit(operator, operator.inputs[position].tensor)
+        )
+
+    def unit(self, operator: NetworkOperator, tensor: str) -> float:
+        return parameter_unit(self.network, operator, tensor, self.setting, self.layer_parameters)
+
+    def is_kept_by_readers(self, tensor: str) -> bool:
+        return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
+
+    def held_vertex(self, tensor: str, layouts: Configurations) -> VertexColumns:
+        """A held tensor that a reader keeps is counted here, unless its producer keeps it already."""
+        zero = np.zeros(len(layouts))
+        saved = zero
+        shape = self.network.tensors[tensor].shape
+        producer = self.network.operators[self.producers[tensor]]
+        if self.is_kept_by_readers(tensor) and not saves_output(producer):
+            saved = np.full(len(layouts), self.setting.activation_bytes)
+            for position, size in enumerate(shape):
+                saved = saved * np.ceil(size / layouts.parts[:, position])
+        key = ("held", id(layouts), shape, bool(saved.any()))
+        if key not in self.known_vertices:
+            self.known_vertices[key] = VertexColumns(
+                forward=zero, backward=zero, own=zero, reductions=zero, gathers=zero, optimizer=zero, state_bytes=zero, saved_bytes=saved
+            )
+        return self.known_vertices[key]
+
+    # --- edges ------------------------------------------------------------------------------------------------------------------------
+
+    def view(self, tensor: str, vertex: int, position: int) -> tuple[object, View]:
+        """How the tensor lies at this vertex: as left (position -1), as read, or as held; and a key of it."""
+        if vertex >= len(self.space.operators):
+            rows = self.space.layouts[vertex - len(self.space.operators)]
+            return ("held", id(rows)), View(cuts=rows.masks[:, :-1], partial=rows.masks[:, -1])
+        operator, rows = self.network.operators[vertex], self.space.operators[vertex]
+        if position < 0:
+            return ("left", id(rows), operator.output.dims, operator.sums), left_view(operator, rows)
+        operand = operator.inputs[position]
+        return ("read", id(rows), operand.dims), reader_view(operator, operand, rows)
+
+    def edge(self, tensor: str, source: int, consumer: int, position: int) -> Array:
+        """Seconds of the redistributions of a tensor and of its gradient along one edge, for each pair of configurations."""
+        source_key, left = self.view(tensor, source, -1)
+        reader_key, read = self.view(tensor, consumer, position)
+        found = self.network.tensors[tensor]
+        is_held = source >= len(self.space.operators)
+        is_activation = found.role is TensorRole.ACTIVATION  # and made by an operator: every edge's tensor is
+        key = (source_key, reader_key, found.shape, is_activation)
+        if key not in self.known_edges:
+            if is_activation:
+                total = found.num_elements * self.setting.activation_bytes
+                self.known_edges[key] = edge_times(left, read, total, self.prices, from_held=is_held)
+            else:
+                self.known_edges[key] = np.zeros((len(left.partial), len(read.partial)))
+        return self.known_edges[key]
+
+    def shared_parameter(self, tensor: str, reading: Sequence[tuple[int, int]]) -> list[tuple[int, int, Array]]:
+        """Readers of one parameter hold it alike; its gradient is reduced once, where any of them leaves it partial."""
+        found = []
+        (first, at), *others = reading
+        own = self.parameter(first, at)
+        for other, position in others:
+            a = reader_view(self.network.operators[first], self.network.operators[first].inputs[at], self.space.operators[first])
+            b = reader_view(self.network.operators[other], self.network.operators[other].inputs[position], self.space.operators[other])
+            same = (a.cuts[:, None, :] == b.cuts[None, :, :]).all(axis=2)
+            union = own.groups[:, None] | b.partial[None, :]
+            joined = ParameterColumns(elements=np.repeat(own.elements, len(b.partial)), groups=union.ravel(), unit=own.unit)
+            more = parameter_times(joined, self.setting, self.prices).reductions.reshape(union.shape)
+            extra = more - parameter_times(own, self.setting, self.prices).reductions[:, None]
+            found.append((first, other, np.where(same, np.maximum(extra, 0.0), np.inf)))
+        return found
+
+    def copied_bytes(self, tensor: str, source: int, consumer: int, position: int) -> list[tuple[int, int, Array]]:
+        """Where both ends keep the tensor: another copy, if the consumer needs it in another layout."""
+        operators = len(self.space.operators)
+        by_readers = tensor in self.held and self.is_kept_by_readers(tensor)
+        producer_keeps = saves_output(self.network.operators[self.producers[tensor]])
+        source_keeps = by_readers if source >= operators else producer_keeps
+        end_keeps = by_readers if consumer >= operators else position in self.kept[consumer]
+        if not (source_keeps and end_keeps):
+            return []
+        source_key, left = self.view(tensor, source, -1)
+        reader_key, read = self.view(tensor, consumer, position)
+        shape = self.network.tensors[tensor].shape
+        key = (source_key, reader_key, shape)
+        if key not in self.known_bytes:
+            same = (left.cuts[:, None, :] == read.cuts[None, :, :]).all(axis=2)
+            if source < operators:
+                same &= (left.partial == 0)[:, None]
+            size = np.full(len(read.partial), self.setting.activation_bytes)
+            for length, cut in zip(shape, read.cuts.T, strict=True):
+                size = size * np.ceil(length / self.prices.size[cut])
+            self.known_bytes[key] = np.where(same, 0.0, size[None, :])
+        return [(source, consumer, self.known_bytes[key])]
+
+
+def left_view(operator: NetworkOperator, rows: Configurations) -> View:
+    """The output as each configuration leaves it."""
+    return View(cuts=_columns(rows, operator.output.dims), partial=_joined(rows, operator.sums))
+
+
+def reader_view(operator: NetworkOperator, operand: Operand, rows: Configurations) -> View:
+    """An input as each configuration needs it, and the axes on which its gradient then leaves partial."""
+    lacking = tuple(dim for dim in operator.dims if dim not in operand.dims)
+    return View(cuts=_columns(rows, operand.dims), partial=_joined(rows, lacking))
+
+
+def _columns(rows: Configurations, dims: Sequence[str]) -> Masks:
+    return np.stack([rows.masks[:, rows.dims.index(dim)] if dim else np.zeros(len(rows), dtype=np.int64) for dim in dims], axis=1)
+
+
+def _joined(rows: Configurations, dims: Sequence[str]) -> Masks:
+    joined = np.zeros(len(rows), dtype=np.int64)
+    for dim in dims:
+        joined = joined | rows.masks[:, rows.dims.index(dim)]
+    return joined
+
+
+def edge_times(left: View, read: View, total_bytes: float, prices: MeshPrices, *, from_held: bool = False) -> Array:
+    """Seconds for each pair: the tensor from `left` to `read`, and its gradient back.
+
+    The gradient goes to where the tensor came from, whole; to a held tensor as partial as the held sum is.
+    """
+    bits = len(prices.axes)
+    (left, of_left), (read, of_read) = _distinct(left, bits), _distinct(read, bits)
+    left, read = _narrow(left), _narrow(read)
+    matrix = np.empty((len(left.partial), len(read.partial)))
+    step = max(1, _CHUNK // max(1, len(read.partial)))
+    columns = View(cuts=read.cuts[None, :, :], partial=read.partial[None, :])
+    none = np.zeros((1, 1), dtype=np.int32)
+    for start in range(0, len(matrix), step):
+        rows = View(cuts=left.cuts[start : start + step, None, :], partial=left.partial[start : start + step, None])
+        away = rows.partial if not from_held else none
+        forward = redistribution_times(View(cuts=rows.cuts, partial=away), View(cuts=columns.cuts, partial=none), total_bytes, prices)
+        kept = rows.partial & columns.partial if from_held else none
+        backward = redistribution_times(columns, View(cuts=rows.cuts, partial=kept), total_bytes, prices)
+        matrix[start : start + step] = forward + backward
+    return matrix[of_left[:, None], of_read[None, :]]
+
+
+def _distinct(view: View, bits: int) -> tuple[View, NDArray[np.int64]]:
+    """The different layouts among all, and which one each is."""
+    code = view.partial.copy()
+    for cut in view.cuts.T:
+        code = (code << bits) | cut
+    _, first, index = np.unique(code, return_index=True, return_inverse=True)
+    return View(cuts=view.cuts[first], partial=view.partial[first]), index.ravel()
+
+
+def _narrow(view: View) -> View:
+    """The same masks in 32 bits."""
+    return View(cuts=view.cuts.astype(np.int32), partial=view.partial.astype(np.int32))
+
+
+def redistribution_times(source: View, target: View, total_bytes: float, prices: MeshPrices) -> Array:
+    """`parallel.sharding.redistribute` on masks that broadcast, and the time of its steps. [s]
+
+    Bit 0 is the outermost axis, so what two positions share from the outside inwards ends below the lowest bit in which they differ.
+    """
+    have, want = source.cuts, target.cuts
+    positions = range(have.shape[-1])
+    shape = np.broadcast_shapes(have.shape[:-1], want.shape[:-1], source.partial.shape, target.partial.shape)
+    cut, goal, stay = (np.zeros(shape, dtype=have.dtype) for _ in range(3))
+    for i in positions:
+        cut |= have[..., i]
+        goal |= want[..., i]
+        stay |= have[..., i] & want[..., i]
+    partial = source.partial & ~target.partial
+    exchanged = cut & goal & ~stay
+    gathered = cut & ~goal
+    sliced = goal & ~cut & ~partial
+    for i in positions:
+        differ = have[..., i] ^ want[..., i]
+        inner = ~((differ & -differ) - 1)
+        lost, new = have[..., i] & inner, want[..., i] & inner
+        both = (lost != 0) & (new != 0)
+        if not both.any():
+            continue
+        moved = lost | new
+        is_exchange = ((moved & exchanged) != 0) | ((lost & gathered) == 0)
+        exchanged = np.where(both & is_exchange, exchanged | moved, exchanged)
+        is_gather = both & ~is_exchange
+        gathered = np.where(is_gather, gathered | (moved & ~sliced), gathered)
+        sliced = np.where(is_gather, sliced & ~new, sliced)
+    current = cut | sliced
+    scatter = partial & goal
+    bits = len(prices.axes)
+
+    def of(kind: CollectiveKind, groups: NDArray[Any], remaining: NDArray[Any]) -> Array:
+        if not groups.any():
+            return np.zeros(shape)
+        return np.asarray(prices.table(kind, total_bytes).ravel()[np.broadcast_to((groups << bits) | remaining, shape)])
+
+    time = of(CollectiveKind.REDUCE_SCATTER, scatter, current)
+    current = current | scatter
+    time += of(CollectiveKind.ALL_TO_ALL, exchanged, current)
+    time += of(CollectiveKind.ALL_REDUCE, partial & ~scatter, current)
+    time += of(CollectiveKind.ALL_GATHER, gathered, current & ~gathered)
+    return time
+
+
+__all__ = [
+    "NetworkTables",
+    "VertexColumns",
+    "View",
+    "edge_times",
+    "left_view",
+    "network_tables",
+    "reader_view",
+    "table_entries",
+    "redistribution_times",
+]

@@ -1,0 +1,1 @@
+"""The space of uniform plans and its sweep."""

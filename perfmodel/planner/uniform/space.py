@@ -1,0 +1,301 @@
+"""The space of plans: every knob, its range and the canonical form, in which one plan is one row (docs/space.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.pipeline import live_table
+from perfmodel.cost.step import Stages, stages_of
+from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
+from perfmodel.parallel.degrees import admits
+from perfmodel.parallel.layout import (
+    DEFAULT_ORDER,
+    STAGES_WITHOUT_LAYERS,
+    AttentionKernel,
+    PipelineSchedule,
+    Recompute,
+    even_stage_layers,
+    shorter_ends_stage_layers,
+)
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
+from perfmodel.parallel.runs import ANYTHING, Runs
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import TrainingJob
+
+#: Orders of the axes on the network that a search tries, innermost first. Megatron's default; pipeline inside the data axes
+#: (its tp-cp-pp-dp mapping); pipeline between the two data axes; replicas inside shards; context innermost; data inside context.
+SEARCHED_ORDERS: tuple[tuple[str, ...], ...] = (
+    DEFAULT_ORDER,
+    ("tp", "cp", "pp", "dp_shard", "dp_replicate"),
+    ("tp", "cp", "dp_shard", "pp", "dp_replicate"),
+    ("tp", "cp", "dp_replicate", "dp_shard", "pp"),
+    ("cp", "tp", "dp_shard", "dp_replicate", "pp"),
+    ("tp", "dp_shard", "dp_replicate", "cp", "pp"),
+)
+
+KNOBS = (
+    "pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "sequence_parallel", "zero", "micro_batch", "recompute", "schedule",
+)  # fmt: skip
+
+#: Bits of `LayoutRows.rules`.
+MOST_RULE_SETS = 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Which part of the space is searched.
+
+    fixed          knob -> the only value it may take; `dp` is the product of both data-parallel degrees
+    maximum        knob -> the largest value it may take (whole-number knobs)
+    orders         orders of the axes on the network
+    rules          rule sets; none: `default_rule_sets`, which `sequence_parallel` tells apart
+    runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
+    stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
+    """
+
+    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    maximum: Mapping[str, int] = field(default_factory=dict)
+    orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
+    rules: tuple[RuleSet, ...] = ()
+    stage_layers: tuple[int, ...] = ()
+    runs: Runs = ANYTHING
+    balanced_context: bool = False
+
+    def __post_init__(self) -> None:
+        for knob in (*self.fixed, *self.maximum):
+            if knob not in (*KNOBS, "dp"):
+                raise InputError(f"knob={knob}: not in the space{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
+        names = [rules.name for rules in self.rules]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"rules={twice}: two rule sets have this name; give each a name of its own")
+        if len(names) > MOST_RULE_SETS:
+            raise InputError(f"rules: {len(names)} rule sets are too many for one search; give at most {MOST_RULE_SETS}")
+
+    @property
+    def rule_sets(self) -> tuple[RuleSet, ...]:
+        return self.rules or default_rule_sets()
+
+    def admits(self, knob: str, value: int | str | bool) -> bool:
+        if knob in self.fixed and self.fixed[knob] != value:
+            return False
+        return knob not in self.maximum or int(value) <= self.maximum[knob]
+
+    def runs_degrees(self, seq_len: int, *, pp: int, cp: int, tp: int) -> bool:
+        """Whether the framework has these axes."""
+        has = all(degree == 1 or axis in self.runs.axes for axis, degree in (("pp", pp), ("cp", cp), ("tp", tp)))
+        return has and (cp == 1 or not self.balanced_context or seq_len % (2 * cp) == 0)
+
+
+class RuleChoices:
+    """Which rule sets of a space a layout may have, each plan under one of them alone."""
+
+    def __init__(self, job: TrainingJob, space: Space) -> None:
+        self.job, self.space = job, space
+        self.known: dict[tuple[int, int], int] = {}
+
+    def mask(self, cp: int, tp: int) -> int:
+        """Bit i: the i-th rule set admits these degrees, and no earlier one is the same plan once axes of one rank are left out."""
+        if (cp, tp) not in self.known:
+            self.known[cp, tp] = self._find(cp, tp)
+        return self.known[cp, tp]
+
+    def _find(self, cp: int, tp: int) -> int:
+        model, space = self.job.model, self.space
+        axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
+        runnable = space.runs.cuts(axes)
+        mask, seen = 0, list[Mapping[str, tuple[str, ...]]]()
+        for i, rules in enumerate(space.rule_sets):
+            if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
+                continue
+            if runnable and rules.among(axes) not in runnable:
+                continue
+            left = dict(rules.among(axes))
+            if model.position != "learned":
+                left.pop("positions", None)
+            scatters = tp > 1 and rules.scatters_residual
+            if left not in seen and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
+                mask |= 1 << i
+            seen.append(left)
+        return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineChoice:
+    """How microbatches go through a pipeline, and the layers of each virtual stage.
+
+    unequal, live   `Stages.unequal` and the `live_table` of these
+    """
+
+    schedule: PipelineSchedule
+    virtual_stages: int
+    stage_layers: tuple[int, ...]
+    unequal: float
+    live: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineGroup:
+    """Choices whose ranks hold the same layers: they differ in the schedule alone, not in what a rank has to hold.
+
+    fuller_middle   whether a middle rank has more layers than the first, or more passes of them under way
+    """
+
+    stages: Stages
+    choices: tuple[PipelineChoice, ...]
+    fuller_middle: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutRows:
+    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders, rules a bit for each rule set."""
+
+    pp: int
+    data_parallel: int
+    pipelines: tuple[PipelineGroup, ...]
+    dp_replicate: NDArray[np.int64]
+    dp_shard: NDArray[np.int64]
+    cp: NDArray[np.int64]
+    tp: NDArray[np.int64]
+    order: NDArray[np.int64]
+    rules: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.int64] | slice) -> LayoutRows:
+        return LayoutRows(
+            pp=self.pp,
+            data_parallel=self.data_parallel,
+            pipelines=self.pipelines,
+            dp_replicate=self.dp_replicate[rows],
+            dp_shard=self.dp_shard[rows],
+            cp=self.cp[rows],
+            tp=self.tp[rows],
+            order=self.order[rows],
+            rules=self.rules[rows],
+        )
+
+
+def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
+    """tp that some rule set admits: it divides what is cut by it (of the key-value heads it may be a multiple)."""
+    found = [t for t in divisors(num_chips) if space.admits("tp", t)]
+    return [t for t in found if any(admits(rules, job.model, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
+
+
+def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
+    """Layers of each virtual stage: as even as they go, and with shorter ends where that may help.
+
+    It may where an end gets fewer layers, and no other rank more, or the head outweighs a layer.
+    """
+    layers, num_stages = model.num_hidden_layers, num_ranks * virtual_stages
+    if num_stages > layers + STAGES_WITHOUT_LAYERS:
+        return []
+    even, shorter = even_stage_layers(layers, num_stages), shorter_ends_stage_layers(layers, num_stages)
+    if shorter == even:
+        return [even]
+    a, b = stages_of(even, num_ranks), stages_of(shorter, num_ranks)
+    fewer = b.first < a.first or b.last < a.last
+    no_more = max(b.layers) <= max(a.layers)
+    return [even, shorter] if fewer and (no_more or model.vocab_size * model.hidden_size > model.num_layer_parameters) else [even]
+
+
+def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGroup, ...]:
+    """Schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
+    most = job.model.num_hidden_layers + STAGES_WITHOUT_LAYERS
+    pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
+    if pp > 1:
+        pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
+    groups: dict[tuple[float, ...], tuple[Stages, list[PipelineChoice]]] = {}
+    for schedule, virtual in pairs:
+        if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
+            continue
+        if pp > 1 and str(schedule) not in space.runs.schedules:
+            continue
+        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job.model, pp, virtual)
+        for layers in given:
+            if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
+                continue
+            stages = stages_of(layers, pp)
+            _, choices = groups.setdefault(stages.layers, (stages, []))
+            live = live_table(schedule, layers, pp)
+            choices.append(
+                PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal, live=live)
+            )
+    found = []
+    for stages, choices in groups.values():
+        fuller = stages.middle > stages.first or any(bool((each.live[:, 1] > each.live[:, 0]).any()) for each in choices)
+        found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller))
+    return tuple(found)
+
+
+def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[int]:
+    return [m for m in divisors(job.global_batch // data_parallel) if space.admits("micro_batch", m)]
+
+
+def recompute_choices(space: Space, attention: AttentionKernel, operators: tuple[str, ...]) -> list[Recompute]:
+    """Selective recomputation saves next to nothing beside a fused kernel, which keeps no scores: there only if it is asked for."""
+    needless = attention is AttentionKernel.FLASH and operators == DEFAULT_RECOMPUTE_OPERATORS and "recompute" not in space.fixed
+    admitted = [r for r in Recompute if space.admits("recompute", str(r)) and str(r) in space.runs.recompute]
+    return [r for r in admitted if not (needless and r is Recompute.SELECTIVE)]
+
+
+def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees: Mapping[str, int]) -> bool:
+    """No earlier order lays out the axes that are there in the same sequence."""
+    used = [axis for axis in orders[index] if degrees[axis] > 1]
+    return all([axis for axis in order if degrees[axis] > 1] != used for order in orders[:index])
+
+
+def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[LayoutRows]:
+    """All layouts, grouped by pipeline and data-parallel degree."""
+    choices = RuleChoices(job, space)
+    tensor = [t for t in divisors(num_chips) if space.admits("tp", t)]
+    canonical: dict[tuple[bool, ...], list[int]] = {}
+    for pp in divisors(num_chips):
+        pipelines = pipeline_groups(job, pp, space) if space.admits("pp", pp) else ()
+        if not pipelines:
+            continue
+        inner = num_chips // pp
+        for data in divisors(inner):
+            if job.global_batch % data or not space.admits("dp", data) or not micro_batches(job, data, space):
+                continue
+            rows: list[tuple[int, int, int, int, int, int]] = []
+            rest = inner // data
+            for tp in tensor:
+                if rest % tp:
+                    continue
+                cp = rest // tp
+                if not space.admits("cp", cp) or not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
+                    continue
+                mask = choices.mask(cp, tp)
+                if not mask:
+                    continue
+                for shard in divisors(data):
+                    replicate = data // shard
+                    if not (space.admits("dp_shard", shard) and space.admits("dp_replicate", replicate)):
+                        continue
+                    if shard > 1 and replicate > 1 and not space.runs.zero_of_replicas:
+                        continue
+                    present = (tp > 1, cp > 1, shard > 1, replicate > 1, pp > 1)
+                    if present not in canonical:
+                        degrees = dict(zip(DEFAULT_ORDER, (2 if p else 1 for p in present), strict=True))
+                        canonical[present] = [i for i in range(len(space.orders)) if is_canonical_order(space.orders, i, degrees)]
+                    rows += [(replicate, shard, cp, tp, order, mask) for order in canonical[present]]
+            if rows:
+                columns = np.array(rows, dtype=np.int64).T
+                yield LayoutRows(
+                    pp=pp,
+                    data_parallel=data,
+                    pipelines=pipelines,
+                    dp_replicate=columns[0],
+                    dp_shard=columns[1],
+                    cp=columns[2],
+                    tp=columns[3],
+                    order=columns[4],
+                    rules=columns[5],
+                )

@@ -1,0 +1,116 @@
+"""Step times of a block of plans [layouts, micro-batches, recompute, schedules] of one ZeRO stage, from their pipeline times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator, time_beside_pipeline
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters, waits_each_microbatch
+from perfmodel.cost.step import (
+    ParameterTerms,
+    RegionTimes,
+    Stages,
+    accumulation_time,
+    beat_of,
+    optimizer_time,
+)
+from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.planner.uniform.space import PipelineChoice
+
+Array = NDArray[np.float64]
+
+
+def step_times(
+    estimator: Estimator,
+    pipeline: Array,
+    terms: ParameterTerms,
+    tied: Any,
+    regions: RegionTimes,
+    stages: Stages,
+    *,
+    pp: int,
+    num_microbatches: Array,
+    hop: Array,
+    choices: tuple[PipelineChoice, ...],
+) -> Array:
+    """What `evaluate_plan` adds up for one plan, in its order.
+
+    pipeline  [layouts, micro-batches, recompute, schedules], of which `choices` are the last dim    [s]
+
+    Nothing beside the pipeline depends on the schedule, but for what every microbatch waits for: gpipe has a beat of its own.
+    """
+    waiting = pp > 1 and waits_each_microbatch(terms)
+    gpipe = [i for i, choice in enumerate(choices) if choice.schedule is PipelineSchedule.GPIPE]
+
+    def waits_of(schedule: PipelineSchedule) -> Waits:
+        return exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=float(pp), profile=estimator.profile)
+
+    waits = waits_of(PipelineSchedule.ONE_F_ONE_B)  # interleaved too: the beat is the same
+    gpipe_waits = waits_of(PipelineSchedule.GPIPE) if waiting and gpipe else waits
+    if waiting:
+        pipeline = _less_hidden_sends(
+            estimator, pipeline, waits, gpipe_waits, regions, stages, pp=pp, m=num_microbatches, hop=hop, choices=choices
+        )
+    step = pipeline + _beside(estimator, terms, tied, regions, stages, waits, num_microbatches)
+    if waiting and gpipe:
+        step[..., gpipe] = pipeline[..., gpipe] + _beside(estimator, terms, tied, regions, stages, gpipe_waits, num_microbatches)
+    return step
+
+
+def _beside(
+    estimator: Estimator,
+    terms: ParameterTerms,
+    tied: Any,
+    regions: RegionTimes,
+    stages: Stages,
+    waits: Waits,
+    m: Array,
+) -> Array:
+    """What is added to the pipeline's time [layouts, micro-batches, recompute, 1]."""
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
+    optimizer = optimizer_time(terms, stages, sizes, machine)
+    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
+    return np.asarray(time_beside_pipeline(gather, reduction, tied, optimizer, accumulation, profile, machine))[..., None]
+
+
+def _less_hidden_sends(
+    estimator: Estimator,
+    pipeline: Array,
+    waits: Waits,
+    gpipe_waits: Waits,
+    regions: RegionTimes,
+    stages: Stages,
+    *,
+    pp: int,
+    m: Array,
+    hop: Array,
+    choices: tuple[PipelineChoice, ...],
+) -> Array:
+    """Pipeline time less `sends_under_parameters`; as it is where no send sets the pace."""
+    profile, p = estimator.profile, float(pp)
+    most = max(choice.virtual_stages for choice in choices)
+    shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)  # gpipe's is no shorter
+    if not np.any((2.0 + 1e-9) * most * hop > shortest):
+        return pipeline
+    less = np.empty_like(pipeline)
+    for schedule in PipelineSchedule:
+        here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
+        if not here:
+            continue
+        beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+        exposed = (gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total
+        less[..., here] = pipeline[..., here] - sends_under_parameters(
+            np.asarray(exposed)[..., None],
+            np.asarray(beat)[..., None],
+            schedule=schedule,
+            num_ranks=p,
+            num_microbatches=m[..., None],
+            virtual_stages=np.array([float(choices[i].virtual_stages) for i in here]),
+            hop=np.asarray(hop)[..., None],
+            profile=profile,
+        )
+    return less

@@ -1,0 +1,554 @@
+"""Evaluate every plan of a space as columns, and keep the best.
+
+Plans come in blocks of one pipeline degree, one data-parallel degree and one rule set: [layouts, micro-batches, recompute,
+schedules] for each ZeRO stage. Every cell is legal but for schedules that need more microbatches, which are masked. A cell costs
+a handful of additions; all else is computed on the factors that it depends on, by the functions that predict single plans.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory import (
+    ActivationTerms,
+    Pipelining,
+    Unreduced,
+    base_memory,
+    fixed_memory,
+    keeps_gathered,
+    kept_memory,
+    largest,
+    outside_bytes,
+    rank_moments,
+    reserve_factor,
+    reserved_memory,
+    static_memory,
+    unreduced_gradients,
+    waiting_memory,
+)
+from perfmodel.cost.pipeline import LiveLayers, three_live_layers
+from perfmodel.cost.plan_memory import replicas
+from perfmodel.cost.step import (
+    ParameterTerms,
+    RegionTimes,
+    Stages,
+    hop_time,
+    pipeline_step_time,
+)
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, room
+from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.planner.uniform.space import (
+    LayoutRows,
+    PipelineChoice,
+    PipelineGroup,
+    Space,
+    layout_blocks,
+    micro_batches,
+    recompute_choices,
+)
+from perfmodel.planner.uniform.step_times import step_times
+from perfmodel.planner.uniform.tables import (
+    MicrobatchTable,
+    ParameterTable,
+    join_grids,
+    layout_grid,
+    microbatch_keys,
+    microbatch_table,
+    parameter_keys,
+    parameter_table,
+    take_grid,
+)
+from perfmodel.search.select import Front, Smallest
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+#: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
+BLOCK_CELLS = 1 << 16
+
+OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
+OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
+TIGHT = "tight: within the memory, but with less than the headroom left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Segment:
+    """Where the ids of one block of cells begin, and how to read them."""
+
+    first_id: int
+    shape: tuple[int, int, int, int]
+    rows: LayoutRows
+    zero: int
+    rules: RuleSet
+    micro: tuple[int, ...]
+    choices: tuple[PipelineChoice, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sweep:
+    """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
+
+    capacity     what a plan that fits may take: the usable memory less the headroom   [byte]
+    num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
+    num_tight    plans within the usable memory that do not leave the headroom
+    """
+
+    estimator: Estimator
+    space: Space
+    capacity: float
+    attention: AttentionKernel
+    recompute_operators: tuple[str, ...]
+    recomputes: list[Recompute]
+    best_time: Smallest
+    best_memory: Smallest
+    least: Smallest
+    front: Front
+    num_evaluated: int = 0
+    num_feasible: int = 0
+    num_static: int = 0
+    num_tight: int = 0
+    segments: list[_Segment] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    next_id: int = 0
+    interrupted: bool = False
+
+    def plan(self, plan_id: int) -> Plan:
+        segment = self.segments[bisect_right(self.starts, plan_id) - 1]
+        row, m, r, v = np.unravel_index(plan_id - segment.first_id, segment.shape)
+        choice = segment.choices[int(v)]
+        rows, i = segment.rows, int(row)
+        machine = self.estimator.machine
+        return make_plan(
+            self.estimator.job,
+            cluster=machine.cluster,
+            num_chips=self.estimator.cluster.num_chips,
+            pp=rows.pp,
+            dp_replicate=int(rows.dp_replicate[i]),
+            dp_shard=int(rows.dp_shard[i]),
+            cp=int(rows.cp[i]),
+            tp=int(rows.tp[i]),
+            zero=segment.zero,
+            order=self.space.orders[int(rows.order[i])],
+            rules=segment.rules,
+            micro_batch=segment.micro[int(m)],
+            recompute=str(self.recomputes[int(r)]),
+            recompute_operators=self.recompute_operators,
+            schedule=str(choice.schedule),
+            virtual_stages=choice.virtual_stages,
+            stage_layers=choice.stage_layers,
+            attention=str(self.attention),
+            profile=self.estimator.profile.name,
+            calibration=machine.calibration,
+        )
+
+
+def sweep(
+    estimator: Estimator,
+    space: Space,
+    *,
+    top: int,
+    memory_headroom: float = DEFAULT_HEADROOM,
+    attention: AttentionKernel | None = None,
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    progress: Callable[[float], bool | None] | None = None,
+) -> Sweep:
+    """Evaluate every plan of the space; where `progress` answers True it ends with what it has."""
+    capacity = room(estimator.machine.memory_usable, memory_headroom)
+    attention = attention or AttentionKernel(estimator.profile.default_attention)
+    state = Sweep(
+        estimator=estimator,
+        space=space,
+        capacity=capacity,
+        attention=attention,
+        recompute_operators=recompute_operators,
+        recomputes=recompute_choices(space, attention, recompute_operators),
+        best_time=Smallest(count=top),
+        best_memory=Smallest(count=top),
+        least=Smallest(count=1),
+        front=Front(low=0.0, high=max(capacity, 1.0)),
+    )
+    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space))
+    if blocks:
+        tables = _Tables(state, blocks)
+        for i, rows in enumerate(blocks):
+            _evaluate_rows(state, tables, i, rows)
+            if progress is not None and progress((i + 1) / len(blocks)):
+                state.interrupted = i + 1 < len(blocks)
+                break
+    return state
+
+
+class _Tables:
+    """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage."""
+
+    def __init__(self, state: Sweep, blocks: list[LayoutRows]) -> None:
+        estimator, space = state.estimator, state.space
+        self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
+        whole = join_grids(self.grids)
+        bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
+        first, keys = microbatch_keys(whole, estimator.profile)
+        self.micro_keys = [keys[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
+        sizes: set[int] = set()
+        for rows in blocks:
+            sizes.update(micro_batches(estimator.job, rows.data_parallel, space))
+        self.sizes = sorted(sizes)
+        self.micro: dict[int, MicrobatchTable] = {}
+        inner = take_grid(whole, first)
+        parameter_first, parameter_key = parameter_keys(whole)
+        self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
+        layouts = take_grid(whole, parameter_first)
+        self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
+        pipelined = {rows.pp > 1 for rows in blocks}
+        used = int(np.bitwise_or.reduce(np.concatenate([rows.rules for rows in blocks])))
+        for index, rules in enumerate(space.rule_sets):
+            if not used >> index & 1:
+                continue
+            program = estimator.program(rules, state.attention, state.recompute_operators)
+            self.micro[index] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
+            for zero in range(4):
+                for in_pipeline in pipelined:
+                    if space.admits("zero", zero):
+                        self.parameters[index, zero, in_pipeline] = parameter_table(
+                            estimator, program, rules, zero, layouts, pipelined=in_pipeline
+                        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Block:
+    """Layouts with all their micro-batches and kinds of recomputation: what no schedule and no stage changes.
+
+    keys       row of each layout in the parameter tables
+    rule       place of the rules among those of the space
+    sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate
+    """
+
+    rows: LayoutRows
+    keys: Index
+    sharding: Index
+    rule: int
+    rules: RuleSet
+    micro: tuple[int, ...]
+    num_microbatches: Array
+    regions: RegionTimes
+    activations: ActivationTerms
+    activation_bytes: float
+    grid: LayoutGrid
+    hop: Any
+
+
+def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) -> None:
+    """One (pipeline, data-parallel) degree, in pieces that fit the caches."""
+    job, space = state.estimator.job, state.space
+    micro = micro_batches(job, rows.data_parallel, space)
+    num_choices = max(len(group.choices) for group in rows.pipelines)
+    # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
+    group = np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(rows.cp > 1, 1, 0))
+    by_group = np.argsort(group, kind="stable")
+    for rule, table in tables.micro.items():
+        order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
+        cells = len(micro) * len(state.recomputes) * num_choices
+        step = max(1, BLOCK_CELLS // max(cells, 1))
+        for begin in range(0, len(order), step):
+            _evaluate_block(state, tables, block, rows, order[begin : begin + step], group, rule, table, micro)
+
+
+def _evaluate_block(
+    state: Sweep,
+    tables: _Tables,
+    block: int,
+    rows: LayoutRows,
+    index: Index,
+    group: Index,
+    rule: int,
+    table: MicrobatchTable,
+    micro: list[int],
+) -> None:
+    estimator = state.estimator
+    chosen = rows.select(index)
+    rules = state.space.rule_sets[rule]
+    columns = np.searchsorted(tables.sizes, micro)
+    regions, activations = table.block(tables.micro_keys[block][index], columns)
+    grid = _column_grid(take_grid(tables.grids[block], index))
+    here = _Block(
+        rows=chosen,
+        keys=tables.parameter_keys[block][index],
+        sharding=group[index],
+        rule=rule,
+        rules=rules,
+        micro=tuple(micro),
+        num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
+        regions=regions,
+        activations=activations,
+        activation_bytes=table.program.activation_bytes,
+        grid=grid,
+        hop=hop_time(
+            activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=rules.scatters_residual
+        ),
+    )
+    for pipelines in rows.pipelines:
+        _evaluate_group(state, tables, here, pipelines)
+
+
+def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: PipelineGroup) -> None:
+    """The schedules of a block whose ranks hold the same layers."""
+    estimator, stages, choices = state.estimator, pipelines.stages, pipelines.choices
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    regions, activations, grid, m, pp = block.regions, block.activations, block.grid, block.num_microbatches, block.rows.pp
+    rule, activation_bytes = block.rule, block.activation_bytes
+    ranks = _ranks_to_compare(profile, pipelines, pp)
+    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
+    least = 1 if state.space.runs.few_microbatches else pp
+    pipeline, kept, live, legal = _schedule_columns(
+        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, ranks, least
+    )
+    _, num_micro, num_recompute, num_choices = pipeline.shape
+    legal_cells = int(legal.sum()) * num_recompute
+    if not legal_cells:
+        return
+    keys, groups = block.keys, block.sharding
+    for zero in range(4):
+        if (rule, zero, pp > 1) not in tables.parameters:
+            continue
+        # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
+        runs = state.space.runs
+        if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
+            continue
+        last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
+        begin, end = (0, int(np.searchsorted(groups, 2))) if zero == 0 else map(int, np.searchsorted(groups, [1, last]))
+        if begin == end:
+            continue
+        part = slice(begin, end)
+        terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
+        cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
+        static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
+        memory: Any = None
+        alone: Any = 0.0
+        here_activations = _activations_of(activations, part)
+        for rank in ranks:
+            moments = rank_moments(
+                here_activations,
+                terms,
+                stages,
+                sizes,
+                rank=rank,
+                num_microbatches=m,
+                profile=profile,
+                activation_bytes=activation_bytes,
+            )
+            unreduced = Unreduced()
+            if keeps_gathered(terms.program):  # then what lives beside activations depends on the schedule too
+                unreduced = unreduced_gradients(
+                    _wider_activations(here_activations),
+                    _wider_terms(terms),
+                    stages,
+                    sizes,
+                    rank=rank,
+                    live=live[rank],
+                    profile=profile,
+                    activation_bytes=activation_bytes,
+                    factor=factor,
+                )
+            waiting = waiting_memory(
+                here_activations,
+                terms,
+                stages,
+                sizes,
+                rank=rank,
+                num_microbatches=m,
+                tp=grid.degree["tp"][part],
+                is_scattered=block.rules.scatters_residual,
+                profile=profile,
+            )
+            fixed = fixed_memory(static[rank])
+            base = base_memory(largest(moments), fixed, waiting, factor=factor, outside=outside)
+            base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
+            here = reserved_memory(kept[rank][part], base, unreduced)
+            memory = here if memory is None else np.maximum(memory, here, out=memory)
+            alone = np.maximum(alone, fixed)
+        step = step_times(
+            estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop[part], choices=choices
+        )
+        fits = memory <= state.capacity
+        feasible = int(np.count_nonzero(fits))
+        state.segments.append(
+            _Segment(
+                first_id=state.next_id,
+                shape=(end - begin, num_micro, num_recompute, num_choices),
+                rows=block.rows.select(part),
+                zero=zero,
+                rules=block.rules,
+                micro=block.micro,
+                choices=choices,
+            )
+        )
+        state.starts.append(state.next_id)
+        state.num_evaluated += legal_cells * (end - begin)
+        state.num_feasible += feasible
+        state.num_static += int(np.count_nonzero(alone > machine.memory_usable)) * legal_cells
+        if feasible < memory.size:
+            state.num_tight += int(np.count_nonzero(memory <= machine.memory_usable)) - feasible
+        flat_memory = memory.reshape(-1)
+        state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
+        if feasible:
+            flat = step.reshape(-1)
+            if feasible < flat.size:
+                flat = np.where(fits.reshape(-1), flat, np.inf)
+                flat_memory = np.where(fits.reshape(-1), flat_memory, np.inf)
+            state.best_time.offer(flat, state.next_id, flat_memory)
+            state.best_memory.offer(flat_memory, state.next_id, flat)
+            state.front.offer(flat, np.minimum(flat_memory, state.capacity), state.next_id)
+        state.next_id += step.size
+
+
+def _column_grid(grid: LayoutGrid) -> LayoutGrid:
+    """The same layouts as columns [layouts, 1, 1], to broadcast against micro-batches and recomputation."""
+
+    def wide(column: Array) -> Array:
+        return column[:, None, None]
+
+    return LayoutGrid(
+        degree={axis: wide(c) for axis, c in grid.degree.items()},
+        fine={axis: wide(c) for axis, c in grid.fine.items()},
+        inside=tuple({axis: wide(c) for axis, c in tier.items()} for tier in grid.inside),
+        hop=tuple(wide(c) for c in grid.hop),
+    )
+
+
+def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
+    """Pipeline ranks (first, middle, last) of which one is the fullest.
+
+    A middle one with no more layers, and no more of them under way, holds no more than the first, unless it has room for twice the
+    boundaries; rounding keeps the order.
+    """
+    if pp > 2 and (profile.pipeline_keeps_boundaries or pipelines.fuller_middle):
+        return (0, 1, 2)
+    return (0, 2)
+
+
+def _activations_of(activations: ActivationTerms, part: slice) -> ActivationTerms:
+    """These rows."""
+    return replace(
+        activations,
+        kept=tuple(x[part] for x in activations.kept),
+        peaks=tuple((a[part], b[part]) for a, b in activations.peaks),
+        boundary=activations.boundary[part],
+        logits=activations.logits[part],
+        run_ahead=activations.run_ahead[part],
+    )
+
+
+def _wider_activations(activations: ActivationTerms) -> ActivationTerms:
+    """With a last dim for schedules; without what does not matter to them."""
+    wide = tuple(_wider(x) for x in activations.kept)
+    return replace(activations, kept=wide, peaks=(), boundary=_wider(activations.boundary), logits=_wider(activations.logits))
+
+
+def _wider_terms(terms: ParameterTerms) -> ParameterTerms:
+    """Elements with a last dim for schedules."""
+    return replace(
+        terms,
+        full=tuple(_wider(x) for x in terms.full),
+        shard=tuple(_wider(x) for x in terms.shard),
+        tied=(_wider(terms.tied[0]), _wider(terms.tied[1])),
+    )
+
+
+def _schedule_columns(
+    estimator: Estimator,
+    regions: RegionTimes,
+    activations: ActivationTerms,
+    stages: Stages,
+    activation_bytes: float,
+    pp: int,
+    m: Array,
+    hop: Any,
+    choices: tuple[PipelineChoice, ...],
+    ranks: tuple[int, ...],
+    least_microbatches: int,
+) -> tuple[Array, dict[int, Array], dict[int, LiveLayers], NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, layers under way there
+    [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
+    shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
+    pipeline, kept = np.empty(shape), {rank: np.empty(shape) for rank in ranks}
+    cells = (1, m.size, 1, len(choices))
+    lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
+    count = m.reshape(-1)
+    legal = np.empty((len(count), len(choices)), dtype=bool)
+    profile = estimator.profile
+    factor = reserve_factor(profile, estimator.machine)
+    for schedule in PipelineSchedule:
+        here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
+        if not here:
+            continue
+        at = slice(here[0], here[-1] + 1)
+        v: Any = 1.0
+        up = _identity
+        if schedule is PipelineSchedule.INTERLEAVED:
+            v = np.array([float(choices[i].virtual_stages) for i in here])
+            stages = replace(stages, unequal=np.array([choices[i].unequal for i in here]))
+            up = _wider
+        wide_regions = RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward))
+        wide_terms = ActivationTerms(
+            kept=tuple(up(x) for x in activations.kept),
+            peaks=(),
+            boundary=up(activations.boundary),
+            logits=up(activations.logits),
+            run_ahead=0.0,
+        )
+        wide_m, wide_hop = up(m), up(hop)
+        time = pipeline_step_time(
+            wide_regions,
+            stages,
+            schedule=schedule,
+            num_ranks=float(pp),
+            num_microbatches=wide_m,
+            virtual_stages=v,
+            hop=wide_hop,
+            profile=profile,
+        )
+        interleaved = schedule is PipelineSchedule.INTERLEAVED
+        # choices of one virtual stage differ in the schedule
+        table = np.stack([choices[i].live for i in here], axis=1) if interleaved else choices[here[0]].live
+        live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m)
+        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=wide_m, virtual_stages=v, live=live)
+        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
+        if pp > 1 and profile.pipeline_keeps_parameters:
+            for rank in ranks:
+                for each in fields(LiveLayers):
+                    found = getattr(live[rank], each.name)
+                    getattr(lives[rank], each.name)[..., at] = found if interleaved else found[..., None]
+        pipeline[..., at] = time if interleaved else time[..., None]
+        for rank in ranks:
+            both = (moving[rank][0] + moving[rank][1]) * factor
+            kept[rank][..., at] = both if interleaved else np.asarray(both)[..., None]
+        match schedule:
+            case PipelineSchedule.GPIPE:
+                legal[:, at] = (count > 1)[:, None]
+            case PipelineSchedule.ONE_F_ONE_B:
+                legal[:, at] = True
+            case PipelineSchedule.INTERLEAVED:
+                legal[:, at] = (count % pp == 0)[:, None]
+    legal &= (count >= least_microbatches)[:, None]
+    if not legal.all():
+        blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
+        kept[0] += blocked
+    return pipeline, kept, lives, legal
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+def _wider(x: Any) -> Any:
+    return np.asarray(x)[..., None]

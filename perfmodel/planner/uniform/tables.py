@@ -1,0 +1,182 @@
+"""Costs tabulated on the factors that they depend on.
+
+The work of a microbatch depends on tp, cp, where these lie on the network, and the micro-batch; the cost of parameters on the
+layout and the ZeRO stage. Both are evaluated once for each distinct combination, by the functions that predict single plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory import ActivationTerms, activation_terms
+from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.parameters import parameter_cost
+from perfmodel.cost.program import Program
+from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
+from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.grid import LayoutGrid, make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.planner.uniform.space import LayoutRows
+from perfmodel.workload.operator import REGIONS
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+_FINE_INNER = ("cp", "tp_kv", "tp_q")
+
+
+def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str, ...], ...]) -> LayoutGrid:
+    count = len(rows)
+    return make_grid(
+        {"pp": np.full(count, rows.pp), "dp_replicate": rows.dp_replicate, "dp_shard": rows.dp_shard, "cp": rows.cp, "tp": rows.tp},
+        orders,
+        order_index=rows.order,
+        tier_sizes=estimator.machine.tier_sizes,
+        num_key_value_heads=estimator.job.model.num_key_value_heads,
+    )
+
+
+def take_grid(grid: LayoutGrid, rows: Index) -> LayoutGrid:
+    return LayoutGrid(
+        degree={axis: column[rows] for axis, column in grid.degree.items()},
+        fine={axis: column[rows] for axis, column in grid.fine.items()},
+        inside=tuple({axis: column[rows] for axis, column in tier.items()} for tier in grid.inside),
+        hop=tuple(column[rows] for column in grid.hop),
+    )
+
+
+def join_grids(grids: list[LayoutGrid]) -> LayoutGrid:
+    first = grids[0]
+    return LayoutGrid(
+        degree={axis: np.concatenate([g.degree[axis] for g in grids]) for axis in first.degree},
+        fine={axis: np.concatenate([g.fine[axis] for g in grids]) for axis in first.fine},
+        inside=tuple({axis: np.concatenate([g.inside[i][axis] for g in grids]) for axis in first.fine} for i in range(len(first.inside))),
+        hop=tuple(np.concatenate([g.hop[i] for g in grids]) for i in range(len(first.hop))),
+    )
+
+
+def distinct(columns: list[Array]) -> tuple[Index, Index]:
+    """First row of each distinct combination of whole-number columns, and each row's combination: keys are built by mixed radix."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, digit = np.unique(column, return_inverse=True)
+        key = key * len(values) + digit
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def microbatch_keys(grid: LayoutGrid, profile: ExecutionProfile) -> tuple[Index, Index]:
+    columns = [grid.degree["tp"], grid.degree["cp"]]
+    if profile.host_layer_time_per_tp_across_nodes > 0:
+        columns.append(pipeline_crosses_nodes(grid))
+    for tier in grid.inside:
+        columns += [tier[axis] for axis in _FINE_INNER]
+    return distinct(columns)
+
+
+def parameter_keys(grid: LayoutGrid) -> tuple[Index, Index]:
+    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
+    for tier in grid.inside:
+        columns += list(tier.values())
+    columns += list(grid.hop)  # where the ends of a pipeline meet, for tied embeddings
+    columns.append(np.minimum(grid.degree["pp"], 2.0))
+    return distinct(columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicrobatchTable:
+    """[keys, micro-batches] for one rule set. stacked [6, recompute, keys, micro-batches]: forward then backward, by region."""
+
+    program: Program
+    stacked: Array
+    kept: Array
+    peaks: Array
+    run_ahead: Array
+    boundary: Array
+    logits: Array
+
+    def block(self, keys: Index, columns: Index) -> tuple[RegionTimes, ActivationTerms]:
+        """Arrays [layouts, micro-batches, recompute] for these layouts' keys and micro-batches."""
+        index = np.ix_(keys, columns)
+        times = [np.moveaxis(self.stacked[i][:, index[0], index[1]], 0, -1) for i in range(6)]
+        # only a layer is recomputed: embedding and head are the same under every kind of recomputation
+        some = [slice(None) if region == "layer" else slice(0, 1) for region in REGIONS]
+        kept = [np.moveaxis(self.kept[i][some[i]][:, index[0], index[1]], 0, -1) for i in range(3)]
+        peaks = [np.moveaxis(self.peaks[i][some[i // 2]][:, index[0], index[1]], 0, -1) for i in range(6)]
+        return RegionTimes(forward=tuple(times[:3]), backward=tuple(times[3:])), ActivationTerms(
+            kept=tuple(kept),
+            peaks=tuple((peaks[2 * i], peaks[2 * i + 1]) for i in range(3)),
+            boundary=self.boundary[index][..., None],
+            logits=self.logits[index][..., None],
+            run_ahead=np.moveaxis(self.run_ahead[:, index[0], index[1]], 0, -1),
+        )
+
+
+def microbatch_table(
+    estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
+) -> MicrobatchTable:
+    """Every layout key with every micro-batch."""
+    num_keys, num_sizes = grid.num_rows, len(sizes)
+    wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
+    micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
+    shape = (num_keys, num_sizes)
+    stacked, kept, peaks, run_ahead = [], [], [], []
+    for recompute in recomputes:
+        times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
+        stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
+        terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
+        kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
+        peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
+        run_ahead.append(terms.run_ahead.reshape(shape))
+    return MicrobatchTable(
+        program=program,
+        stacked=np.array(stacked).swapaxes(0, 1),
+        kept=np.array(kept).swapaxes(0, 1),
+        peaks=np.array(peaks).swapaxes(0, 1),
+        run_ahead=np.array(run_ahead),
+        boundary=micro.boundary.reshape(shape),
+        logits=micro.logits.reshape(shape),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ParameterTable:
+    """Parameter terms of one rule set and ZeRO stage on distinct layouts, and the reduction of tied embeddings."""
+
+    terms: ParameterTerms
+    tied: Array
+
+    def block(self, keys: Index) -> tuple[ParameterTerms, Array]:
+        """Columns [layouts, 1, 1] of these keys."""
+
+        def pick(value: Array) -> Array:
+            return value[keys][:, None, None]
+
+        t = self.terms
+        return ParameterTerms(
+            gather_forward={times: tuple(pick(v) for v in values) for times, values in t.gather_forward.items()},
+            gather_backward={times: tuple(pick(v) for v in values) for times, values in t.gather_backward.items()},
+            tp_sum={times: tuple(pick(v) for v in values) for times, values in t.tp_sum.items()},
+            reduce={times: tuple(pick(v) for v in values) for times, values in t.reduce.items()},
+            publish=tuple(pick(v) for v in t.publish),
+            full=tuple(pick(v) for v in t.full),
+            shard=tuple(pick(v) for v in t.shard),
+            padded=tuple(pick(v) for v in t.padded),
+            tied=(pick(t.tied[0]), pick(t.tied[1])),
+            zero=t.zero,
+            program=t.program,
+        ), pick(self.tied)
+
+
+def parameter_table(
+    estimator: Estimator, program: Program, rules: RuleSet, zero: int, grid: LayoutGrid, *, pipelined: bool
+) -> ParameterTable:
+    compiled = estimator.parameter_program(program, rules, zero, pipelined=pipelined)
+    terms = parameter_terms(compiled, parameter_cost(compiled, estimator.profile, estimator.machine, grid))
+    tied = tied_time(program, terms, estimator.sizes, estimator.machine, grid)
+    return ParameterTable(terms=terms, tied=np.broadcast_to(np.asarray(tied, dtype=np.float64), grid.num_rows))

@@ -1,0 +1,492 @@
+"""The verbs, for Python: they take names, paths or objects, and return frozen results.
+
+    import perfmodel
+
+    prediction = perfmodel.predict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, tp=2)
+    result = perfmodel.find_plans(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
+
+A knob that is left out (None) takes its documented default in `predict` and is searched in `find_plans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
+from perfmodel.foundation.resources import require_torch as require_torch
+from perfmodel.foundation.values import share, whole
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Predictions
+from perfmodel.planner.ties import TIES
+from perfmodel.verbs.requests import make_requests, predict_requests, setting_of_request
+from perfmodel.verbs.searching import search_in
+from perfmodel.verbs.setting import (
+    Knobs,
+    Name,
+    load_plan,
+    make_setting,
+    placed,
+    predict_in,
+    setting_of_plan,
+    told,
+)
+from perfmodel.workload.config import TransformerConfig
+
+if TYPE_CHECKING:
+    from perfmodel.cost.counts import Audit
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.lab.judgement import ValidationResult
+    from perfmodel.parallel.algebra.rules import RuleSet
+    from perfmodel.parallel.prediction import Prediction
+    from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.parallel.results import Comparison, Measurement
+    from perfmodel.planner.explain import Explanation
+    from perfmodel.planner.result import SearchResult
+    from perfmodel.workload.imported.graph import ImportedGraph
+
+#: One value, several as a list, or none.
+_Value = TypeVar("_Value")
+Several: TypeAlias = "_Value | Sequence[_Value] | None"
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# The verbs
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def predict(
+    plan: Plan | Name | None = None,
+    *,
+    model: Several[Name | TransformerConfig] = None,
+    cluster: Several[Name | Cluster] = None,
+    chips: Several[int | str] = None,
+    nodes: Several[int | str] = None,
+    global_batch: Several[int | str] = None,
+    batch_tokens: Several[int | str] = None,
+    seq_len: Several[int | str] = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    zero: int | None = None,
+    micro_batch: int | None = None,
+    virtual_stages: int | None = None,
+    schedule: str | None = None,
+    recompute: str | None = None,
+    sequence_parallel: bool | None = None,
+    rules: Name | RuleSet | None = None,
+    order: Sequence[str] | str | None = None,
+    attention: str | None = None,
+    precision: Several[str] = None,
+    optimizer: Several[str] = None,
+    profile: Several[Name | ExecutionProfile] = None,
+    calibration: Name | Calibration | None = None,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+) -> Prediction | Any:
+    """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
+
+    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free.
+    Sizes may be texts (`seq_len="8k"`). Job, cluster, chips and profile may be lists: the result is then a `Predictions`, one for each
+    combination.
+
+    nodes          in place of chips: times the chips of a node of the cluster
+    batch_tokens   in place of global_batch: the tokens of a step
+    dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
+    rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
+    """
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        profile=profile,
+        of_plan=plan is not None,
+    )
+    knobs = Knobs(
+        pp=pp,
+        dp=dp,
+        fsdp=fsdp,
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        zero=zero,
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        schedule=schedule,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # names and files are read
+        order=order,
+        attention=attention,
+    )
+    answers, failures = predict_requests(
+        requests,
+        knobs,
+        plan=None if plan is None else load_plan(plan),
+        calibration=calibration,
+        memory_headroom=share(memory_headroom, "memory_headroom"),
+    )
+    if len(requests) == 1:
+        return answers[0].prediction
+    return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))
+
+
+def predict_plan(
+    plan: Plan | Name,
+    *,
+    cluster: Name | Cluster | None = None,
+    calibration: Name | Calibration | None = None,
+    profile: Name | ExecutionProfile | None = None,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+) -> Prediction:
+    """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile."""
+    found = load_plan(plan)
+    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
+    return predict_in(setting, placed(found, setting), memory_headroom=share(memory_headroom, "memory_headroom"))
+
+
+def find_plans(
+    *,
+    model: Several[Name | TransformerConfig] = None,
+    cluster: Several[Name | Cluster] = None,
+    global_batch: Several[int | str] = None,
+    batch_tokens: Several[int | str] = None,
+    seq_len: Several[int | str] = None,
+    chips: Several[int | str] = None,
+    nodes: Several[int | str] = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    zero: int | None = None,
+    micro_batch: int | None = None,
+    virtual_stages: int | None = None,
+    schedule: str | None = None,
+    recompute: str | None = None,
+    sequence_parallel: bool | None = None,
+    rules: Several[Name | RuleSet] = None,
+    order: Sequence[str] | str | None = None,
+    attention: str | None = None,
+    maximum: Mapping[str, int] | None = None,
+    objective: str = "time",
+    top: int = 10,
+    precision: Several[str] = None,
+    optimizer: Several[str] = None,
+    profile: Several[Name | ExecutionProfile] = None,
+    calibration: Name | Calibration | None = None,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+    ties: float | str = TIES,
+    only_runnable: bool = False,
+    progress: Callable[[float], bool | None] | None = None,
+) -> SearchResult | Any:
+    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+
+    Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
+
+    rules       rule sets that are tried, names or files of one's own (docs/rules.md)
+    objective   time, memory or chip-time
+    top         how many plans the result holds
+    ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
+    only_runnable   search only what the assumed framework can run (the group `runs` of its profile)
+    progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
+    """
+    requests = make_requests(
+        model=model,
+        cluster=cluster,
+        chips=chips,
+        nodes=nodes,
+        global_batch=global_batch,
+        batch_tokens=batch_tokens,
+        seq_len=seq_len,
+        precision=precision,
+        optimizer=optimizer,
+        profile=profile,
+    )
+    knobs = Knobs(
+        pp=pp,
+        dp=dp,
+        fsdp=fsdp,
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        zero=zero,
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        schedule=schedule,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        rules=rules,  # type: ignore[arg-type]  # names and files are read
+        order=order,
+        attention=attention,
+    )
+    found = tuple(
+        search_in(
+            setting_of_request(request, calibration=calibration),
+            knobs,
+            {} if maximum is None else maximum,
+            objective=objective,
+            top=top,
+            memory_headroom=share(memory_headroom, "memory_headroom"),
+            ties=share(ties, "ties"),
+            only_runnable=only_runnable,
+            progress=progress,
+        )
+        for request in requests
+    )
+    return found[0] if len(found) == 1 else found
+
+
+def explain_plan(
+    plan: Plan | Name,
+    *,
+    why_not: Mapping[str, int | str | bool] | None = None,
+    cluster: Name | Cluster | None = None,
+    calibration: Name | Calibration | None = None,
+    profile: Name | ExecutionProfile | None = None,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+) -> Explanation:
+    """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers."""
+    from perfmodel.planner.explain import check_knobs, explain
+
+    found = load_plan(plan)
+    why_not = None if why_not is None else check_knobs(why_not)
+    memory_headroom = share(memory_headroom, "memory_headroom")
+    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
+    answer = explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
+    return replace(answer, prediction=told(answer.prediction, setting))
+
+
+def compare_plans(
+    plans: Sequence[Plan | Name],
+    *,
+    calibration: Name | Calibration | None = None,
+    profile: Name | ExecutionProfile | None = None,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+) -> tuple[Prediction, ...]:
+    """Predictions of several plans (files), in the order in which they are given."""
+    if not isinstance(plans, (list, tuple)):
+        raise bad_field("plans", shown(plans), "must be a list of plans or of their files", 'write ["a.yaml", "b.yaml"]')
+    return tuple(predict_plan(plan, calibration=calibration, profile=profile, memory_headroom=memory_headroom) for plan in plans)
+
+
+def run_plan(
+    plan: Plan | Name,
+    *,
+    steps: int = 20,
+    warmup: int = 3,
+    shrink: bool = False,
+    device: str = "auto",
+    calibration: Name | Calibration | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Run a plan with torch on this machine, check its gradients against one process, measure it, and predict the same.
+
+    shrink   run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    """
+    require_torch("run a plan")
+    steps, warmup = whole(steps, "steps"), whole(warmup, "warmup", least=0)
+    from perfmodel.execute.runner import num_devices, num_gpus, pick_device
+    from perfmodel.execute.runner import run_plan as run
+
+    wanted = load_plan(plan)
+    pick_device(device, 1)
+    if shrink:
+        from perfmodel.execute.shrink import shrink as smaller
+        from perfmodel.execute.shrink import smallest_ranks
+        from perfmodel.hardware.local import local_cluster
+
+        on_gpus = device == "cuda" or (device == "auto" and num_gpus() > 1)
+        # on CPUs no more processes than cores, but for two ranks on each axis of the plan: times of shared cores mean little
+        on_cpus = min(num_devices("cpu"), max(local_cluster().num_chips, smallest_ranks(wanted)))
+        wanted = smaller(wanted, num_gpus() if on_gpus else min(wanted.num_chips, on_cpus))
+    measurement = run(wanted, steps=steps, warmup=warmup, device=device, on_progress=progress)
+    return compare_measurement(measurement, calibration=calibration)
+
+
+def audit_plan(
+    plan: Plan | Name,
+    *,
+    rank: int | None = None,
+    all_stages: bool = False,
+    every_microbatch: bool = False,
+    dropout: bool = False,
+    progress: Callable[[float, str], None] | None = None,
+) -> Audit:
+    """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
+
+    rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
+    every_microbatch   count the step whole, not two shorter ones from which it follows exactly
+    dropout            the model drops what its configuration says; a run drops nothing
+    progress           called with the share that is done and what is being counted
+    """
+    require_torch("audit a plan")
+    rank = None if rank is None else whole(rank, "rank", least=0)
+    from perfmodel.cost.counts import executor_profile
+    from perfmodel.execute.audit.audit import audit_plan as audit
+    from perfmodel.execute.audit.audit import ranks_to_audit
+
+    found = load_plan(plan)
+    setting = setting_of_plan(found, profile=replace(executor_profile(found.job.policy), dropout=dropout))
+    ranks = ranks_to_audit(found, rank=rank, every_stage=all_stages)
+    return audit(setting.estimator, found, ranks, every_microbatch=every_microbatch, progress=progress)
+
+
+def compare_measurement(measurement: Measurement, *, calibration: Name | Calibration | None = None) -> Comparison:
+    """The prediction of what was measured beside it. On a CPU that is this machine, with the habits of our own executor.
+
+    On GPUs those are the plan's framework's, but for the chunks of a sequence: a run gives each context-parallel rank one.
+    """
+    from perfmodel.cost.resolve import CPU_PROFILE
+    from perfmodel.hardware.reader import LOCALHOST
+    from perfmodel.parallel.profile import CONTIGUOUS, load_profile
+    from perfmodel.parallel.results import Comparison
+
+    plan = measurement.plan
+    on_cpu = measurement.device == "cpu"
+    setting = make_setting(
+        plan.job,
+        LOCALHOST if on_cpu else plan.cluster,
+        chips=plan.num_chips,
+        calibration=calibration,
+        profile=CPU_PROFILE if on_cpu else replace(load_profile(plan.profile), context_chunks=CONTIGUOUS),
+    )
+    return Comparison(prediction=predict_in(setting, placed(plan, setting)), measurement=measurement)
+
+
+def calibrate_machine(
+    *,
+    save: Name | None = None,
+    ranks: int | None = None,
+    brief: bool = False,
+    device: str = "auto",
+    progress: Callable[[float, str], None] | None = None,
+) -> Calibration:
+    """Microbenchmarks of this machine, fitted to a calibration that predictions of `localhost` then use.
+
+    save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations (or below XDG_DATA_HOME)
+    ranks      processes that compute and communicate together; None: two, where there are two cores
+    brief      fewer shapes, in half the time
+    progress   called with the share that is done and what is being measured
+    """
+    check_calibration_place(save)
+    calibration = measure_calibration(ranks=ranks, brief=brief, device=device, progress=progress)
+    keep_calibration(calibration, save)
+    return calibration
+
+
+def check_calibration_place(save: Name | None) -> None:
+    """Nothing is measured before it is known that it can be saved."""
+    from perfmodel.foundation.resources import check_can_be_made, check_can_be_written, user_calibrations_dir
+
+    if save is None:
+        check_can_be_made(user_calibrations_dir())
+    else:
+        check_can_be_written(save, "save")
+
+
+def measure_calibration(
+    *, ranks: int | None, brief: bool, device: str, progress: Callable[[float, str], None] | None = None
+) -> Calibration:
+    """What `calibrate_machine` saves."""
+    require_torch("calibrate this machine")
+    ranks = None if ranks is None else whole(ranks, "ranks")
+    from perfmodel.calibrate.fit_host import fit_measurement
+    from perfmodel.execute.measure.machine import measure_machine
+    from perfmodel.hardware.local import local_cluster
+
+    ranks = min(2, local_cluster().num_chips) if ranks is None else ranks
+    return fit_measurement(measure_machine(ranks, brief=brief, device=device, progress=progress))
+
+
+def keep_calibration(calibration: Calibration, save: Name | None) -> None:
+    from perfmodel.hardware.writer import save_calibration
+
+    path = user_calibration_path(calibration) if save is None else Path(save)
+    if save is None:
+        make_folder(path.parent)
+    save_calibration(calibration, path)
+
+
+def import_graph(module: str | Callable[[], Any], inputs: str | Sequence[str] = ()) -> ImportedGraph:
+    """The operators of any `torch.nn.Module` as named iteration spaces, found by `torch.export` under fake tensors.
+
+    module   `package.module:factory`, with literal arguments if need be (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
+             a module that exists is taken as it is
+    inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
+    """
+    require_torch("import a module")
+    from perfmodel.execute.importer.import_graph import find_factory, import_module
+    from perfmodel.workload.imported.input_spec import parse_inputs
+
+    specs = parse_inputs([inputs] if isinstance(inputs, str) else inputs)
+    if isinstance(module, str):
+        return import_module(find_factory(module), specs, name=module)
+    if hasattr(module, "named_parameters") and not isinstance(module, type):
+        return import_module(lambda: module, specs, name=type(module).__name__)
+    if not callable(module):
+        raise bad_field("module", module, "must be module:factory, a torch.nn.Module or a callable that makes one")
+    return import_module(module, specs, name=getattr(module, "__name__", type(module).__name__))
+
+
+def validate_cases(
+    path: Name | Sequence[Name],
+    *,
+    out: Name | None = None,
+    calibration: Name | None = None,
+    by: Sequence[str] = (),
+    tier: str = "",
+    skip_broken_nvlink: bool = False,
+    plots: Name | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ValidationResult:
+    """Predict every published run in a file, or in several (one JSON object a line), from its inputs; write the table to `out` if given.
+
+    by      errors by these fields too: source, chip, framework, model, size, chips, form, tier, precision, profile
+    tier    only runs of this tier
+    plots   a folder for figures
+    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans; no prediction sees it
+    """
+    from perfmodel.lab.validate import validate_cases as validate
+
+    return validate(
+        path,
+        out=out,
+        calibration=calibration,
+        by=by,
+        tier=tier,
+        skip_broken_nvlink=skip_broken_nvlink,
+        plots=plots,
+        progress=progress,
+    )
+
+
+def user_calibration_path(calibration: Calibration) -> Path:
+    """The file of the user's own calibration of that name: one for each chip, replaced by the next."""
+    from perfmodel.foundation.resources import user_calibrations_dir
+
+    return user_calibrations_dir() / f"{calibration.name}.yaml"
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}); choose a file with --save") from error

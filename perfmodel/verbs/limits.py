@@ -1,0 +1,150 @@
+"""The verb `limits`, for Python: how far a job can be stretched before nothing fits.
+
+import perfmodel
+
+found = perfmodel.find_limits(model="llama-3-8b", cluster="dgx-h100", chips=8, seq_len=8192)
+print(found.micro_batch.value, found.seq_len.value, found.chips.value)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.foundation.values import share, whole
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.verbs.setting import Knobs, Name, Setting, make_job, make_setting, told
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from perfmodel.cost.estimate import Estimator
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.planner.limits import Limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Limits:
+    """The four answers. setting: what they hold for; of a job whose number of chips was not given, the fewest that fit.
+
+    given_batch       the global batch that was given; 0: none
+    memory_headroom   share of the usable memory that a plan that fits leaves free
+    """
+
+    setting: Setting
+    given_batch: int
+    micro_batch: Limit
+    global_batch: Limit
+    seq_len: Limit
+    chips: Limit
+    memory_headroom: float
+
+    def __iter__(self) -> Iterator[Limit]:
+        return iter((self.micro_batch, self.global_batch, self.seq_len, self.chips))
+
+
+def find_limits(
+    *,
+    model: Name | TransformerConfig,
+    cluster: Name | Cluster,
+    seq_len: int | str,
+    chips: int | str | None = None,
+    global_batch: int | str | None = None,
+    dp: int | None = None,
+    fsdp: int | None = None,
+    pp: int | None = None,
+    dp_replicate: int | None = None,
+    dp_shard: int | None = None,
+    cp: int | None = None,
+    tp: int | None = None,
+    zero: int | None = None,
+    micro_batch: int | None = None,
+    virtual_stages: int | None = None,
+    schedule: str | None = None,
+    recompute: str | None = None,
+    sequence_parallel: bool | None = None,
+    order: Sequence[str] | None = None,
+    attention: str | None = None,
+    precision: str = Precision.BF16_MIXED,
+    optimizer: str = Optimizer.ADAMW,
+    profile: Name | ExecutionProfile | None = None,
+    calibration: Name | Calibration | None = None,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
+    progress: Callable[[float], None] | None = None,
+) -> Limits:
+    """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and what limits each.
+
+    A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
+    are chips, times the micro-batch. chips: None: the fewest. progress: called with the share of the questions that are answered.
+    """
+    from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
+    from perfmodel.verbs.searching import space_in
+
+    headroom = share(memory_headroom, "memory_headroom")
+    check_headroom(headroom)
+    knobs = Knobs(
+        dp=dp,
+        fsdp=fsdp,
+        pp=pp,
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=cp,
+        tp=tp,
+        zero=zero,
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        schedule=schedule,
+        recompute=recompute,
+        sequence_parallel=sequence_parallel,
+        order=order,
+        attention=attention,
+    )
+    batch = 0 if global_batch is None else whole(global_batch, "global_batch")
+    job = make_job(model, global_batch=batch or 1, seq_len=seq_len, precision=precision, optimizer=optimizer)
+    if job.model.position == "learned" and job.seq_len > job.model.max_position_embeddings:
+        rule = f"{job.model.name} has learned positions for {job.model.max_position_embeddings} tokens only"
+        raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
+    setting = make_setting(job, cluster, chips=1 if chips is None else chips, calibration=calibration, profile=profile)
+
+    def make(length: int, count: int) -> Estimator:
+        return make_setting(
+            replace(job, seq_len=length), setting.cluster.with_chips(count), calibration=calibration, profile=setting.estimator.profile
+        ).estimator
+
+    space, kernel = space_in(setting, knobs, {})
+    prober = Prober(
+        make=make,
+        seq_len=job.seq_len,
+        chips=setting.cluster.num_chips,
+        global_batch=batch,
+        fixed=space.fixed,
+        order=space.orders[0],
+        attention=kernel,
+        headroom=headroom,
+    )
+    report = progress if progress is not None else _silent
+    fewest = fewest_chips(prober, chip_counts(setting.estimator))
+    report(0.25)
+    if chips is None:
+        if not fewest.value:
+            raise InputError(f"chips: no number that {setting.reference} can have is enough ({fewest.reason}); free a knob")
+        setting = make_setting(job, cluster, chips=fewest.value, calibration=calibration, profile=profile)
+        prober.chips = fewest.value
+    any_micro = replace(prober, fixed={knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"})
+    answers = {"chips": fewest}
+    questions = {"micro_batch": (largest_micro_batch, any_micro), "global_batch": (largest_global_batch, prober)}
+    questions["seq_len"] = (longest_sequence, prober)
+    for name, (question, asked) in questions.items():
+        answers[name] = question(asked)
+        report((1 + len(answers)) / 5)
+    named = {name: replace(each, prediction=tuple(map(partial(told, setting=setting), each.prediction))) for name, each in answers.items()}
+    return Limits(setting=setting, given_batch=batch, memory_headroom=headroom, **named)
+
+
+def _silent(_: float) -> None:
+    pass

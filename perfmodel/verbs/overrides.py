@@ -1,0 +1,80 @@
+"""A plan with some of its knobs said otherwise: what was said holds, what must follow follows, the rest stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.parallel.algebra.rules import default_rule_sets
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.plan import Plan, make_plan, plan_facts
+from perfmodel.verbs.setting import Knobs, Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One knob of a plan: what the file says, what it became, and whether that was asked for or had to follow."""
+
+    knob: str
+    before: Any
+    after: Any
+    follows: bool
+
+
+def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
+    """The plan on the setting's job and cluster, with these knobs. Data-parallel degrees take up what the other degrees leave."""
+    given = knobs.planned()
+    same_chips = setting.cluster.num_chips == plan.num_chips
+    same_layers = setting.job.model.num_hidden_layers == plan.job.model.num_hidden_layers
+    own: dict[str, Any] = {axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}
+    own |= {
+        name: getattr(plan, name) for name in ("order", "rules", "micro_batch", "recompute_operators", "virtual_stages", "stage_layers")
+    }
+    own |= {"zero": int(plan.zero), "recompute": str(plan.recompute), "schedule": str(plan.schedule), "attention": str(plan.attention)}
+    before = own | {"sequence_parallel": plan.sequence_parallel}
+    changed = {name for name, value in given.items() if before[name] != value}
+    if not same_chips or changed & {*DEFAULT_ORDER, "zero"}:
+        own |= _open_data_degrees(plan, given)
+    if changed & {"pp", "virtual_stages", "schedule"} or not same_layers:
+        own["stage_layers"] = None
+    turns = "tp" in changed and (given["tp"] == 1 or plan.layout.tp == 1)
+    if plan.rules in default_rule_sets() and (turns or "sequence_parallel" in given):
+        own["rules"] = None
+    if changed & {"virtual_stages", "schedule"} or given.get("pp") == 1:
+        # chunks and an interleaved schedule come and go together
+        own |= {"virtual_stages": 1, "schedule": None} if "schedule" not in given else {"virtual_stages": 1}
+        if "virtual_stages" not in given and given.get("schedule") == "interleaved":
+            own["virtual_stages"] = plan.virtual_stages
+    return make_plan(
+        setting.job,
+        cluster=setting.reference,
+        num_chips=setting.cluster.num_chips,
+        profile=setting.estimator.profile.name,
+        calibration=setting.calibration,
+        **(own | given),
+    )
+
+
+def _open_data_degrees(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
+    """The data-parallel degrees and the ZeRO stage of the plan, with those left open that take up the rest of the chips."""
+    shard, replicate = plan.layout.dp_shard, plan.layout.dp_replicate
+    stage: int | None = int(plan.zero)
+    if "dp_shard" in given or "dp_replicate" in given:
+        if given.get("dp_shard", 1) > 1 and not stage:
+            stage = None  # dp_shard alone means FSDP
+        if "dp_shard" in given:
+            return {"dp_replicate": None, "zero": stage}
+        return {"dp_shard": None if stage else 1, "zero": stage}
+    if given.get("zero", stage) == 0 or ("zero" in given and shard == 1):
+        return {"dp_shard": None, "dp_replicate": None}
+    if shard == 1 or replicate > 1:
+        return {"dp_shard": shard, "dp_replicate": None}
+    return {"dp_shard": None, "dp_replicate": 1}
+
+
+def changes(before: Plan, after: Plan, given: set[str]) -> tuple[Change, ...]:
+    """In what two plans differ; `given` names what was asked for."""
+    old, new = plan_facts(before), plan_facts(after)
+    if {before.rules, after.rules} <= set(default_rule_sets()):
+        del old["rules"]  # sequence_parallel tells them apart
+    return tuple(Change(knob=knob, before=old[knob], after=new[knob], follows=knob not in given) for knob in old if old[knob] != new[knob])

@@ -1,0 +1,414 @@
+"""What the verbs start from: a job, a cluster, its calibration and a profile, the knobs that a person set, and the plan that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.foundation.values import check_name, is_path, several, text_of, whole, yes_or_no
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+
+if TYPE_CHECKING:
+    from perfmodel.cost.estimate import Estimator
+    from perfmodel.cost.sensitivity import Sensitivity
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.hardware.chip import Chip
+    from perfmodel.parallel.algebra.rules import RuleSet
+    from perfmodel.parallel.prediction import Prediction
+    from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.parallel.residuals import StepInterval
+
+Name: TypeAlias = str | Path
+Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What a person may say of a plan; None leaves it to the default, or to the search.
+
+    rules  rule sets, names or files of them: one, of which a search takes several
+    dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
+    fsdp   dp_shard with ZeRO stage 3
+    """
+
+    pp: int | None = None
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    cp: int | None = None
+    tp: int | None = None
+    zero: int | None = None
+    micro_batch: int | None = None
+    virtual_stages: int | None = None
+    schedule: str | None = None
+    recompute: str | None = None
+    sequence_parallel: bool | None = None
+    rules: Sequence[RuleSet] | None = None
+    order: Sequence[str] | None = None
+    attention: str | None = None
+    dp: int | None = None
+    fsdp: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            object.__setattr__(self, name, _read_knob(name, value))
+
+    def given(self) -> dict[str, Any]:
+        """The knobs that are not left out."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) is not None}
+
+    def searched(self) -> dict[str, Any]:
+        """The knobs as a search fixes them: `fsdp` said in the plan's own words, `dp` as the product that it is."""
+        given = self.given()
+        fsdp = given.pop("fsdp", None)
+        if fsdp is not None:
+            if given.get("dp_shard", fsdp) != fsdp or given.get("zero", 3) != 3:
+                raise InputError(f"fsdp={fsdp}: is dp_shard={fsdp} with zero=3; leave out dp_shard and zero, or say it with them alone")
+            given |= {"dp_shard": fsdp, "zero": 3}
+        shard, replicate = given.get("dp_shard", 1), given.get("dp_replicate", 1)
+        if "dp" in given and given["dp"] % (shard * replicate):
+            raise InputError(f"dp={given['dp']}: is dp_replicate*dp_shard, of which {shard * replicate} is given; use a multiple of it")
+        return given
+
+    def planned(self) -> dict[str, Any]:
+        """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
+        given = self.searched()
+        if "rules" in given:
+            if len(given["rules"]) > 1:
+                names = ",".join(each.name for each in given["rules"])
+                raise InputError(f"rules={names}: a plan has one rule set; give one of them (a search takes several)")
+            given["rules"] = given["rules"][0]
+        dp = given.pop("dp", None)
+        if dp is not None:
+            to_shard = "dp_shard" not in given and (given.get("zero") or 0) > 0
+            kept = given.get("dp_replicate" if to_shard else "dp_shard", 1)
+            given |= {"dp_shard": dp // kept, "dp_replicate": kept} if to_shard else {"dp_replicate": dp // kept, "dp_shard": kept}
+        return given
+
+
+def _read_knob(name: str, value: Any) -> Any:
+    if name == "sequence_parallel":
+        return yes_or_no(value, name)
+    if name == "order":
+        return read_order(value)
+    if name == "rules":
+        return read_rules(value)
+    if name in ("schedule", "recompute", "attention"):
+        return text_of(value, name, "its name")
+    return whole(value, name, least=0 if name == "zero" else 1)
+
+
+def read_rules(value: Any) -> tuple[RuleSet, ...] | None:
+    """Rule sets, names and files of them, one or several; None where the list is empty."""
+    from perfmodel.parallel.algebra.rules import rule_set_of
+
+    found: list[RuleSet] = []
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        for one in several(each) if isinstance(each, str) and not Path(each).exists() else (each,):
+            rules = rule_set_of(one)
+            if rules not in found:
+                found.append(rules)
+    return tuple(found) or None
+
+
+def read_order(value: Any) -> tuple[str, ...]:
+    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
+    from perfmodel.parallel.layout import check_order
+
+    if isinstance(value, str):
+        plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
+        value = [axis.strip() for axis in plain.split("-")]
+    return check_order(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Setting:
+    """A job on a cluster, with everything that predicts its plans.
+
+    reference     what a plan file calls the cluster: its name, or the path of its file
+    calibration   what a plan file calls the calibration that was asked for; empty where it is merely the best that is known
+    rests_on      the calibration that is used; `prior` where it is that of other chips, `spec-sheet` where there is none
+    notes         what a person should know of how it was put together, as sentences
+    """
+
+    reference: str
+    cluster: Cluster
+    calibration: str
+    rests_on: str
+    estimator: Estimator
+    notes: tuple[str, ...] = ()
+
+    @property
+    def job(self) -> TrainingJob:
+        return self.estimator.job
+
+    def described(self) -> dict[str, Any]:
+        """What a search was made for, as plain values."""
+        job = self.job
+        return {
+            "cluster": self.reference,
+            "chips": self.cluster.num_chips,
+            "model": job.model.name,
+            "global_batch": job.global_batch,
+            "seq_len": job.seq_len,
+            "precision": str(job.precision),
+            "optimizer": str(job.optimizer),
+            "profile": self.estimator.profile.name,
+        }
+
+
+def make_setting(
+    job: TrainingJob,
+    cluster: Name | Cluster,
+    *,
+    chips: int | str | None = None,
+    calibration: Name | Calibration | None = None,
+    profile: Name | ExecutionProfile | None = None,
+    notes: tuple[str, ...] = (),
+) -> Setting:
+    """Find cluster, calibration and profile, and compile what predicts the job's plans there.
+
+    chips         None: as many as the cluster object, one's own cluster file or this machine has; a shipped cluster needs the number
+    calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
+    profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
+    """
+    from perfmodel.cost.resolve import calibration_reference, resolve_estimator
+    from perfmodel.hardware.calibration import MOST_BUSY
+    from perfmodel.hardware.reader import LOCALHOST
+
+    reference, found = find_cluster(cluster, chips)
+    chosen, habits = constants_of(found, calibration, profile)
+    if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
+        notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
+    if chosen.busy_fraction > MOST_BUSY:
+        notes = (
+            *notes,
+            f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
+            "calibrate again when the machine is quiet",
+        )
+    asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
+    return Setting(
+        reference=reference,
+        cluster=found,
+        calibration=asked,
+        rests_on=asked or calibration_reference(chosen),
+        estimator=resolve_estimator(job, found, calibration=chosen, profile=habits),
+        notes=notes,
+    )
+
+
+def constants_of(
+    cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None
+) -> tuple[Calibration, ExecutionProfile]:
+    """Objects as they are, names and paths read; None: what is usual for the cluster's chip."""
+    from perfmodel.cost.resolve import choose_calibration, choose_profile
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.profile import ExecutionProfile
+
+    for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
+        if value is not None:
+            check_name(value, field, kind, f"see `perfmodel {field}s`")
+    return (
+        choose_calibration(cluster.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration,
+        choose_profile(cluster.chip, profile or "") if profile is None or isinstance(profile, Name) else profile,
+    )
+
+
+def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
+    """How a plan file refers to the cluster, and the cluster with that many chips."""
+    from perfmodel.hardware.chip_cluster import chip_cluster
+    from perfmodel.hardware.reader import LOCALHOST, load_cluster
+
+    check_name(cluster, "cluster", Cluster, "see `perfmodel clusters`")
+    chips = None if chips is None else whole(chips, "chips")
+    if isinstance(cluster, Cluster):
+        return cluster.name, cluster if chips is None else cluster.with_chips(chips)
+    is_file = is_path(cluster) and chip_cluster(str(cluster)) is None
+    if chips is None and not is_file and str(cluster) != LOCALHOST:
+        raise InputError("chips: is missing; say how many chips the job runs on, for example 64")
+    found = load_cluster(cluster, num_chips=chips)
+    return file_reference(cluster) if is_file else found.name, found
+
+
+def file_reference(name: Name) -> str:
+    """A name as it is; the path of a file in full, so that a saved plan finds it from any folder."""
+    try:
+        return str(Path(name).resolve()) if is_path(name) else str(name)
+    except (OSError, RuntimeError, ValueError):  # no working folder, links in a circle, a null byte: the reader says what is wrong
+        return str(name)
+
+
+def make_job(
+    model: Name | TransformerConfig,
+    *,
+    global_batch: int | str,
+    seq_len: int | str,
+    precision: str = Precision.BF16_MIXED,
+    optimizer: str = Optimizer.ADAMW,
+) -> TrainingJob:
+    """A training job; `model` is a shipped model's name, the path of a config.json, or a configuration."""
+    from perfmodel.workload.models import load_model
+
+    check_name(model, "model", TransformerConfig, "see `perfmodel models`")
+    return TrainingJob(
+        model=model if isinstance(model, TransformerConfig) else load_model(model),
+        global_batch=whole(global_batch, "global_batch"),
+        seq_len=whole(seq_len, "seq_len"),
+        precision=choice_of(Precision, precision, "precision"),
+        optimizer=choice_of(Optimizer, optimizer, "optimizer"),
+    )
+
+
+def plan_in(setting: Setting, knobs: Knobs) -> Plan:
+    """The plan that the knobs describe: what is left out is 1, and the rest of the chips go to dp_replicate (to dp_shard under ZeRO)."""
+    profile = setting.estimator.profile
+    given = {"attention": profile.default_attention} | knobs.planned()
+    return make_plan(
+        setting.job,
+        cluster=setting.reference,
+        num_chips=setting.cluster.num_chips,
+        profile=profile.name,
+        calibration=setting.calibration,
+        **given,
+    )
+
+
+def placed(plan: Plan, setting: Setting) -> Plan:
+    """The plan with the names of the cluster, calibration and profile that predict it."""
+    return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.estimator.profile.name)
+
+
+def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> Prediction:
+    check_headroom(memory_headroom)
+    return told(setting.estimator.predict(plan, memory_headroom=memory_headroom), setting)
+
+
+def told(prediction: Prediction, setting: Setting) -> Prediction:
+    """The prediction with the names that its setting goes by, and with what a person should know beside it."""
+    job = prediction.plan.job
+    warnings = [*setting.notes]
+    if job.seq_len > job.model.max_position_embeddings:
+        warnings.append(
+            f"seq_len={job.seq_len} is beyond the {job.model.max_position_embeddings} positions of {job.model.name} "
+            "(max_position_embeddings): time and memory are predicted as if it took them"
+        )
+    if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
+        warnings.append(
+            f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
+            "time and memory are predicted as if it took more"
+        )
+    if job.model.left_out:
+        counted = f"only the {job.model.num_parameters:,} parameters of its language model are counted"
+        warnings.append(f"{job.model.name}: {job.model.left_out} is left out; {counted}")
+    if recomputes_nothing_kept(prediction.plan):
+        warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
+    if prediction.mfu_palm > 1.0:
+        warnings.append(
+            "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
+        )
+    return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
+
+
+def confidence_in(setting: Setting, plan: Plan) -> Confidence:
+    """An 80 % interval of the plan's step time, and the parameters that it hangs on most."""
+    from perfmodel.cost.calibrated import is_calibrated
+    from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.cost.sensitivity import sensitivities
+    from perfmodel.parallel.residuals import interval, load_residuals, scale_of
+
+    estimator = setting.estimator
+    found = interval(
+        load_residuals(),
+        family=estimator.profile.name,
+        chip=setting.cluster.chip.name,
+        scale=scale_of(plan.num_chips),
+        is_calibrated=is_calibrated(estimator.machine),
+        is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
+    )
+    return found, sensitivities(estimator, plan)
+
+
+def setting_of_plan(
+    plan: Plan,
+    *,
+    job: TrainingJob | None = None,
+    chips: int | None = None,
+    cluster: Name | Cluster | None = None,
+    calibration: Name | Calibration | None = None,
+    profile: Name | ExecutionProfile | None = None,
+) -> Setting:
+    """Where a plan file says that its plan runs, or on another cluster, with as many chips unless that is said; for its job or another.
+
+    The calibration and the assumed framework of the file are those of its own chips: on others they give way to what is known of those.
+    """
+    from perfmodel.cost.resolve import default_profile
+
+    habits: Name | None = plan.profile
+    measured: Name | None = plan.calibration or None
+    notes: list[str] = []
+    if cluster is not None:
+        chip, own = find_cluster(cluster, chips or plan.num_chips)[1].chip, _chip_of(plan)
+        if calibration is None and measured and not (own and own.name == chip.name) and not _names_chip(measured, chip.name):
+            notes.append(f"calibration={measured} of the plan is not of {chip.name}: the best that is known of {chip.name} is used")
+            measured = None
+        if profile is None and own and habits == default_profile(own) != default_profile(chip):
+            habits = None
+    return make_setting(
+        plan.job if job is None else job,
+        plan.cluster if cluster is None else cluster,
+        chips=plan.num_chips if chips is None else chips,
+        calibration=measured if calibration is None else calibration,
+        profile=habits if profile is None else profile,
+        notes=tuple(notes),
+    )
+
+
+def _chip_of(plan: Plan) -> Chip | None:
+    """The chip that a plan was made for; None where its cluster is not known here."""
+    try:
+        return find_cluster(plan.cluster, plan.num_chips)[1].chip
+    except InputError:
+        return None
+
+
+def _names_chip(calibration: Name, chip: str) -> bool:
+    from perfmodel.cost.resolve import user_folders
+    from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
+    from perfmodel.hardware.reader import load_calibration
+
+    if str(calibration) in (PRIOR_NAME, SPEC_SHEET_NAME):
+        return False
+    try:
+        found = load_calibration(calibration, user_folders())
+    except InputError:
+        return False
+    return chip in (*found.chips, *found.relatives)
+
+
+def load_plan(plan: Plan | Name) -> Plan:
+    """A plan as it is, or from its file, or a shipped expert plan by its name."""
+    from perfmodel.parallel.plan_file import read_plan
+
+    check_name(plan, "plan", Plan, "see strategies/plans for examples")
+    return plan if isinstance(plan, Plan) else read_plan(plan)
+
+
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
+def choice_of(kind: type[_Member], value: str, field: str) -> _Member:
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad_field(field, value, f"not known{suggest(value, kind)}") from None
+
+
+def missing(field: str, meaning: str) -> NoReturn:
+    raise InputError(f"{field}: is missing; give {meaning}")

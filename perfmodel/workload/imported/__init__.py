@@ -1,0 +1,1 @@
+"""Torch modules as graphs of operators over named dims, without torch."""

@@ -1,0 +1,538 @@
+"""Torch operators by their names as iteration spaces: dims, what each tensor owns of them, and the work.
+
+A new operator is one line of `RULES`, with a rule if none fits. Shapes and plain arguments go in; no torch here. Work is counted as
+torch's FlopCounter does: products only, a multiply-add as 2, attention on the full square of queries and keys.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from perfmodel.workload.imported.graph import ImportedKind, Shape
+
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator of the exported graph.
+
+    tensors   shape of each tensor argument by its schema name, those of a list as `tensors.0`, `tensors.1`, ...
+    values    the other arguments, defaults included
+    outputs   shapes of the tensors that it returns
+    """
+
+    name: str
+    tensors: Mapping[str, Shape]
+    values: Mapping[str, Any]
+    outputs: tuple[Shape, ...]
+    is_pointwise: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What a rule makes of a call: dims of each tensor argument that has any, by the names of `Call.tensors`, and of each output."""
+
+    kind: ImportedKind
+    dims: Mapping[str, int]
+    reads: Mapping[str, Dims]
+    writes: tuple[Dims, ...]
+    flops: float = 0.0
+    reduced: Dims = ()
+    unsplit: Dims = ()
+    is_view: bool = field(default=False)
+
+
+Rule = Callable[[Call], Space]
+
+_BY_RANK = {0: "", 1: "b", 2: "bd", 3: "bsd", 4: "bchw", 5: "bcuhw"}
+_LEADS = "bstuvw"
+
+
+def _names(rank: int) -> Dims:
+    return tuple(_BY_RANK.get(rank, string.ascii_lowercase[:rank]))
+
+
+def _leads(count: int) -> Dims:
+    """Names of leading dims; never one of those that the rules below give to the others."""
+    return tuple(_LEADS[:count]) if count <= len(_LEADS) else tuple(f"b{index}" for index in range(count))
+
+
+def _axis(value: Any, rank: int) -> int:
+    return int(value) % rank if rank else 0
+
+
+def _axes(value: Any, rank: int) -> tuple[int, ...]:
+    """Which positions a reduction names; all, where it names none."""
+    if value is None or value == []:
+        return tuple(range(rank))
+    return tuple(_axis(each, rank) for each in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+def _sizes(names: Dims, shape: Shape) -> dict[str, int]:
+    return dict(zip(names, shape, strict=True))
+
+
+def _aligned(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
+    """A broadcast operand's dims: aligned at the last position, "" where it has one entry for many."""
+    tail = names[len(names) - len(shape) :] if len(shape) <= len(names) else ("",) * (len(shape) - len(names)) + names
+    return tuple(name if name and sizes[name] == size else "" for name, size in zip(tail, shape, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Products
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _linear(call: Call) -> Space:
+    """x[.., c] * W[n, c] -> [.., n]"""
+    x, weight = call.tensors["input"], call.tensors["weight"]
+    leads = _leads(len(x) - 1)
+    out_features = ("n",) if len(weight) == 2 else ()
+    dims = {**_sizes(leads, x[:-1]), **_sizes((*out_features, "c"), weight)}
+    reads = {"input": (*leads, "c"), "weight": (*out_features, "c"), "bias": out_features}
+    return _product(dims, reads, (*leads, *out_features))
+
+
+def _product(dims: Mapping[str, int], reads: Mapping[str, Dims], output: Dims) -> Space:
+    return Space(kind=ImportedKind.MATMUL, dims=dims, reads=reads, writes=(output,), flops=2.0 * prod(dims.values()))
+
+
+def _matmul(first: str, second: str, added: str = "") -> Rule:
+    """[.., m, k] * [.., k, n] -> [.., m, n]; leading dims are broadcast, and a vector has no m or n."""
+
+    def rule(call: Call) -> Space:
+        left, right = call.tensors[first], call.tensors[second]
+        rows = ("m",) if len(left) > 1 else ()
+        columns = ("n",) if len(right) > 1 else ()
+        output = call.outputs[0]
+        leads = _leads(len(output) - len(rows) - len(columns))
+        dims = {**_sizes((*leads, *rows, *columns), output), "k": left[-1]}
+        reads = {
+            first: (*_aligned(left[:-2], leads, dims), *rows, "k"),
+            second: (*_aligned(right[:-2], leads, dims), "k", *columns),
+        }
+        if added:
+            reads[added] = _aligned(call.tensors[added], (*leads, *rows, *columns), dims)
+        return _product(dims, reads, (*leads, *rows, *columns))
+
+    return rule
+
+
+def _einsum(call: Call) -> Space | None:
+    equation = str(call.values["equation"]).replace(" ", "")
+    operands = [name for name in call.tensors if name.startswith("tensors.")]
+    if "->" not in equation or "." in equation or len(operands) != 2:
+        return None
+    inputs, output = equation.split("->")
+    terms = [tuple(term) for term in inputs.split(",")]
+    if any(len(set(term)) != len(term) for term in terms):
+        return None
+    dims: dict[str, int] = {}
+    for term, name in zip(terms, operands, strict=True):
+        for dim, size in zip(term, call.tensors[name], strict=True):
+            dims[dim] = max(size, dims.get(dim, 1))
+    reads = {
+        name: tuple(dim if size == dims[dim] else "" for dim, size in zip(term, call.tensors[name], strict=True))
+        for term, name in zip(terms, operands, strict=True)
+    }
+    space = _product(dims, reads, tuple(output))
+    contracted = (set(terms[0]) & set(terms[1])) - set(output)
+    return space if contracted else Space(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=space.writes)
+
+
+_SPATIAL = {1: ("w", "s"), 2: ("hw", "rs"), 3: ("uhw", "qrs")}
+
+
+def _convolution(call: Call) -> Space | None:
+    """x[b, g c, h, w] * W[g n, c, r, s] -> [b, g n, h, w], h and w of the output; g groups, of which there is often one."""
+    x, weight, output = call.tensors["input"], call.tensors["weight"], call.outputs[0]
+    if len(weight) - 2 not in _SPATIAL or len(x) != len(weight):
+        return None
+    space, window = (tuple(names) for names in _SPATIAL[len(weight) - 2])
+    groups = int(call.values.get("groups", 1))
+    is_transposed = bool(call.values.get("transposed", False)) or "transpose" in call.name
+    per_group = {"c": x[1] // groups, "n": output[1] // groups}
+    # A depthwise convolution has one channel in each group: g is then the channel.
+    channels_in, channels_out = ("g", "g") if groups == x[1] == output[1] else ("c", "n")
+    if groups > 1 and channels_in == "c":
+        per_group = {"c": x[1], "n": output[1]}  # whole channels as the dims; which belong together is not followed
+    dims = {"b": x[0], **({"g": groups} if channels_in == "g" else per_group)}
+    dims |= _sizes(space, x[2:] if is_transposed else output[2:]) | _sizes(window, weight[2:])
+    filters = (channels_out, "") if channels_in == "g" or groups > 1 else ("c", "n") if is_transposed else ("n", "c")
+    reads = {"input": ("b", channels_in, *space), "weight": (*filters, *window), "bias": (channels_out,)}
+    if is_transposed and groups > 1:
+        reads["weight"] = (channels_in, "", *window)
+    grouped = groups if channels_in == "c" else 1
+    return Space(
+        kind=ImportedKind.CONVOLUTION,
+        dims=dims,
+        reads=reads,
+        writes=(("b", channels_out, *space),),
+        flops=2.0 * prod(dims.values()) / grouped,
+        unsplit=window,
+    )
+
+
+def _attention(call: Call) -> Space | None:
+    """q[b, h, s, d], k[b, h, z, d], v[b, h, z, e] -> [b, h, s, e]; h of k and v may be fewer heads, each for a run of those of q."""
+    q, k, v = (call.tensors[name] for name in ("query", "key", "value"))
+    if len(q) < 3 or not len(q) == len(k) == len(v):
+        return None
+    heads = ("h",) if len(q) > 3 else ()
+    leads = tuple("bt"[: len(q) - 2 - len(heads)])
+    if len(leads) + len(heads) + 2 != len(q):
+        return None
+    dims = {**_sizes((*leads, *heads, "s", "d"), q), "z": k[-2], "e": v[-1]}
+    reads = {
+        "query": (*leads, *heads, "s", "d"),
+        "key": (*leads, *heads, "z", "d"),
+        "value": (*leads, *heads, "z", "e"),
+        "attn_mask": _aligned(call.tensors.get("attn_mask", ()), (*leads, *heads, "s", "z"), dims),
+    }
+    rows = prod(dims[name] for name in (*leads, *heads)) * dims["s"] * dims["z"]
+    return Space(
+        kind=ImportedKind.ATTENTION,
+        dims=dims,
+        reads=reads,
+        writes=((*leads, *heads, "s", "e"),),
+        flops=2.0 * rows * (dims["d"] + dims["e"]),
+        unsplit=("d",),
+    )
+
+
+def _recurrent(call: Call) -> Space | None:
+    """x[b, s, d] -> [b, s, e] through l layers; time steps follow one another."""
+    x, output = call.tensors["input"], call.outputs[0]
+    weights = [shape for name, shape in call.tensors.items() if name.startswith("params.") and len(shape) == 2]
+    if len(x) != 3 or not weights:
+        return None
+    is_batch_first = bool(call.values.get("batch_first", False))
+    lead = ("b", "s") if is_batch_first else ("s", "b")
+    layers = int(call.values["num_layers"]) * (2 if call.values.get("bidirectional") else 1)
+    dims = {"l": layers, **_sizes((*lead, "d"), x), "e": output[2]}
+    tokens = x[0] * x[1]
+    reads = {"input": (*lead, "d")} | {name: ("",) * len(shape) for name, shape in call.tensors.items() if name != "input"}
+    states = tuple(("",) * len(shape) for shape in call.outputs[1:])
+    work = 2.0 * tokens * sum(prod(shape) for shape in weights)
+    return Space(kind=ImportedKind.RECURRENT, dims=dims, reads=reads, writes=((*lead, "e"), *states), flops=work, unsplit=("s",))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# The rest
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _embedding(call: Call) -> Space:
+    """W[v, d], index[..] -> [.., d]"""
+    leads = _leads(len(call.tensors["indices"]))
+    dims = {**_sizes(leads, call.tensors["indices"]), **_sizes(("v", "d"), call.tensors["weight"])}
+    return Space(
+        kind=ImportedKind.EMBEDDING, dims=dims, reads={"weight": ("v", "d"), "indices": leads}, writes=((*leads, "d"),), reduced=("v",)
+    )
+
+
+def _embedding_bag(call: Call) -> Space:
+    """W[v, d], index[b of several entries each] -> [b, d]; bags are taken to be equally long where the number of entries allows."""
+    indices, output = call.tensors["indices"], call.outputs[0]
+    are_alike = len(indices) == 2 or indices[0] % output[0] == 0
+    reads: dict[str, Dims] = {"weight": ("v", "d"), "indices": (("b" if are_alike else ""), "")[: len(indices)]}
+    if call.tensors.get("offsets") == output[:1]:
+        reads["offsets"] = ("b",)
+    return Space(
+        kind=ImportedKind.EMBEDDING,
+        dims={"b": output[0], **_sizes(("v", "d"), call.tensors["weight"])},
+        reads=reads,
+        writes=(("b", "d"), *[("",) * len(other) for other in call.outputs[1:]]),
+        reduced=("v",),
+    )
+
+
+def _gather(call: Call) -> Space:
+    """Entries of one dim, picked for every position of the index."""
+    index = call.tensors["index"]
+    names = _names(len(index))
+    dims = _sizes(names, index)
+    axis = names[_axis(call.values["dim"], len(index))]
+    read = tuple("" if name == axis else name for name in _aligned(call.tensors["self"], names, dims))
+    return Space(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, "index": names}, writes=(names,), unsplit=(axis,))
+
+
+def _last_position(call: Call) -> Space:
+    """A last position is made or taken away (one-hot vectors, complex numbers as pairs); the others stay."""
+    first = next(iter(call.tensors))
+    shape, output = call.tensors[first], call.outputs[0]
+    longer = max(shape, output, key=len)
+    names = _names(len(longer))
+    return Space(
+        kind=ImportedKind.ELEMENTWISE, dims=_sizes(names, longer), reads={first: names[: len(shape)]}, writes=(names[: len(output)],)
+    )
+
+
+def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
+    """Of the first operand's shape, with some dims reduced that stay in the output; scales and shifts are aligned with those."""
+
+    def rule(call: Call) -> Space:
+        first = operand or next(iter(call.tensors))
+        shape = call.tensors[first]
+        names = _names(len(shape))
+        dims = _sizes(names, shape)
+        axes = axes_of(call, len(shape))
+        reads = {name: _aligned(other, names, dims) for name, other in call.tensors.items()} | {first: names}
+        writes = tuple(names if output == shape else _aligned_statistics(output, names, dims) for output in call.outputs)
+        return Space(kind=kind, dims=dims, reads=reads, writes=writes, reduced=tuple(names[axis] for axis in axes))
+
+    return rule
+
+
+def _aligned_statistics(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
+    if len(shape) != len(names):
+        return ("",) * len(shape)
+    return tuple(name if sizes[name] == size else "" for name, size in zip(names, shape, strict=True))
+
+
+def _normalized_axes(call: Call, rank: int) -> tuple[int, ...]:
+    shape = call.values.get("normalized_shape")
+    count = len(shape) if isinstance(shape, (list, tuple)) else 1
+    return tuple(range(rank - count, rank))
+
+
+def _named_axis(call: Call, rank: int) -> tuple[int, ...]:
+    return (_axis(call.values.get("dim", rank - 1), rank),)
+
+
+def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
+    """Norms whose scale belongs to position 1: of the batch (batch norm) or of each sample (group and instance norm)."""
+
+    def rule(call: Call) -> Space:
+        shape = call.tensors["input"]
+        names = _names(len(shape))
+        scales = {name: ("",) * len(other) for name, other in call.tensors.items()}
+        scales |= {name: (names[1],) for name, other in call.tensors.items() if other == (shape[1],)}
+        axes = [axis for axis in range(len(shape)) if axis > 1 or (axis == 0 if reduces_batch else axis == 1)]
+        return Space(
+            kind=kind,
+            dims=_sizes(names, shape),
+            reads=scales | {"input": names},
+            writes=tuple(names if output == shape else ("",) * len(output) for output in call.outputs),
+            reduced=tuple(names[axis] for axis in axes),
+        )
+
+    return rule
+
+
+def _cross_entropy(call: Call) -> Space:
+    """scores[b, v, ..], target[b, ..]; v is position 1, or the only one."""
+    scores = call.tensors["self"]
+    others = _leads(len(scores) - 1)
+    names = (*others[:1], "v", *others[1:]) if len(scores) > 1 else ("v",)
+    target = call.tensors["target"]
+    of_target = names if target == scores else others if len(target) == len(others) else ("",) * len(target)
+    reads = {"self": names, "target": of_target, "weight": ("v",)}
+    writes = tuple(
+        others if output and output == tuple(scores[i] for i, n in enumerate(names) if n != "v") else ("",) * len(output)
+        for output in call.outputs
+    )
+    return Space(kind=ImportedKind.CROSS_ENTROPY, dims=_sizes(names, scores), reads=reads, writes=writes, reduced=("v",))
+
+
+def _loss(call: Call) -> Space:
+    """Elementwise on two tensors and then a mean or a sum."""
+    shape = call.tensors["self"]
+    names = _names(len(shape))
+    dims = _sizes(names, shape)
+    reads = {name: _aligned(other, names, dims) for name, other in call.tensors.items()}
+    writes = tuple(names if output == shape else ("",) * len(output) for output in call.outputs)
+    return Space(kind=ImportedKind.REDUCTION, dims=dims, reads=reads, writes=writes, reduced=names)
+
+
+def _pooling(call: Call) -> Space:
+    """[b, c, h, w] -> [b, c, h, w], with h and w of the output."""
+    first = next(iter(call.tensors))
+    shape, output = call.tensors[first], call.outputs[0]
+    names = _names(len(output))
+    return Space(
+        kind=ImportedKind.POOLING,
+        dims=_sizes(names, output),
+        reads={first: names[len(names) - len(shape) :]},
+        writes=(names,) * len(call.outputs),
+    )
+
+
+def _reduction(call: Call) -> Space:
+    first = next(iter(call.tensors))
+    shape = call.tensors[first]
+    names = _names(len(shape))
+    axes = _axes(call.values.get("dim"), len(shape))
+    kept = tuple("" if axis in axes else name for axis, name in enumerate(names))
+    without = tuple(name for name in kept if name)
+    writes = tuple(kept if len(output) == len(shape) else without for output in call.outputs)
+    return Space(
+        kind=ImportedKind.REDUCTION,
+        dims=_sizes(names, shape),
+        reads={first: names},
+        writes=writes,
+        reduced=tuple(names[axis] for axis in axes),
+    )
+
+
+def _elementwise(call: Call) -> Space | None:
+    if not call.outputs:
+        return None
+    names = _names(len(call.outputs[0]))
+    dims = _sizes(names, call.outputs[0])
+    reads = {name: _aligned(shape, names, dims) for name, shape in call.tensors.items()}
+    writes = tuple(names if output == call.outputs[0] else ("",) * len(output) for output in call.outputs)
+    return Space(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=writes)
+
+
+def _outer(call: Call) -> Space:
+    first, second = call.tensors
+    return Space(
+        kind=ImportedKind.ELEMENTWISE, dims=_sizes(("m", "n"), call.outputs[0]), reads={first: ("m",), second: ("n",)}, writes=(("m", "n"),)
+    )
+
+
+def _concat(call: Call) -> Space:
+    output = call.outputs[0]
+    names = _names(len(output))
+    dims = _sizes(names, output)
+    axis = _axis(call.values.get("dim", 0), len(output))
+    is_stack = call.name == "stack"
+    own = tuple(name for index, name in enumerate(names) if index != axis) if is_stack else names
+    own = tuple("" if name == names[axis] else name for name in own)
+    reads = {name: own if len(shape) == len(own) else ("",) * len(shape) for name, shape in call.tensors.items()}
+    return Space(kind=ImportedKind.CONCAT, dims=dims, reads=reads, writes=(names,), unsplit=(names[axis],))
+
+
+def _split(call: Call) -> Space:
+    """Parts along one dim, which stays whole: chunk, split, slice keep the position, unbind and select drop it."""
+    first = next(iter(call.tensors))
+    shape = call.tensors[first]
+    names = _names(len(shape))
+    axis = _axis(call.values.get("dim", 0), len(shape))
+    writes = []
+    for output in call.outputs:
+        own = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
+        writes.append(own if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
+    return Space(
+        kind=ImportedKind.SPLIT,
+        dims=_sizes(names, shape),
+        reads={first: names},
+        writes=tuple(writes),
+        unsplit=(names[axis],),
+        is_view=call.name != "index_select",
+    )
+
+
+def _rearrange(call: Call) -> Space:
+    """Positions whose size stays are kept; the others are read and written whole."""
+    first = next(iter(call.tensors))
+    shape, output = call.tensors[first], call.outputs[0]
+    names = _names(len(output))
+    dims = _sizes(names, output)
+    moved = {
+        names[_axis(axis, len(output))]
+        for key in ("dim", "dims")
+        for axis in (call.values[key] if isinstance(call.values.get(key), (list, tuple)) else [call.values.get(key)])
+        if isinstance(axis, int)
+    }
+    read = tuple("" if name in moved else name for name in _aligned(shape, names, dims))
+    unsplit = tuple(name for name in names if name not in read)
+    return Space(kind=ImportedKind.REARRANGE, dims=dims, reads={first: read}, writes=(names,) * len(call.outputs), unsplit=unsplit)
+
+
+def _scan(call: Call) -> Space:
+    """Along one dim that stays in the output but cannot be cut: running sums, sorts, the largest entries."""
+    first = next(iter(call.tensors))
+    shape = call.tensors[first]
+    names = _names(len(shape))
+    axis = _axis(call.values.get("dim", len(shape) - 1), len(shape))
+    own = tuple("" if index == axis else name for index, name in enumerate(names))
+    return Space(
+        kind=ImportedKind.REARRANGE,
+        dims=_sizes(names, shape),
+        reads={first: own},
+        writes=(own,) * len(call.outputs),
+        unsplit=(names[axis],),
+    )
+
+
+def _constant(call: Call) -> Space:
+    return Space(kind=ImportedKind.CONSTANT, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
+
+
+def _rules(rule: Rule | Callable[[Call], Space | None], names: str) -> dict[str, Callable[[Call], Space | None]]:
+    return dict.fromkeys(names.split(), rule)
+
+
+#: Operators by name, without overload and without the underscore of the in-place form.
+RULES: Mapping[str, Callable[[Call], Space | None]] = {
+    **_rules(_linear, "linear"),
+    **_rules(_matmul("self", "other"), "matmul"),
+    **_rules(_matmul("self", "mat2"), "mm bmm"),
+    **_rules(_matmul("self", "vec"), "mv"),
+    **_rules(_matmul("self", "tensor"), "dot"),
+    **_rules(_matmul("mat1", "mat2", "self"), "addmm"),
+    **_rules(_matmul("batch1", "batch2", "self"), "baddbmm"),
+    **_rules(_einsum, "einsum"),
+    **_rules(_convolution, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
+    **_rules(_attention, "scaled_dot_product_attention"),
+    **_rules(_recurrent, "lstm gru rnn_tanh rnn_relu"),
+    **_rules(_embedding, "embedding"),
+    **_rules(_embedding_bag, "embedding_bag"),
+    **_rules(_along(ImportedKind.NORM, _normalized_axes, "input"), "layer_norm native_layer_norm"),
+    **_rules(_along(ImportedKind.NORM, _normalized_axes), "rms_norm"),
+    **_rules(_by_channel(ImportedKind.BATCH_NORM, reduces_batch=True), "batch_norm native_batch_norm"),
+    **_rules(_by_channel(ImportedKind.NORM, reduces_batch=False), "group_norm instance_norm"),
+    **_rules(_along(ImportedKind.SOFTMAX, _named_axis), "softmax _softmax log_softmax _log_softmax safe_softmax _safe_softmax"),
+    **_rules(_cross_entropy, "cross_entropy_loss nll_loss nll_loss_nd nll_loss2d"),
+    **_rules(_loss, "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div"),
+    **_rules(
+        _pooling,
+        "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d",
+    ),
+    **_rules(
+        _reduction, "mean sum amax amin max min any all prod var std var_mean std_mean logsumexp norm linalg_vector_norm argmax argmin"
+    ),
+    **_rules(_concat, "cat concat concatenate stack"),
+    **_rules(_split, "split split_with_sizes chunk tensor_split unbind slice select narrow index_select"),
+    **_rules(
+        _rearrange,
+        "repeat repeat_interleave pad constant_pad_nd roll flip tril triu upsample_nearest2d upsample_bilinear2d",
+    ),
+    **_rules(_scan, "cumsum cumprod sort topk"),
+    **_rules(_gather, "gather"),
+    **_rules(_last_position, "one_hot view_as_complex view_as_real"),
+    **_rules(_outer, "outer"),
+    **_rules(
+        _constant,
+        "zeros ones full empty arange scalar_tensor eye rand randn linspace new_zeros new_ones new_full new_empty tensor lift_fresh_copy",
+    ),
+    **_rules(
+        _elementwise,
+        "dropout feature_dropout alpha_dropout native_dropout to _to_copy type_as masked_fill where clamp clip relu relu6 gelu silu mish "
+        "hardswish hardsigmoid hardtanh sigmoid tanh softplus leaky_relu elu selu celu prelu glu_backward threshold logsigmoid add sub "
+        "subtract rsub mul multiply div divide true_divide floor_divide pow square sqrt rsqrt exp log neg abs cos sin zeros_like ones_like "
+        "full_like rand_like randn_like empty_like bernoulli copy zero fill",
+    ),
+}
+
+
+def recognise(call: Call) -> Space | None:
+    """The iteration space of an operator; None: there is no rule for it."""
+    rule = RULES.get(call.name, RULES.get(call.name.removesuffix("_")))
+    if rule is None and call.is_pointwise:
+        rule = _elementwise
+    return rule(call) if rule is not None and call.outputs else None
+
+
+def operand_dims(space: Space, name: str, shape: Sequence[int]) -> Dims:
+    """Dims of a tensor argument; one that the rule does not speak of has none."""
+    dims = space.reads.get(name, ())
+    return dims if len(dims) == len(shape) else ("",) * len(shape)

@@ -1,0 +1,249 @@
+"""A network as `perfmodel import` finds it: operators over named dims, and the tensors between them. Forward only; no torch here.
+
+Every operator is an iteration space: `dims` gives the size of each of its dims, and each tensor that it reads or writes names the dim at
+each of its positions ("" where none of them runs along it: a broadcast, a window). Names belong to the operator (rule R16 of the sharding
+algebra): reshapes, transposes and the like are no operators, but links from the dims of the producer to those of the consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+from perfmodel.foundation.errors import InputError
+
+Shape = tuple[int, ...]
+
+SCHEMA_VERSION = 1
+
+
+class ImportedKind(StrEnum):
+    INPUT = "input"
+    MATMUL = "matmul"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    EMBEDDING = "embedding"
+    NORM = "norm"
+    BATCH_NORM = "batch norm"
+    SOFTMAX = "softmax"
+    CROSS_ENTROPY = "cross-entropy"
+    POOLING = "pooling"
+    REDUCTION = "reduction"
+    ELEMENTWISE = "elementwise"
+    CONCAT = "concat"
+    SPLIT = "split"
+    """A part of a tensor: slices, chunks, selections."""
+    REARRANGE = "rearrange"
+    """Entries copied to other places: repetitions, padding, shifts."""
+    CONSTANT = "constant"
+    """Made of nothing: zeros, ranges of numbers."""
+    UNRECOGNISED = "not recognised"
+    """Computed whole everywhere (replicated)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DimLink:
+    """A run of `size` entries that a producer's dim and a consumer's dim have in common.
+
+    A dim of n entries is n = outer * size * inner; with `inner` 1 on both sides and both whole, the dim is just renamed. "" stands for no
+    dim of the producer (a broadcast), or for one that could not be followed through a reshape.
+
+    positions  where in the shape of the producer's tensor (or of a parameter) the run lies, also if the producer has no dim there; one
+               position, or none where it could not be followed
+    """
+
+    producer: str
+    producer_inner: int
+    consumer: str
+    consumer_inner: int
+    size: int
+    positions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedOperand:
+    """A tensor as an operator sees it.
+
+    parameter  the parameter that it is, or is a part of; "" for what an operator or the caller made
+    is_index   whole numbers or truth values: no gradient
+    links      of a parameter: the runs of its positions, which have no names (`DimLink.producer` is "")
+    """
+
+    shape: Shape
+    itemsize: int
+    dims: tuple[str, ...]
+    parameter: str = ""
+    is_index: bool = False
+    links: tuple[DimLink, ...] = ()
+
+    @property
+    def num_bytes(self) -> float:
+        return float(prod(self.shape) * self.itemsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedVertex:
+    """An operator.
+
+    operator          its torch name; of a chain of elementwise operators the last, and `chain` counts them
+    module            path of the submodule that it belongs to
+    reduced           dims that it sums, normalises or searches over although they may be in its output
+    unsplit           dims that no sharding may cut: windows, joined dims, time steps of a recurrence
+    flops             work of one forward pass, a multiply-add as 2; products only, as torch's FlopCounter counts. [FLOP]
+    activation_bytes  of the tensors that it writes; views and in-place results are none
+    """
+
+    name: str
+    operator: str
+    module: str
+    kind: ImportedKind
+    dims: Mapping[str, int]
+    inputs: tuple[ImportedOperand, ...]
+    outputs: tuple[ImportedOperand, ...]
+    flops: float
+    activation_bytes: float
+    reduced: tuple[str, ...] = ()
+    unsplit: tuple[str, ...] = ()
+    chain: int = 1
+
+    def __post_init__(self) -> None:
+        for operand in (*self.inputs, *self.outputs):
+            for dim in operand.dims:
+                if dim and dim not in self.dims:
+                    raise InputError(f"operator {self.name}: a tensor has dim {dim!r}: not a dim of the operator; add it")
+            if len(operand.dims) != len(operand.shape):
+                raise InputError(f"operator {self.name}: dims={operand.dims}: must be one for each position of shape {operand.shape}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedEdge:
+    """Input `input` of vertex `consumer` is output `output` of vertex `producer`; `links` from the outermost position to the innermost."""
+
+    producer: int
+    output: int
+    consumer: int
+    input: int
+    links: tuple[DimLink, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedParameter:
+    """A trainable tensor. A shared one is there once, under its first name."""
+
+    name: str
+    shape: Shape
+    itemsize: int
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def num_bytes(self) -> float:
+        return float(self.num_elements * self.itemsize)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindTotals:
+    """What the operators of one kind have in all. A parameter counts where it is read first."""
+
+    kind: ImportedKind
+    num_operators: int
+    flops: float
+    num_parameters: int
+    parameter_bytes: float
+    activation_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrecognised:
+    """Operators of one torch name that have no rule, and what was made of them."""
+
+    operator: str
+    num_operators: int
+    modules: tuple[str, ...]
+    treatment: str
+
+
+REPLICATED = "replicated: computed whole on every chip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedGraph:
+    """Vertices in the order of execution, the caller's inputs first."""
+
+    name: str
+    source: str
+    vertices: tuple[ImportedVertex, ...]
+    edges: tuple[ImportedEdge, ...]
+    parameters: tuple[ImportedParameter, ...]
+    buffer_bytes: float
+
+    def __post_init__(self) -> None:
+        for edge in self.edges:
+            if not 0 <= edge.producer < edge.consumer < len(self.vertices):
+                raise InputError(f"edge {edge.producer} -> {edge.consumer}: must go from an earlier vertex to a later one")
+
+    @property
+    def flops(self) -> float:
+        return sum(vertex.flops for vertex in self.vertices)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(parameter.num_elements for parameter in self.parameters)
+
+    @property
+    def parameter_bytes(self) -> float:
+        return sum(parameter.num_bytes for parameter in self.parameters)
+
+    @property
+    def activation_bytes(self) -> float:
+        return sum(vertex.activation_bytes for vertex in self.vertices)
+
+    @property
+    def unused_parameters(self) -> tuple[str, ...]:
+        """Parameters that no operator reads."""
+        read = {operand.parameter for vertex in self.vertices for operand in vertex.inputs}
+        return tuple(parameter.name for parameter in self.parameters if parameter.name not in read)
+
+    def totals(self) -> tuple[KindTotals, ...]:
+        """By kind, in the order of `ImportedKind`; inputs are no operators."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        owned: dict[ImportedKind, list[ImportedParameter]] = {kind: [] for kind in ImportedKind}
+        for vertex in self.vertices:
+            owned[vertex.kind] += [known.pop(operand.parameter) for operand in vertex.inputs if operand.parameter in known]
+        rows = []
+        for kind in ImportedKind:
+            members = [vertex for vertex in self.vertices if vertex.kind is kind]
+            if members and kind is not ImportedKind.INPUT:
+                rows.append(
+                    KindTotals(
+                        kind=kind,
+                        num_operators=sum(vertex.chain for vertex in members),
+                        flops=sum(vertex.flops for vertex in members),
+                        num_parameters=sum(parameter.num_elements for parameter in owned[kind]),
+                        parameter_bytes=sum(parameter.num_bytes for parameter in owned[kind]),
+                        activation_bytes=sum(vertex.activation_bytes for vertex in members),
+                    )
+                )
+        return tuple(rows)
+
+    def unrecognised(self) -> tuple[Unrecognised, ...]:
+        """What has no rule, by torch name."""
+        modules: dict[str, list[str]] = {}
+        for vertex in self.vertices:
+            if vertex.kind is ImportedKind.UNRECOGNISED:
+                modules.setdefault(vertex.operator, []).append(vertex.module)
+        return tuple(
+            Unrecognised(operator=operator, num_operators=len(found), modules=tuple(dict.fromkeys(found)), treatment=REPLICATED)
+            for operator, found in modules.items()
+        )
+
+
+def graph_to_dict(graph: ImportedGraph) -> dict[str, Any]:
+    """The whole graph as JSON has it; sizes in bytes, work in FLOP."""
+    return {"schema_version": SCHEMA_VERSION, **asdict(graph)}

@@ -1,0 +1,441 @@
+"""An imported graph as a training `Network`, on which the per-operator search with the cost model of whole plans runs.
+
+Reshapes and transposes are gone: dims are cut into the pieces that the views of the graph tell apart (`imported_dims.py`), a tensor has the
+order of positions of its producer, and each reader names its own dims there. A bias becomes an operator after its product. Each output of a
+split is an operator.
+
+- Gradients start at the outputs: a module that returns no loss has no loss operator.
+- Nothing flows back to the caller's inputs. Floats computed from them alone count as if something did; those of constants do not, and as
+  whole numbers and truth values they are tensors of role INDEX.
+- Buffers of the module are on every chip: they are read, but are no tensors of the network. What is made of nothing (zeros, ranges) is a
+  tensor that no operator writes.
+- The first dim of the first input counts samples, or the second where the first turns out to be the time of a recurrence or of a fused
+  attention; the dim that it is in an operator is that operator's `b`.
+- Attention is priced on its full square: whether it is causal is not imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from perfmodel.workload.imported.dims import Piece, Pieces, Place, is_stepped, refine, repeated_axis
+from perfmodel.workload.imported.graph import (
+    ImportedEdge,
+    ImportedGraph,
+    ImportedKind,
+    ImportedOperand,
+    ImportedVertex,
+    Shape,
+)
+from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
+from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, TensorRole
+
+#: Tensors smaller than this share of the largest are not spoken of.
+_WORTH_TELLING = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedNetwork:
+    """treatments: what had to stay whole and why, a sentence each."""
+
+    network: Network
+    treatments: tuple[str, ...]
+
+
+def network_of(graph: ImportedGraph) -> ImportedNetwork:
+    """The same operators, parameters and work."""
+    graph, shapes = _parts_of_parameters(graph)
+    return _Builder(graph, shapes, refine(graph, shapes)).build()
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Parameters of which operators read parts
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str, Shape]]:
+    """A parameter that is read in parts, which are all of it, is one parameter for each part; the shapes of all parameters by name."""
+    shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
+    readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for index, vertex in enumerate(graph.vertices):
+        for number, operand in enumerate(vertex.inputs):
+            if operand.parameter:
+                readers[operand.parameter].append((index, number))
+    changed: dict[int, dict[int, ImportedOperand]] = defaultdict(dict)
+    for name, places in readers.items():
+        operands = [graph.vertices[index].inputs[number] for index, number in places]
+        parts = [_part_shape(operand, shapes[name]) for operand in operands]
+        is_divided = len(parts) > 1 and all(part is not None and part != shapes[name] for part in parts)
+        if not is_divided or sum(prod(part) for part in parts if part is not None) != prod(shapes[name]):
+            continue
+        whole = shapes.pop(name)
+        for count, ((index, number), operand, part) in enumerate(zip(places, operands, parts, strict=True)):
+            assert part is not None
+            shapes[f"{name}[{count}]"] = part
+            (missing,) = _missing(operand, whole)
+            links = tuple(link if link.positions else replace(link, positions=(missing,)) for link in operand.links)
+            changed[index][number] = replace(operand, parameter=f"{name}[{count}]", links=links)
+    vertices = tuple(
+        replace(vertex, inputs=tuple(changed[index].get(number, operand) for number, operand in enumerate(vertex.inputs)))
+        if index in changed
+        else vertex
+        for index, vertex in enumerate(graph.vertices)
+    )
+    return replace(graph, vertices=vertices), shapes
+
+
+def _missing(operand: ImportedOperand, shape: Shape) -> list[int]:
+    followed = {position for link in operand.links for position in link.positions}
+    return [position for position, size in enumerate(shape) if size > 1 and position not in followed]
+
+
+def _part_shape(operand: ImportedOperand, shape: Shape) -> Shape | None:
+    """The shape of a part along one position; None where it is nothing of the kind."""
+    missing, unknown = _missing(operand, shape), [link for link in operand.links if not link.positions]
+    if not missing and not unknown:
+        return shape
+    if len(missing) != 1 or len(unknown) > 1:
+        return None
+    size = unknown[0].size if unknown else 1
+    return tuple(size if position == missing[0] else full for position, full in enumerate(shape))
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------
+# Operators
+# ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Builder:
+    graph: ImportedGraph
+    shapes: Mapping[str, Shape]
+    pieces: Pieces
+    names: list[dict[Piece, str]] = field(default_factory=list)  # of each vertex
+    never_cut: set[Piece] = field(default_factory=set)
+    padded: set[Piece] = field(default_factory=set)
+    tensors: dict[str, NetworkTensor] = field(default_factory=dict)
+    gradient: dict[str, bool] = field(default_factory=dict)
+    operators: list[NetworkOperator] = field(default_factory=list)
+    into: dict[tuple[int, int], ImportedEdge] = field(default_factory=dict)
+
+    def build(self) -> ImportedNetwork:
+        self.into = {(edge.consumer, edge.input): edge for edge in self.graph.edges}
+        batch, samples = self._find_samples()
+        self._name_pieces(samples)
+        class_of = self.pieces.classes()
+        never_cut, padded = self._never_cut(class_of), self._padded(class_of)
+        self.never_cut = {piece for piece, first in class_of.items() if first in never_cut}
+        self.padded = {piece for piece, first in class_of.items() if first in padded}
+        for name, shape in self.shapes.items():
+            positions = self.pieces.of_parameter(name, len(shape))
+            self.tensors[name] = NetworkTensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER)
+            self.gradient[name] = True
+        read = {(edge.producer, edge.output) for edge in self.graph.edges}
+        depends = _depend_on_inputs(self.graph)
+        for index, vertex in enumerate(self.graph.vertices):
+            numbers = [number for number in range(len(vertex.outputs)) if (index, number) in read]
+            is_split = vertex.kind is ImportedKind.SPLIT
+            if not is_split and 0 not in numbers:
+                numbers = [0, *numbers]
+            for number in numbers or [0]:
+                self._declare(index, number, depends[index])
+            if vertex.kind in (ImportedKind.INPUT, ImportedKind.CONSTANT):
+                continue
+            for number in numbers or [0]:
+                if is_split or number == 0:
+                    self._describe(index, number)
+                else:
+                    self._describe_part(index, number)
+        largest = max((tensor.num_elements for tensor in self.tensors.values()), default=0)
+        network = Network(
+            name=self.graph.name,
+            operators=tuple(self.operators),
+            tensors=self.tensors,
+            batch=batch,
+            source=self.graph.source,
+        )
+        return ImportedNetwork(network=network, treatments=tuple(self._treatments(network, _WORTH_TELLING * largest)))
+
+    def _name_pieces(self, samples: set[tuple[Place, int]]) -> None:
+        """Each piece by the dim that it is of; pieces that count samples come first, the outermost of them as `b`."""
+        for index, vertex in enumerate(self.graph.vertices):
+            found: list[tuple[Piece, str]] = []
+            for dim, size in vertex.dims.items():
+                place: Place = ("vertex", index, dim)
+                of_dim = self.pieces.of(place) or (Piece(place=place, inner=1, size=size),)
+                found += [
+                    (piece, dim if len(of_dim) == 1 else "" if dim == "b" else f"{dim}{number}") for number, piece in enumerate(of_dim)
+                ]
+            found.sort(key=lambda each: (each[0].place, each[0].inner) not in samples)  # stable: else in the order of the dims
+            wishes = {wanted for _, wanted in found}
+            names: dict[Piece, str] = {}
+            for number, (piece, wanted) in enumerate(found):
+                is_sample = (piece.place, piece.inner) in samples
+                is_b = (is_sample and number == 0) or (wanted == "b" and piece.size == 1 and "b" not in names.values())
+                name = "b" if is_b else wanted
+                if not name or name in names.values() or (name == "b" and not is_b):
+                    free = (*"stuvwxyz", *(f"{dim}{count}" for count in range(9) for dim in "stuvwxyz"))
+                    name = next(each for each in free if each not in wishes and each not in names.values())
+                names[piece] = name
+            self.names.append(names)
+
+    def _find_samples(self) -> tuple[int, set[tuple[Place, int]]]:
+        """How many samples there are, and the pieces that count them."""
+        shape = next((vertex.outputs[0].shape for vertex in self.graph.vertices if vertex.kind is ImportedKind.INPUT and vertex.dims), ())
+        times = {ImportedKind.RECURRENT: ("s",), ImportedKind.ATTENTION: ("s", "z")}
+        never = {("vertex", index, dim) for index, vertex in enumerate(self.graph.vertices) for dim in times.get(vertex.kind, ())}
+        tried = []
+        for position, size in enumerate(shape[:2]):
+            found = self._samples(position, size)
+            if not any(place in never for place, _ in found):
+                return size, found
+            tried.append((size, found))
+        return tried[0] if tried else (1, set())
+
+    def _samples(self, of: int, batch: int) -> set[tuple[Place, int]]:
+        """Pieces followed from this position of each input that has as many entries there."""
+        found: set[tuple[Place, int]] = set()
+        for index, vertex in enumerate(self.graph.vertices):
+            if vertex.kind is ImportedKind.INPUT and len(vertex.dims) > of and batch > 1:
+                dim, size = tuple(vertex.dims.items())[of]
+                if size == batch:
+                    found |= {(piece.place, piece.inner) for piece in self.pieces.of(("vertex", index, dim))}
+        for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
+            for position in self.pieces.of_output(edge.producer, edge.output):
+                for piece in position:
+                    if piece is not None and (piece.place, piece.inner) in found:
+                        read = self.pieces.read_as(edge.consumer, edge.input, piece)
+                        if read is not None:
+                            found.add((read.place, read.inner))
+        return found
+
+    def _padded(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
+        """Classes of vocabularies: those of embeddings and of losses, and so of the layer that makes the scores."""
+        kinds = (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY)
+        found = [self.pieces.of(("vertex", index, "v")) for index, vertex in enumerate(self.graph.vertices) if vertex.kind in kinds]
+        return {class_of[pieces[0]] for pieces in found if len(pieces) == 1}
+
+    def _never_cut(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
+        """Classes of pieces that are whole in every operator, as cutting them never pays: what reads the tensor needs them whole.
+
+        The size of the heads of a fused attention (heads are cut for less), and the parts of a tensor of which every part is taken (q, k
+        and v in one, gate and up in one).
+        """
+        found: set[Piece] = set()
+        taken: dict[Piece, int] = defaultdict(int)
+        for index, vertex in enumerate(self.graph.vertices):
+            if vertex.kind is ImportedKind.ATTENTION:
+                found |= {class_of[piece] for dim in "de" for piece in self.pieces.of(("vertex", index, dim))}
+            elif vertex.kind is ImportedKind.SPLIT and vertex.unsplit:
+                (axis, *_), (even, part) = vertex.unsplit, self.pieces.even_part(index)
+                if even:
+                    found |= {class_of[piece] for piece in self.pieces.of(("vertex", index, even), part, len(vertex.outputs))}
+                elif len(vertex.outputs[0].shape) < len(vertex.dims):  # one entry of the axis each
+                    for piece in self.pieces.of(("vertex", index, axis)):
+                        taken[class_of[piece]] += len(vertex.outputs)
+        return found | {piece for piece, count in taken.items() if count >= piece.size}
+
+    def _tensor_name(self, index: int, number: int) -> str:
+        vertex = self.graph.vertices[index]
+        name = vertex.name if len(vertex.outputs) == 1 else f"{vertex.name}.{number}"
+        return f"{name}.out" if name in self.shapes else name
+
+    def _declare(self, index: int, number: int, depends: bool) -> None:
+        vertex, name = self.graph.vertices[index], self._tensor_name(index, number)
+        made = vertex.outputs[number]
+        trained = [self.gradient[read] for read in self._tensors_read(index)]
+        self.gradient[name] = any(trained) and not made.is_index
+        is_float = not made.is_index and (self.gradient[name] or depends or vertex.kind is ImportedKind.INPUT)
+        role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
+        self.tensors[name] = NetworkTensor(name=name, shape=_sizes(self.pieces.of_output(index, number)), role=role)
+
+    def _tensors_read(self, index: int) -> list[str]:
+        names = []
+        for number, operand in enumerate(self.graph.vertices[index].inputs):
+            if operand.parameter:
+                names.append(operand.parameter)
+            elif (index, number) in self.into:
+                edge = self.into[index, number]
+                names.append(self._tensor_name(edge.producer, edge.output))
+        return names
+
+    def _seen(self, index: int, number: int) -> Seen:
+        vertex, names = self.graph.vertices[index], self.names[index]
+        pieces: dict[str, tuple[str, ...]] = {}
+        for dim, size in vertex.dims.items():
+            place: Place = ("vertex", index, dim)
+            pieces[dim] = tuple(names[piece] for piece in self.pieces.of(place) or (Piece(place=place, inner=1, size=size),))
+        return Seen(
+            vertex=vertex,
+            name=vertex.name if len(vertex.outputs) == 1 or vertex.kind is not ImportedKind.SPLIT else f"{vertex.name}.{number}",
+            layer=_layer(vertex.module),
+            dims={name: piece.size for piece, name in names.items()},
+            pieces=pieces,
+            whole=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
+            padded=tuple(name for piece, name in names.items() if piece in self.padded),
+            inputs=tuple(self._read(index, each, pieces) for each in range(len(vertex.inputs))),
+            output=self._written(index, number),
+        )
+
+    def _is_unsplit(self, index: int, piece: Piece) -> bool:
+        dim = piece.place[-1]
+        axis, part = self.pieces.even_part(index)
+        if dim == axis:
+            return piece.inner >= part
+        vertex = self.graph.vertices[index]
+        return dim in vertex.unsplit and dim != repeated_axis(vertex)
+
+    def _written(self, index: int, number: int) -> Read:
+        operand, name = self.graph.vertices[index].outputs[number], self._tensor_name(index, number)
+        dims: list[str] = []
+        for dim, position in zip(operand.dims, self.pieces.of_output(index, number), strict=True):
+            for piece in position:
+                if piece is None:  # of size 1
+                    own = Piece(place=("vertex", index, dim), inner=1, size=1)
+                    dims.append(self.names[index].get(own, ""))
+                else:
+                    dims.append(self.names[index].get(piece, ""))
+        return self._as_read(name, dims, tuple(dim for dim in dims if dim))
+
+    def _as_read(self, tensor: str, dims: Sequence[str], along: tuple[str, ...]) -> Read:
+        found = self.tensors[tensor]
+        return Read(
+            operand=Operand(tensor=tensor, dims=tuple(dims)),
+            dims=along,
+            extent=tuple(zip(found.shape, dims, strict=True)),
+            is_parameter=found.role is TensorRole.PARAMETER,
+            has_gradient=self.gradient[tensor],
+        )
+
+    def _read(self, index: int, number: int, pieces: Mapping[str, tuple[str, ...]]) -> Read:
+        vertex = self.graph.vertices[index]
+        operand = vertex.inputs[number]
+        along = [
+            name for dim, size in zip(operand.dims, operand.shape, strict=True) if dim and vertex.dims[dim] == size for name in pieces[dim]
+        ]
+        if operand.parameter in self.shapes:
+            tensor = operand.parameter
+            positions = self.pieces.of_parameter(tensor, len(self.shapes[tensor]))
+        elif (index, number) in self.into:
+            edge = self.into[index, number]
+            tensor = self._tensor_name(edge.producer, edge.output)
+            positions = self.pieces.of_output(edge.producer, edge.output)
+        else:  # a buffer
+            of_buffer = tuple(
+                (self.pieces.sizes["vertex", index, dim], "") if dim and vertex.dims[dim] == size else (size, "")
+                for dim, size in zip(operand.dims, operand.shape, strict=True)
+            )
+            return Read(operand=Operand(tensor="", dims=()), dims=tuple(along), extent=of_buffer)
+        dims = []
+        for place, position in enumerate(positions):
+            stepped = self._stepped(index, number, place) if len(position) == 1 else ""
+            for piece in position:
+                found = self.pieces.read_as(index, number, piece) if piece is not None else None
+                dims.append(self.names[index][found] if found is not None else stepped)
+        return self._as_read(tensor, dims, tuple(dict.fromkeys((*along, *(dim for dim in dims if dim)))))
+
+    def _stepped(self, index: int, number: int, place: int) -> str:
+        """The reader's dim where it reads a whole number of a position's entries for each of its own (a convolution's rows)."""
+        vertex = self.graph.vertices[index]
+        if vertex.kind is not ImportedKind.CONVOLUTION or (index, number) not in self.into:
+            return ""
+        for link in self.into[index, number].links:
+            is_all = link.positions == (place,) and link.consumer_inner == 1 and link.size == _entries(vertex, number, link.consumer)
+            if is_all and is_stepped(vertex, number, link.consumer) and link.size != vertex.dims[link.consumer]:
+                of_dim = self.pieces.of(("vertex", index, link.consumer))
+                return self.names[index][of_dim[0]] if len(of_dim) == 1 else ""
+        return ""
+
+    def _describe(self, index: int, number: int) -> None:
+        seen = self._seen(index, number)
+        added = added_input(seen.vertex)
+        if added < 0:
+            self.operators.append(KINDS[seen.vertex.kind](seen))
+            return
+        final = seen.output
+        product = f"{seen.name}.product"
+        factors = [each.has_gradient for place, each in enumerate(seen.inputs) if place != added]
+        self.tensors[product] = replace(self.tensors[final.operand.tensor], name=product)
+        self.gradient[product] = any(factors)
+        partial = replace(final, operand=replace(final.operand, tensor=product), has_gradient=any(factors))
+        made = KINDS[seen.vertex.kind](replace(seen, output=partial))
+        self.operators.append(made)
+        self.operators.append(bias(replace(seen, name=f"{seen.name}.bias", inputs=(partial, seen.inputs[added]), output=final)))
+
+    def _describe_part(self, index: int, number: int) -> None:
+        """A further output: taken to be made of the first."""
+        seen = self._seen(index, 0)
+        further = replace(seen, name=f"{seen.name}.{number}", inputs=(seen.output,), output=self._written(index, number))
+        self.operators.append(further.operator("part"))
+
+    # What had to stay whole
+
+    def _treatments(self, network: Network, least: float) -> list[str]:
+        vertex_of = {vertex.name: vertex for vertex in self.graph.vertices}
+        made = {operator.output.tensor: operator for operator in network.operators}
+        found: dict[tuple[str, str], list[NetworkOperator]] = defaultdict(list)
+        for operator in network.operators:
+            vertex = vertex_of.get(operator.name) or vertex_of.get(operator.name.rpartition(".")[0])
+            if vertex is None:
+                continue
+            if vertex.kind is ImportedKind.BATCH_NORM:
+                found[vertex.operator, "takes the statistics of its own share of the batch"].append(operator)
+            if vertex.kind is ImportedKind.UNRECOGNISED:
+                found[vertex.operator, "is not recognised: computed whole on every chip"].append(operator)
+                continue
+            for operand in operator.inputs:
+                tensor = network.tensors[operand.tensor]
+                of = made.get(operand.tensor)
+                if of is None or tensor.num_elements < least or vertex.kind in _WHOLE_BY_NATURE:
+                    continue
+                places = [place for place, dim in enumerate(operand.dims) if not dim and tensor.shape[place] > 1 and of.output.dims[place]]
+                if places:
+                    reason = _REASONS.get(vertex.kind, "its view of the tensor has other runs of entries, or broadcasts")
+                    sizes = " x ".join(str(tensor.shape[place]) for place in places)
+                    found[vertex.operator, f"reads {sizes} entries of its input whole: {reason}"].append(operator)
+        return [
+            f"{operator} ({examples[0].layer or examples[0].name}{f' and {len(examples) - 1} more' if len(examples) > 1 else ''}) {what}"
+            for (operator, what), examples in found.items()
+        ]
+
+
+#: What these need whole is said by the operator itself, not by the import.
+_WHOLE_BY_NATURE = (ImportedKind.ATTENTION, ImportedKind.RECURRENT, ImportedKind.EMBEDDING, ImportedKind.REDUCTION)
+
+_REASONS = {
+    ImportedKind.POOLING: "the window is not known",
+    ImportedKind.CONVOLUTION: "its windows or groups do not line up with those entries",
+    ImportedKind.CONCAT: "tensors are joined along it",
+    ImportedKind.SPLIT: "a part is taken of it",
+    ImportedKind.REARRANGE: "entries move along it",
+}
+
+
+def _entries(vertex: ImportedVertex, number: int, dim: str) -> int:
+    operand = vertex.inputs[number]
+    return operand.shape[operand.dims.index(dim)] if dim in operand.dims else 0
+
+
+def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
+    return tuple(piece.size if piece is not None else 1 for position in positions for piece in position)
+
+
+def _depend_on_inputs(graph: ImportedGraph) -> list[bool]:
+    """Of each vertex, whether floats that the caller gives reach it."""
+    found = [vertex.kind is ImportedKind.INPUT and not vertex.outputs[0].is_index if vertex.outputs else False for vertex in graph.vertices]
+    for edge in sorted(graph.edges, key=lambda each: each.consumer):
+        found[edge.consumer] |= found[edge.producer]
+    return found
+
+
+def _layer(module: str) -> str:
+    """The module path up to its first number ("encoder.3"), or its first name."""
+    numbered = re.match(r"^(.*?\.)?\d+(?=\.|$)", module)
+    return numbered.group(0) if numbered else module.partition(".")[0]
+
+
+__all__ = ["ImportedNetwork", "network_of"]

@@ -1,0 +1,461 @@
+"""`perfmodel predict`: flags, JSON keys and sentences of DESIGN.md section 7."""
+
+import json
+import math
+
+import pytest
+
+import perfmodel
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
+from perfmodel.hardware.writer import save_cluster
+from perfmodel.parallel.plan_file import plan_from_dict
+from tests.cli.conftest import JOB, with_flags
+
+KEYS = {
+    "schema_version", "step_time", "parts", "tokens_per_second_per_chip", "mfu_palm", "mfu_causal", "hfu", "peak_flop_rate", "memory",
+    "fits", "plan", "rests_on",
+}  # fmt: skip
+
+
+def test_json_has_the_promised_keys(call_json):
+    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    assert set(prediction) >= KEYS
+    assert math.isclose(sum(prediction["parts"].values()), prediction["step_time"], rel_tol=1e-12)
+    classes = {name: size for name, size in prediction["memory"].items() if name != "total"}
+    assert math.isclose(sum(classes.values()), prediction["memory"]["total"], rel_tol=1e-12)
+    assert prediction["fits"] is True
+    assert set(prediction["rests_on"]) >= set(prediction["parts"])
+    assert prediction["peak_flop_rate"] == pytest.approx(989.4e12, rel=1e-3)
+    tokens = 512 * 8192 / prediction["step_time"] / 64
+    assert prediction["tokens_per_second_per_chip"] == pytest.approx(tokens)
+
+
+def test_the_plan_is_complete_with_every_default(call_json):
+    plan = call_json("predict", *JOB)["plan"]
+    assert plan_from_dict(plan).layout.dp_replicate == 64
+    assert plan["layout"] == {"pp": 1, "dp_replicate": 64, "dp_shard": 1, "cp": 1, "tp": 1}
+    assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 0)
+    assert (plan["job"]["precision"], plan["job"]["optimizer"]) == ("bf16-mixed", "adamw")
+    assert (plan["profile"], plan["attention"], plan["calibration"], plan["cluster"]) == ("megatron", "flash", "h100", "dgx-h100")
+
+
+def test_the_rest_goes_to_dp_shard_under_zero(call_json):
+    assert call_json("predict", *JOB, "--zero", 3, "--tp", 2)["plan"]["layout"]["dp_shard"] == 32
+
+
+@pytest.mark.parametrize(
+    ("flags", "knob", "value"),
+    [
+        ("--tp 4", "tp", 4),
+        ("--pp 4", "pp", 4),
+        ("--cp 2", "cp", 2),
+        ("--dp-replicate 8 --dp-shard 8", "dp_shard", 8),
+        ("--dp-replicate 32 --tp 2", "dp_replicate", 32),
+        ("--micro-batch 4", "micro_batch", 4),
+        ("--pp 2 --virtual-stages 4", "virtual_stages", 4),
+        ("--pp 2 --schedule gpipe", "schedule", "gpipe"),
+        ("--recompute selective", "recompute", "selective"),
+        ("--tp 2 --no-sequence-parallel", "sequence_parallel", False),
+        ("--tp 2 --sequence-parallel", "sequence_parallel", True),
+        ("--attention unfused", "attention", "unfused"),
+        ("--profile torch-fsdp2", "profile", "torch-fsdp2"),
+        ("--calibration spec-sheet", "calibration", "spec-sheet"),
+        ("--precision fp16-mixed", "precision", "fp16-mixed"),
+        ("--optimizer sgd", "optimizer", "sgd"),
+        ("--order tp-cp-pp-dp-shard-dp-replicate", "order", ["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
+    ],
+)
+def test_a_flag_is_in_the_plan(flags, knob, value, call_json):
+    plan = call_json("predict", *JOB, *flags.split())["plan"]
+    flat = {**plan, **plan["layout"], **plan["job"]}
+    assert flat[knob] == value
+
+
+def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
+    job = ["--model", "gpt3-175b", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "8", "--seq-len", "2048"]
+    prediction = call_json("predict", *job)
+    assert prediction["fits"] is False
+    assert prediction["step_time"] > 0
+    code, out, _ = call("predict", *job)
+    assert code == 0
+    assert "DOES NOT FIT" in out
+
+
+def test_headroom_can_make_it_not_fit(call_json):
+    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    share = prediction["memory"]["total"] / prediction["memory_usable"]
+    assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) - 0.1}%")["fits"]
+    tight = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--memory-headroom", f"{100 * (1 - share) + 0.1}%")
+    assert (tight["fits"], tight["verdict"], tight["memory_spare"] > 0) == (False, "tight", True)
+
+
+def test_what_the_driver_keeps_is_not_memory_to_use(call, call_json):
+    job = ["--model", "llama-3.1-8b", "--cluster", "aws-p4d", "--chips", 8, "--zero", 3, "--global-batch", 8, "--seq-len", 4096]
+    prediction = call_json("predict", *job)
+    total = prediction["memory"]["total"]
+    assert prediction["memory_usable"] == 39.38 * 2**30 < prediction["memory_capacity"] == 40 * 2**30
+    assert prediction["memory_spare"] == prediction["memory_usable"] - total
+    assert prediction["verdict"] == verdict(total, prediction["memory_usable"], DEFAULT_HEADROOM)
+    out = call("predict", *job)[1]
+    assert "of 39.4 GiB usable" in out
+    assert ("GiB to spare" in out) == (prediction["memory_spare"] >= 0)
+
+
+def test_tokens_add_days_and_chip_hours(call_json):
+    prediction = call_json("predict", *JOB, "--tp", 2, "--tokens", "15T")
+    seconds = 15e12 / (512 * 8192) * prediction["step_time"]
+    assert prediction["days"] == pytest.approx(seconds / 86400)
+    assert prediction["chip_hours"] == pytest.approx(seconds * 64 / 3600)
+
+
+def test_several_chips_and_clusters_are_one_object_and_one_table(call, call_json):
+    flags = [*JOB[:2], *JOB[4:], "--cluster", "dgx-h100", "--cluster", "dgx-b200", "--chips", "64,128", "--tp", "2"]
+    content = call_json("predict", *flags)
+    assert [(each["plan"]["cluster"], each["plan"]["num_chips"]) for each in content["predictions"]] == [
+        ("dgx-h100", 64),
+        ("dgx-h100", 128),
+        ("dgx-b200", 64),
+        ("dgx-b200", 128),
+    ]
+    assert all(set(each) >= KEYS - {"schema_version"} for each in content["predictions"])
+    code, out, err = call("predict", *flags)
+    assert (code, err) == (0, "")
+    assert len([line for line in out.splitlines() if line.startswith(("dgx-h100", "dgx-b200"))]) == 4
+
+
+def test_one_bad_number_of_chips_leaves_the_others(call_json):
+    content = call_json("predict", *JOB, "--chips", "64,100")
+    assert len(content["predictions"]) == 1
+    (failure,) = content["not_predicted"]
+    assert failure["chips"] == 100
+    assert "multiple of chips_per_node" in failure["reason"]
+
+
+def test_a_saved_plan_predicts_the_same(call, call_json, tmp_path):
+    direct = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--micro-batch", 2, "--save", tmp_path / "plan.yaml")
+    again = call_json("predict", tmp_path / "plan.yaml")
+    assert again == direct
+
+
+@pytest.mark.parametrize("cluster", ["dgx-b200", "dgx-a100"])
+def test_a_saved_plan_takes_no_calibration_to_other_chips(call_json, tmp_path, cluster):
+    """Neither one that was merely the best known, nor one that an old file or a person pinned."""
+    direct = call_json("predict", *JOB, "--tp", 2, "--cluster", cluster)["predictions"][1]
+    for pinned in ([], ["--calibration", "h100"], ["--calibration", "spec-sheet"]):
+        path = tmp_path / "plan.yaml"
+        call_json("predict", *JOB, "--tp", 2, "--save", path, *pinned)
+        moved = call_json("predict", path, "--cluster", cluster)
+        assert moved["step_time"] == direct["step_time"]
+        assert bool(moved["warnings"]) == bool(pinned)
+
+
+def test_a_calibration_is_saved_where_it_was_asked_for_only(call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("predict", *JOB, "--save", path)
+    assert "calibration" not in path.read_text()
+    asked = call_json("predict", *JOB, "--calibration", "spec-sheet", "--save", path)
+    assert "\ncalibration: spec-sheet\n" in path.read_text()
+    assert call_json("predict", path) == asked
+
+
+def test_zero_that_shards_nothing_is_refused_and_never_dropped(call, call_json):
+    for zero in ("3", "1"):
+        for verb in ("predict", "search"):
+            code, out, err = call(verb, *JOB, "--dp-replicate", "64", "--zero", zero)
+            assert (code, out) == (2, "")
+            assert f"zero={zero}: shards over dp_shard (and cp), which is 1 beside dp_replicate=64; give dp_shard=64" in err
+    assert call_json("predict", *JOB, "--dp-replicate", "8", "--zero", "3")["plan"]["layout"]["dp_shard"] == 8
+    assert call_json("predict", *JOB, "--dp-replicate", "32", "--cp", "2", "--zero", "1")["plan"]["zero"] == 1
+
+
+def test_replicas_that_leave_chips_idle_are_refused(call, call_json):
+    code, out, err = call("predict", *JOB, "--dp-replicate", "8")
+    assert (code, out) == (2, "")
+    assert "dp_replicate=8: with the other degrees it takes 8 of chips=64" in err
+    assert call_json("search", *JOB, "--dp-replicate", "8", "--max-tp", 1, "--max-pp", 1, "--max-cp", 1)["num_evaluated"] > 0
+
+
+def test_a_sequence_beyond_the_positions_of_the_model_is_noted(call, call_json):
+    long = [*JOB[:-1], "16384", "--tp", "8"]
+    (warning,) = call_json("predict", *long)["warnings"]
+    assert "seq_len=16384 is beyond the 8192 positions of llama-3-8b" in warning
+    assert warning in call("predict", *long)[1]
+    assert call_json("predict", *JOB, "--tp", "8")["warnings"] == []
+
+
+def test_flags_beside_a_plan_override_it_and_are_named(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("predict", *JOB, "--fsdp", 32, "--tp", 2, "--save", path)
+    for flags in (
+        ["--tp", 4, "--dp-shard", 16],
+        ["--precision", "fp32", "--optimizer", "sgd"],
+        ["--global-batch", 1024, "--seq-len", "4k"],
+        ["--profile", "torchtitan", "--recompute", "full", "--micro-batch", 2],
+    ):
+        by_flags = call_json("predict", *with_flags(["--fsdp", "32", "--tp", "2", *JOB], *with_flags_of_fsdp(flags)))
+        now = call_json("predict", path, *flags)
+        assert now.pop("overridden")
+        assert now == by_flags
+    more = call_json("predict", path, "--chips", 128)
+    assert more["plan"]["layout"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 2}
+    assert more["overridden"] == {
+        "chips": {"plan": 64, "now": 128, "follows": False},
+        "dp_shard": {"plan": 32, "now": 64, "follows": True},
+    }
+    out = call("predict", path, "--chips", 128)[1]
+    assert "overrides    chips 128 (the file: 64)\n             so that also dp_shard 64 (the file: 32)" in out
+    assert "calibration spec-sheet (the file: none)" in call("predict", path, "--calibration", "spec-sheet")[1]
+
+
+def with_flags_of_fsdp(flags):
+    """`--dp-shard` of a plan with ZeRO 3, as flags have it."""
+    return ["--fsdp" if flag == "--dp-shard" else flag for flag in flags]
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout"),
+    [
+        ("--dp 64", (64, 1, 0)),
+        ("--dp 32 --tp 2 --zero 1", (1, 32, 1)),
+        ("--dp 64 --dp-shard 8", (8, 8, 3)),
+        ("--fsdp 64", (1, 64, 3)),
+        ("--fsdp 8", (8, 8, 3)),
+    ],
+)
+def test_dp_and_fsdp_are_the_degrees_that_people_mean(flags, layout, call, call_json):
+    plan = call_json("predict", *JOB, *flags.split())["plan"]
+    assert (plan["layout"]["dp_replicate"], plan["layout"]["dp_shard"], plan["zero"]) == layout
+    assert "must equal chips=64" in call("predict", *JOB, "--dp", "8")[2]
+    assert "is dp_shard=8 with zero=3" in call("predict", *JOB, "--fsdp", "8", "--zero", "1")[2]
+
+
+def test_flags_as_people_type_them(call_json):
+    known = call_json("predict", *JOB, "--tp", 2, "--micro-batch", 2, "--tokens", "15T")
+    typed = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--nodes", "8", "--batch-tokens", "4M", "--seq", "8k", "--mbs", "2"]
+    assert call_json("predict", *typed, "--tp", 2, "--tokens", "15t") == known
+    assert (
+        call_json("predict", *with_flags(JOB, "--chips", ""), "--gpus", "64", "--gbs", "512", "--tp", 2, "--mbs", 2, "--tokens", "15T")
+        == known
+    )
+
+
+def test_tokens_that_are_no_whole_sequences_are_refused(call):
+    typed = [*JOB[:6], "--batch-tokens", "4000000", "--seq-len", "8192"]
+    code, _, err = call("predict", *typed)
+    assert code == 2
+    assert "batch_tokens=4000000: must be whole sequences of seq_len=8192 tokens; use 3997696 or 4005888" in err
+
+
+def test_flags_of_other_tools_are_named_as_they_are_here(call):
+    code, _, err = call("predict", *JOB, "--batch-size", "8")
+    assert code == 2
+    assert "No such option: --batch-size (here it is --global-batch or --micro-batch or --batch-tokens)" in err
+    assert "(here it is --batch)" in call("shard", "alexnet", "--batch-size", "8")[2]
+
+
+def test_a_batch_of_millions_is_one_of_tokens(call):
+    code, _, err = call("predict", *with_flags(JOB, "--global-batch", "4M"))
+    assert code == 2
+    assert "--global-batch=4M: counts sequences" in err
+    assert "--batch-tokens 4M" in err
+    assert "(or its tokens as --batch-tokens)" in call("predict", "--model", "gpt2", "--cluster", "dgx-h100")[2]
+
+
+def test_several_values_of_anything_are_one_table(call, call_json):
+    flags = ["--seq-len", "4k,8k", "--profile", "megatron", "--profile", "torchtitan", "--fsdp", "64"]
+    content = call_json("predict", *with_flags(JOB, *flags))
+    assert [(each["plan"]["job"]["seq_len"], each["plan"]["profile"]) for each in content["predictions"]] == [
+        (4096, "megatron"),
+        (4096, "torchtitan"),
+        (8192, "megatron"),
+        (8192, "torchtitan"),
+    ]
+    out = call("predict", *with_flags(JOB, *flags))[1]
+    header = next(line for line in out.splitlines() if line.startswith("cluster"))
+    assert header.split()[:4] == ["cluster", "chips", "seq", "framework"]
+    assert out.startswith("llama-3-8b (8.03B parameters), 512 sequences a step, bf16-mixed, adamw\n")
+    assert {each["plan"]["job"]["model"]["name"] for each in call_json("predict", *JOB, "--model", "llama-3-70b")["predictions"]} == {
+        "llama-3-8b",
+        "llama-3-70b",
+    }
+
+
+def test_a_table_as_csv(call, tmp_path):
+    import csv
+
+    code, out, err = call("predict", *with_flags(JOB, "--chips", "64,100"), "--tp", 2, "--csv", "-")
+    assert (code, err) == (0, "")
+    first, second = csv.DictReader(out.splitlines())
+    assert (first["chips"], first["tp"], first["fits"], first["reason"]) == ("64", "2", "false", "")
+    parts = [float(value) for name, value in first.items() if name.startswith("time_")]
+    assert math.isclose(sum(parts), float(first["step_time"]), rel_tol=1e-9)
+    assert (second["chips"], second["step_time"]) == ("100", "")
+    assert "multiple of chips_per_node" in second["reason"]
+    assert call("predict", *JOB, "--tp", 2, "--csv", "a.csv")[0] == 0
+    assert (tmp_path / "a.csv").read_text().startswith("model,cluster,chips,")
+
+
+def test_all_that_is_missing_is_named_at_once(call):
+    code, out, err = call("predict")
+    assert (code, out) == (2, "")
+    for flag in ("--model", "--cluster", "--chips", "--global-batch", "--seq-len"):
+        assert f"{flag}: is missing" in err
+
+
+def test_what_does_nothing_is_noted(call_json):
+    (note,) = call_json("predict", *JOB, "--schedule", "gpipe")["warnings"]
+    assert note == "schedule=gpipe does nothing without a pipeline (pp=1)"
+    (note,) = call_json("predict", *with_flags(JOB, "--chips", 8), "--tp", 8, "--zero", 1)["warnings"]
+    assert note.startswith("zero=1 does nothing")
+
+
+def test_times_of_one_output_have_one_unit(call):
+    out = call("predict", *JOB, "--tp", 2)[1]
+    lines = out[out.index("Where the step goes") : out.index("Memory of")].splitlines()[3:-1]
+    assert {line.split("%")[0].split()[-2] for line in lines if line} == {"s"}
+
+
+def test_tflops_are_model_flops_of_one_chip(call_json):
+    found = call_json("predict", *JOB, "--tp", 2)
+    assert found["tflops_per_chip"] == pytest.approx(found["mfu_palm"] * found["peak_flop_rate"] / 1e12)
+    assert "PaLM" in found["flop_convention"]
+
+
+def test_localhost_is_predicted_with_its_own_profile(call_json):
+    flags = ["--model", "gpt2", "--cluster", "localhost", "--chips", "2", "--global-batch", "4", "--seq-len", "128", "--precision", "fp32"]
+    assert call_json("predict", *flags)["plan"]["profile"] == "torch-gloo"
+
+
+@pytest.mark.parametrize("cluster, profile", [("mi300x", "megatron-rocm"), ("tpu-v5p", "xla"), ("gaudi3", "xla"), ("h20", "megatron")])
+def test_no_chip_gets_host_constants_of_another_makers_software(call_json, cluster, profile):
+    flags = ["--model", "llama-3-8b", "--cluster", cluster, "--chips", 8, "--global-batch", 8, "--seq-len", 256, "--tp", 8]
+    told = call_json("predict", *flags)
+    assert told["plan"]["profile"] == profile
+    assert (told["parts"]["host"] > 0) == (profile != "xla")
+    as_megatron = call_json("predict", *flags, "--profile", "megatron")
+    assert told["parts"]["host"] <= as_megatron["parts"]["host"]
+
+
+def test_a_calibration_of_the_user_comes_first(call_json, home):
+    from dataclasses import replace
+
+    from perfmodel.hardware.writer import save_calibration
+
+    folder = home / ".local/share/perfmodel/calibrations"
+    folder.mkdir(parents=True)
+    mine = replace(perfmodel.load_calibration("h100"), name="mine", sustained_clock_fraction=0.34)
+    before = call_json("predict", *JOB, "--tp", 2)
+    save_calibration(mine, folder / "mine.yaml")
+    after = call_json("predict", *JOB, "--tp", 2)
+    assert after["rests_on"]["forward"] == "calibrated: mine"
+    assert after["step_time"] > before["step_time"]
+    assert call_json("predict", *JOB, "--tp", 2, "--calibration", "h100")["step_time"] == before["step_time"]
+
+
+PRIOR_JOB = [*JOB[:2], "--cluster", "pcie-workstation", "--chips", "4", "--global-batch", "4", "--seq-len", "1024"]
+
+
+def test_a_plan_of_a_chip_that_rests_on_a_prior_is_predicted_again(call_json, tmp_path):
+    direct = call_json("predict", *PRIOR_JOB, "--save", tmp_path / "plan.yaml")
+    assert direct["rests_on"]["forward"] == "prior: mean of h100 and b200"
+    assert direct["plan"]["calibration"] == "prior"
+    assert call_json("predict", tmp_path / "plan.yaml") == direct
+
+
+def test_a_prior_where_no_chip_of_the_maker_is_measured_is_refused(call):
+    code, out, err = call("predict", *JOB[:2], "--cluster", "tpu-v5p", *JOB[4:], "--calibration", "prior")
+    assert (code, out) == (2, "")
+    assert "no chip like tpu-v5p of its maker is measured; use spec-sheet" in err
+
+
+def test_a_person_reads_units_and_what_it_rests_on(call):
+    code, out, err = call("predict", *JOB, "--tp", 2, "--pp", 2, "--tokens", "15T")
+    assert (code, err) == (0, "")
+    for piece in (
+        "step time",
+        "MFU",
+        "of 989 TFLOP/s a chip, dense bf16",
+        "GiB",
+        "calibrated: h100",
+        "pipeline bubble",
+        "chip-hours",
+        "100 %",
+    ):
+        assert piece in out
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+CHIP = ["--chip", "h20", "--per-node", "4", "--scale-up", "200GB/s", "--scale-out", "100Gbit/s"]
+
+
+def test_any_chip_is_a_cluster_and_its_plan_is_predicted_again(call, call_json, tmp_path):
+    job = [*JOB[:2], *JOB[4:]]
+    told = call_json("predict", *job, *CHIP, "--tp", 4, "--save", "plan.yaml")
+    assert told["plan"]["cluster"] == "h20-96gb per-node=4 scale-up=200 GB/s scale-out=100 Gbit/s"
+    assert call_json("predict", "plan.yaml")["step_time"] == told["step_time"]
+    assert call_json("predict", *job, "--cluster", "h20", "--tp", 4)["step_time"] < told["step_time"]
+    best = call_json("search", *job, *CHIP, "--top", 1)["plans"][0]
+    assert best["plan"]["cluster"] == told["plan"]["cluster"]
+    for verb in ("predict", "search"):
+        code, _, err = call(verb, *JOB, *CHIP[2:])
+        assert (code, err) == (2, "perfmodel: --per-node: goes with --chip NAME, in place of --cluster; see `perfmodel chips`\n")
+    code, _, err = call("predict", *job, "--cluster", "h100")
+    assert code == 2
+    assert "give one of them, or a cluster: dgx-h100" in err
+
+
+def test_a_cluster_file_of_ones_own_gives_the_number_of_chips_where_nobody_does(call_json):
+    save_cluster(perfmodel.load_cluster("dgx-h100", num_chips=16), "mine.yaml")
+    told = call_json("predict", *JOB[:2], "--cluster", "./mine.yaml", *JOB[6:], "--tp", 8)
+    assert told["plan"]["num_chips"] == 16
+    assert told["warnings"] == ["chips=16: nobody said how many, so it is the number that the file of dgx-h100 states"]
+
+
+def test_chips_that_rest_on_different_ground_are_compared_on_one(call, call_json):
+    job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
+    told = call_json("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x")["predictions"]
+    assert [each["footing"]["own"] for each in told] == ["calibrated", "spec sheet"]
+    assert {each["footing"]["common"] for each in told} == {"spec sheet"}
+    alone = call_json("predict", *job, "--cluster", "dgx-h100", "--calibration", "spec-sheet")
+    assert told[0]["footing"]["step_time"] == alone["step_time"] < told[0]["step_time"]
+    out = call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x")[1]
+    assert "step time  on spec sheets" in out
+    assert "compare chips by 'on spec sheets'" in out
+    assert "on spec sheets" in call("search", *job, "--max-pp", 1, "--cluster", "dgx-h100", "--cluster", "mi300x")[1]
+
+
+def test_chips_on_the_same_ground_need_no_other(call):
+    job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
+    assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "dgx-a100")[1]
+    assert " ground" not in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "mi300x", "--calibration", "spec-sheet")[1]
+    assert "'on priors'" in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "h20")[1]
+
+
+def test_a_vision_tower_is_said_to_be_left_out(call, call_json, tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"model_type": "llava", "text_config": {**sizes, "vocab_size": 128, "max_position_embeddings": 512}, "vision_config": sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    job = ("--model", tmp_path / "config.json", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 8, "--seq-len", 512)
+    code, out, _ = call("predict", *job)
+    assert code == 0
+    assert "parameters, without its vision tower), 8 sequences" in out
+    (warning,) = call_json("predict", *job)["warnings"]
+    assert "its vision tower is left out; only the 78,144 parameters of its language model are counted" in warning
+    code, out, _ = call("search", *job)
+    assert code == 0
+    assert "without its vision tower" in out
+
+
+def test_selective_recomputation_that_saves_nothing_says_so(call_json):
+    flash = call_json("predict", *JOB, "--recompute", "selective")
+    assert any("saves next to nothing beside flash attention" in text for text in flash["warnings"])
+    unfused = call_json("predict", *JOB, "--recompute", "selective", "--attention", "unfused")
+    assert not any("selective" in text for text in unfused["warnings"])
+
+
+def test_a_plan_that_the_framework_cannot_run_says_so(call, call_json):
+    found = call_json("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
+    assert (found["runnable"], found["not_runnable_reason"]) == (False, "zero=3: megatron has ZeRO 0 and 1 only")
+    _, out, _ = call("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
+    assert "not a plan for this framework: zero=3" in out
+    assert call_json("predict", *JOB, "--dp-shard", "64", "--profile", "torchtitan")["runnable"]

@@ -1,0 +1,62 @@
+"""`perfmodel predict --interval`: the interval and what the step hangs on."""
+
+import pytest
+
+from tests.cli.conftest import JOB
+
+
+def test_the_interval_and_three_parameters_are_printed(call):
+    code, out, err = call("predict", *JOB, "--tp", 2, "--interval")
+    assert (code, err) == (0, "")
+    assert "80% interval" in out
+    assert "What the step hangs on most: each 10% larger" in out
+    assert "rate of matrix multiplies (sustained clock)" in out
+
+
+def test_the_object_has_the_bounds_around_the_step(call_json):
+    found = call_json("predict", *JOB, "--tp", 2, "--interval")
+    assert found["step_time_low"] < found["step_time"] < found["step_time_high"]
+    assert found["interval"]["coverage"] == 0.8
+    assert found["interval"]["num_runs"] > 0
+    assert len(found["sensitivities"]) == 3
+    assert set(found["sensitivities"][0]) == {"parameter", "parameter_change", "step_time_change", "rests_on"}
+
+
+def test_it_changes_nothing_else(call_json):
+    plain, more = call_json("predict", *JOB), call_json("predict", *JOB, "--interval")
+    assert {name: more[name] for name in plain} == plain
+    assert "step_time_low" not in plain
+
+
+def test_several_settings_have_an_interval_each(call, call_json):
+    several = [*JOB[:4], "--chips", "64,128", *JOB[6:]]
+    found = call_json("predict", *several, "--interval")["predictions"]
+    assert all(each["step_time_low"] < each["step_time"] < each["step_time_high"] for each in found)
+    assert "80% interval" in call("predict", *several, "--interval")[1]
+
+
+def test_a_plan_file_has_one_too(call_json):
+    assert call_json("predict", "megatron-22b", "--interval")["step_time_low"] > 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "cluster"), [("llm-c", "tpu-v5p"), ("nemo", "gb200-nvl72"), ("megatron", "pcie-workstation"), ("megatron", "mi300x")]
+)
+def test_less_known_is_wider(call_json, profile, cluster):
+    def width(*flags):
+        found = call_json("predict", *JOB[:2], "--cluster", *flags, *JOB[4:], "--interval")
+        return found["step_time_high"] / found["step_time_low"]
+
+    assert width(cluster, "--profile", profile) > width("dgx-a100")
+
+
+def test_it_says_that_a_prior_is_no_calibration_of_the_chip(call_json):
+    found = call_json("predict", *JOB[:2], "--cluster", "pcie-workstation", *JOB[4:], "--interval")
+    assert found["rests_on"]["forward"] == "prior: mean of h100 and b200"
+    assert "none on rtx4090-24gb, which has no calibration of its own" in found["interval"]["rests_on"]
+
+
+def test_another_calibration_than_the_runs_had_is_wider(call_json):
+    usual, other = (call_json("predict", *JOB, "--interval", *flags) for flags in ((), ("--calibration", "spec-sheet")))
+    assert other["step_time_high"] / other["step_time_low"] > usual["step_time_high"] / usual["step_time_low"]
+    assert "another calibration" in other["interval"]["rests_on"]

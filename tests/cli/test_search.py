@@ -1,0 +1,306 @@
+"""`perfmodel search`: JSON keys, exit codes and sentences of DESIGN.md section 7."""
+
+import json
+import signal
+
+import pytest
+
+from perfmodel.planner.uniform import sweep as planner_sweep
+from tests.cli.conftest import JOB, with_flags
+
+SMALL = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "16", "--seq-len", "512"]
+TOO_LARGE = ["--model", "gpt3-175b", "--cluster", "dgx-a100", "--chips", "8", "--global-batch", "64", "--seq-len", "2048"]
+
+
+def test_json_has_the_promised_keys(call_json):
+    result = call_json("search", *JOB)
+    assert set(result) >= {"num_evaluated", "num_feasible", "rejected", "search_time", "plans", "baselines", "pareto", "schema_version"}
+    assert result["num_evaluated"] == result["num_feasible"] + sum(result["rejected"].values())
+    assert len(result["plans"]) == 10
+    first, *times = [each["step_time"] for each in result["plans"]]
+    assert times == sorted(times)
+    assert result["least_time"] <= min(first, *times) <= first <= result["least_time"] * 1.01
+    assert [each["place"] for each in result["plans"]] == sorted(each["place"] for each in result["plans"])
+    exact = call_json("search", *JOB, "--ties", "0%")["plans"]
+    assert [each["step_time"] for each in exact] == sorted(each["step_time"] for each in exact)
+    assert exact[0]["step_time"] == result["least_time"]
+    assert all(each["fits"] for each in result["plans"])
+    assert set(result["baselines"]) == {"data parallel", "FSDP", "Megatron rule of thumb"}
+    assert all(isinstance(each["fits"], bool) for each in result["baselines"].values())
+    assert result["baselines"]["data parallel"]["fits"] is False
+    assert all(each["plan"]["num_chips"] == 64 for each in result["plans"])
+
+
+def test_a_plan_of_the_search_is_what_predict_says_of_it(call, call_json, tmp_path):
+    best = call_json("search", *JOB, "--save", tmp_path / "best.yaml")["plans"][0]
+    assert best.pop("place") == 1
+    again = call_json("predict", tmp_path / "best.yaml")
+    assert {key: again[key] for key in best} == best
+
+
+def test_a_saved_plan_of_uneven_stages_predicts_again_to_the_bit(call_json, tmp_path):
+    """126 layers on 16 ranks of 7 virtual stages: the file holds the layers of each."""
+    job = ["--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--chips", "1024", "--global-batch", "512", "--seq-len", "8192"]
+    knobs = ["--tp", "8", "--pp", "16", "--virtual-stages", "7", "--zero", "1", "--recompute", "full"]
+    best = call_json("search", *job, *knobs, "--top", 1, "--save", tmp_path / "best.yaml")["plans"][0]
+    assert sum(best["plan"]["stage_layers"]) == 126
+    assert sum(best["plan"]["stage_layers"][::16]) == 7
+    again = call_json("predict", tmp_path / "best.yaml")
+    assert (again["step_time"], again["memory"]) == (best["step_time"], best["memory"])
+    single = call_json("predict", *job, *knobs, "--order", "-".join(best["plan"]["order"]))
+    assert (single["step_time"], single["memory"]) == (best["step_time"], best["memory"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "holds"),
+    [
+        ("--tp 4", lambda plan: plan["layout"]["tp"] == 4),
+        ("--zero 1", lambda plan: plan["zero"] == 1),
+        ("--max-tp 2 --max-dp-shard 4", lambda plan: plan["layout"]["tp"] <= 2 and plan["layout"]["dp_shard"] <= 4),
+        ("--recompute full --micro-batch 1", lambda plan: (plan["recompute"], plan["micro_batch"]) == ("full", 1)),
+        ("--schedule interleaved", lambda plan: plan["schedule"] == "interleaved"),
+        ("--tp 2 --no-sequence-parallel", lambda plan: not plan["sequence_parallel"]),
+        ("--order tp-cp-pp-dp_shard-dp_replicate", lambda plan: plan["order"][2] == "pp"),
+        ("--attention unfused", lambda plan: plan["attention"] == "unfused"),
+    ],
+)
+def test_flags_fix_and_bound_knobs(flags, holds, call_json):
+    plans = call_json("search", *SMALL, *flags.split())["plans"]
+    assert plans
+    assert all(holds(each["plan"]) for each in plans)
+
+
+def test_top_and_objective(call_json):
+    plans = call_json("search", *JOB, "--objective", "memory", "--top", 3)["plans"]
+    assert len(plans) == 3
+    totals = [each["memory"]["total"] for each in plans]
+    assert totals == sorted(totals)
+
+
+def test_nothing_fits_is_exit_code_2_with_the_least_memory_and_a_way_out(call):
+    code, out, err = call("search", *TOO_LARGE, "--json")
+    result = json.loads(out)
+    assert code == 2
+    assert (result["num_feasible"], result["plans"]) == (0, [])
+    assert result["least_memory"]["memory"]["total"] > 80e9
+    assert err.count("\n") == 1
+    assert "no plan fits: the least that any of" in err
+    assert "chips would be enough" in err
+    code, out, err = call("search", *TOO_LARGE)
+    assert code == 2
+    assert "data parallel" in out
+    assert "does not fit" in out
+
+
+def test_nothing_is_saved_when_nothing_fits(call, tmp_path):
+    assert call("search", *TOO_LARGE, "--save", "best.yaml")[0] == 2
+    assert not (tmp_path / "best.yaml").exists()
+
+
+def test_what_was_there_before_is_not_called_the_best_plan(call, tmp_path):
+    for name in ("best.yaml", "best.png"):
+        (tmp_path / name).write_text("before")
+    _, out, _ = call("search", *TOO_LARGE, "--save", "best.yaml", "--plot", "best.png")
+    assert "best plan:" not in out
+    assert "figure:" not in out
+    assert (tmp_path / "best.yaml").read_text() == (tmp_path / "best.png").read_text() == "before"
+    _, out, _ = call("search", *SMALL, "--save", "best.yaml", "--plot", "best.png")
+    assert out.endswith("\nfigure: best.png\n\nbest plan: best.yaml\n")
+
+
+def test_a_figure_of_several_numbers_of_chips_has_all_of_them(call, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("perfmodel.report.figures.write_figure", lambda figure, path: drawn.append(figure))
+    _, out, _ = call("search", *SMALL, "--chips", "4,8,16", "--plot", "all.png")
+    assert [list(axes.lines[0].get_xdata()) for axes in drawn[0].axes] == [[4, 8, 16]] * 2
+    assert "figure: all.png" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--tp", "3"], "tp=3: must divide chips=64"),
+        (["--tp", "0"], "tp=0"),
+        (["--max-tp", "0"], "tp=0"),
+        (["--zero", "5"], "zero=5"),
+        (["--objective", "luck"], "objective=luck"),
+        (["--top", "0"], "top=0"),
+        (["--recompute", "some"], "recompute=some"),
+        (["--dp-replicate", "64", "--zero", "3"], "no plan"),
+        (["--cluster", "no-such"], "cluster=no-such"),
+    ],
+)
+def test_bad_input_is_one_sentence(flags, expected, call):
+    code, out, err = call("search", *JOB, *flags)
+    assert (code, out) == (2, "")
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_several_clusters_give_one_table(call, call_json):
+    flags = [*SMALL, "--cluster", "dgx-a100", "--chips", "8,16"]
+    found = call_json("search", *flags)["searches"]
+    assert [(each["cluster"], each["chips"]) for each in found] == [("dgx-h100", 8), ("dgx-h100", 16), ("dgx-a100", 8), ("dgx-a100", 16)]
+    code, out, err = call("search", *flags)
+    assert (code, err) == (0, "")
+    assert "the best plan of each" in out
+
+
+def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
+    code, out, err = call("search", *JOB)
+    assert (code, err) == (0, "")
+    for piece in (
+        "plans evaluated",
+        "fit in 79.1 GiB usable less 5.0 % kept free",
+        "data parallel",
+        "FSDP",
+        "Megatron rule of thumb",
+        "does not fit",
+        "in every row",
+    ):
+        assert piece in out
+
+
+WIDE = ["--model", "llama-3-8b", "--cluster", "gb200-nvl72", "--chips", "64", "--global-batch", "64", "--seq-len", "1024", "--top", "2"]
+
+
+def test_plans_that_torch_cannot_execute_are_marked_with_the_sentence_of_run_and_audit(call, call_json, tmp_path):
+    path = tmp_path / "best.yaml"
+    result = call_json("search", *WIDE, "--tp", "16", "--save", path)
+    reason = result["plans"][0]["not_executable_reason"]
+    assert reason.startswith("tp=16: must divide num_key_value_heads=8, because")
+    assert [each["executable"] for each in result["plans"]] == [False, False]
+    assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
+    code, out, err = call("audit", path)
+    assert (code, out) == (2, "")
+    assert reason in err
+    code, out, _ = call("search", *WIDE, "--tp", "16")
+    assert f"* 1, 2: cannot be run or audited with torch: {reason}" in out
+    assert "\n1* " in out
+
+
+def test_plans_that_torch_can_execute_have_no_reason(call, call_json):
+    result = call_json("search", *WIDE, "--tp", "8")
+    assert all(each["executable"] and each["not_executable_reason"] == "" for each in (*result["plans"], *result["pareto"]))
+    assert "cannot be run" not in call("search", *WIDE, "--tp", "8")[1]
+
+
+def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
+    evaluated = 0
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    original = planner_sweep._evaluate_rows
+
+    def interrupted(*arguments):
+        nonlocal evaluated
+        evaluated += 1
+        if evaluated == 4:
+            signal.raise_signal(signal.SIGINT)
+        original(*arguments)
+
+    monkeypatch.setattr(planner_sweep, "_evaluate_rows", interrupted)
+    code, out, _ = call("search", *SMALL)
+    assert code == 130
+    assert "interrupted; the best so far" in out
+    assert "The best plan" in out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(monkeypatch, capsys):
+    from perfmodel.cli import output
+
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(output.sys.stderr, "isatty", lambda: True, raising=False)
+    with output.Progress("search") as progress:
+        for tenth in range(5):
+            progress.share(tenth / 10)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "search [############..................]  40%" in err
+    assert err.endswith(" \r")
+
+
+def test_long_work_prints_a_line_now_and_then_elsewhere(monkeypatch, capsys):
+    from perfmodel.cli import output
+
+    clock = iter(float(second) for second in range(100))
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    with output.Progress("demo") as progress:
+        for step in range(20):
+            progress.step(step / 20, "kernels")
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 3
+    assert lines[0].startswith("demo (kernels) [")
+
+
+def test_the_rate_of_a_small_search_is_not_none_at_all(call):
+    from dataclasses import replace
+
+    import perfmodel
+    from perfmodel.report.searches import search_line
+
+    found = perfmodel.find_plans(model="gpt2", cluster="dgx-h100", chips=8, global_batch=16, seq_len=512)
+    assert "41 thousand a second" in search_line(replace(found, num_evaluated=4100, search_time=0.1))
+    assert "4.1 million a second" in search_line(replace(found, num_evaluated=410_000, search_time=0.1))
+    assert "a second" not in search_line(replace(found, num_evaluated=41, search_time=0.1))
+
+
+def test_baselines_obey_the_flags(call_json):
+    result = call_json("search", *JOB, "--max-zero", 1)
+    assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
+    rule = result["baselines"]["Megatron rule of thumb"]
+    assert rule["plan"]["recompute"] == "none"
+    assert rule["step_time"] >= result["plans"][0]["step_time"]
+
+
+def test_several_values_of_anything_are_one_table(call, call_json):
+    flags = with_flags(SMALL, "--seq-len", "256,512", "--profile", "megatron,torchtitan", "--chips", "8,12", "--top", "1")
+    content = call_json("search", *flags)
+    assert [(each["seq_len"], each["profile"], each["chips"]) for each in content["searches"]] == [
+        (256, "megatron", 8),
+        (256, "torchtitan", 8),
+        (512, "megatron", 8),
+        (512, "torchtitan", 8),
+    ]
+    assert {each["chips"] for each in content["not_searched"]} == {12}
+    code, out, err = call("search", *flags)
+    assert (code, err) == (0, "")
+    header = next(line for line in out.splitlines() if line.startswith("cluster"))
+    assert header.split()[:4] == ["cluster", "chips", "seq", "framework"]
+    assert "not searched: " in out
+
+
+def test_dp_fixes_the_product_of_both_data_parallel_degrees(call_json):
+    plans = call_json("search", *SMALL, "--dp", "4")["plans"]
+    assert {each["plan"]["layout"]["dp_replicate"] * each["plan"]["layout"]["dp_shard"] for each in plans} == {4}
+    assert len({each["plan"]["layout"]["dp_shard"] for each in plans}) > 1
+    assert {each["plan"]["layout"]["dp_shard"] for each in call_json("search", *SMALL, "--fsdp", "8")["plans"]} == {8}
+
+
+def test_the_framework_and_what_numbers_rest_on_are_said_first(call):
+    second = call("search", *SMALL)[1].splitlines()[1]
+    assert second == "assumes megatron as the framework (--profile); rests on calibrated: h100"
+
+
+def test_plans_and_baselines_as_csv(call):
+    import csv
+
+    code, out, _ = call("search", *SMALL, "--top", "2", "--csv", "-")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 0
+    assert [row["place"] for row in rows][2:] == ["data parallel", "FSDP", "Megatron rule of thumb"]
+    assert all(float(row["tflops_per_chip"]) > 0 for row in rows)
+
+
+def test_plans_that_the_framework_cannot_run_are_starred_or_left_out(call, call_json):
+    starred = call_json("search", *JOB, "--profile", "megatron")
+    assert not all(each["runnable"] for each in starred["plans"])
+    out = call("search", *JOB, "--profile", "megatron")[1]
+    assert "not a plan for this framework: zero=" in out
+    assert "--only-runnable keeps to what the framework runs" in out
+    some = call_json("search", *JOB, "--profile", "megatron", "--only-runnable")
+    assert some["plans"]
+    assert all(each["runnable"] for each in some["plans"])
+    assert some["baselines"]["FSDP"] == {"fits": False, "reason": "not what the framework runs"}
+    assert some["num_evaluated"] < starred["num_evaluated"]

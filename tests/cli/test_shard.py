@@ -1,0 +1,270 @@
+"""`perfmodel shard | networks`, and `run` of what `shard` saves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfmodel.foundation.units import format_time
+from perfmodel.parallel.per_operator.plan_file import network_plan_from_dict, network_plan_to_dict, read_network_plan
+from perfmodel.verbs.networks import predict_network_plan
+
+SMALL = ("--size", "image=67", "--size", "hidden=256", "--batch", "8")
+
+
+def test_a_network_has_its_best_plan_beside_common_ones(call):
+    code, out, _ = call("shard", "alexnet", "--cluster", "pase-1080ti", "--chips", "32")
+    assert code == 0
+    for words in ("each search proved", "data parallel", "one weird trick", "conv1 ", "fc6 ", "b 4x8", "no plan can take less than"):
+        assert words in out
+
+
+def test_json_is_complete_and_adds_up(call_json):
+    found = call_json("shard", "resnet50", "--cluster", "dgx-h100", "--chips", "16", "--precision", "bf16-mixed")
+    best = found["best"]
+    assert sum(best["parts"].values()) == pytest.approx(best["step_time"])
+    assert sum(size for name, size in best["memory"].items() if name != "total") == pytest.approx(best["memory"]["total"])
+    assert found["is_proved"] is True
+    assert found["lower_bound"] <= best["step_time"]
+    assert all(best["step_time"] <= other["step_time"] * (1 + 1e-9) for other in found["strategies"].values())
+    assert len(best["plan"]["shardings"]) == found["num_operators"]
+
+
+def test_a_saved_plan_reads_back_and_predicts_the_same(call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    found = call_json("shard", "alexnet", "--cluster", "pase-2080ti", "--chips", "8", *SMALL, "--save", str(path))
+    plan = read_network_plan(path)
+    assert network_plan_to_dict(plan) == found["best"]["plan"]
+    assert network_plan_from_dict(network_plan_to_dict(plan)) == plan
+    assert predict_network_plan(path).step_time == pytest.approx(found["best"]["step_time"], rel=1e-12)
+
+
+def test_a_saved_plan_holds_what_predicts_it_again(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    job = ("alexnet", "--cluster", "dgx-h100", "--chips", "8", *SMALL, "--microbatches", "2", "--zero", "1", "--optimizer", "momentum")
+    found = call_json("shard", *job, "--precision", "fp32", "--profile", "torch-fsdp2", "--calibration", "spec-sheet", "--save", str(path))
+    again = call_json("predict", path)
+    assert again["step_time"] == pytest.approx(found["best"]["step_time"], rel=1e-12)
+    assert again["plan"] == found["best"]["plan"]
+    assert call_json("predict", path, "--calibration", "h100")["step_time"] != pytest.approx(again["step_time"], rel=1e-3)
+    code, out, _ = call("predict", path, "--cluster", "dgx-a100")
+    assert code == 0
+    assert "torch-fsdp2 as the framework, fp32, momentum, ZeRO 1" in out
+    code, _, error = call("run", path)
+    assert code == 2
+    assert "num_microbatches=2: a network is run as one stage and one microbatch; `perfmodel predict` takes this plan" in error
+    for verb, flags in (
+        ("predict", ("--tp", 2)),
+        ("predict", ("--network", "resnet50")),
+        ("explain", ()),
+        ("compare", (path,)),
+        ("audit", ()),
+    ):
+        code, _, error = call(verb, path, *flags)
+        assert code == 2
+        assert error.count("\n") == 1
+        assert "plan" in error
+
+
+def test_every_zero_stage_is_searched_though_memory_does_not_bind(call, call_json):
+    job = ("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "64", "--size", "layers=2")
+    found = call_json("shard", *job)
+    each = [call_json("shard", *job, "--zero", stage) for stage in (0, 1, 3)]
+    assert found["best"]["step_time"] == min(one["best"]["step_time"] for one in each)
+    assert found["lower_bound"] == min(one["lower_bound"] for one in each)
+    assert found["zero_searched"] == [0, 1, 3]
+
+
+def test_a_framework_without_a_fused_kernel_has_scores_as_tensors_and_the_plan_says_so(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    job = ("gpt2", "--cluster", "dgx-a100", "--chips", "2", "--batch", "8", "--size", "layers=2", "--zero", "1", "--profile", "deepspeed")
+    unfused, fused = call_json("shard", *job, "--save", str(path)), call_json("shard", *job, "--size", "fused_attention=true")
+    assert any("softmax" in name for name in unfused["best"]["plan"]["shardings"])
+    assert not any("softmax" in name for name in fused["best"]["plan"]["shardings"])
+    assert unfused["best"]["memory"]["saved_activations"] > fused["best"]["memory"]["saved_activations"]
+    assert call_json("predict", str(path))["step_time"] == unfused["best"]["step_time"]
+    code, _, error = call("shard", *job[:5], "--size", "fused_attention=maybe")
+    assert (code, "fused_attention=maybe" in error) == (2, True)
+
+
+def test_a_time_limit_is_said_with_the_gap(call, call_json):
+    job = ("gpt2", "--cluster", "dgx-h100", "--chips", "16", "--time-limit", "0.001")
+    found = call_json("shard", *job)
+    assert found["cut_off"] == "time limit"
+    assert found["zero_searched"] == [0]
+    assert found["lower_bound"] <= found["best"]["step_time"]
+    assert found["gap"] > 0 or found["is_proved"]
+    _, out, _ = call("shard", *job)
+    assert "cut off by the time limit" in out
+    _, out, _ = call("shard", *job, "--stages", "2", "--microbatches", "4", "--batch", "64", "--size", "layers=2")
+    assert "; cut off by the time limit" in out
+
+
+def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
+    found = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
+    assert found["cost_flops"] == 97098296512
+    code, out, _ = call("shard", "rnnlm", "--chips", "8", "--cost", "pase")
+    assert code == 0
+    assert "proved" in out
+
+
+def test_a_pipeline_has_stages_and_a_bound(call, call_json, tmp_path):
+    job = ("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "64", "--size", "layers=4", "--size", "seq_len=128")
+    path = tmp_path / "plan.yaml"
+    code, out, _ = call("shard", *job, "--stages", "2", "--microbatches", "8", "--zero", "1", "--save", str(path))
+    assert code == 0
+    assert "2 stages of 4 chips, 8 microbatches of 8; ZeRO 1" in out
+    again = call_json("predict", path)
+    assert f"step time  {format_time(again['step_time'])};" in out
+    assert len(read_network_plan(path).stages) == 2
+    found = call_json("shard", *job, "--stages", "auto")
+    assert found["lower_bound"] <= found["step_time"]
+    assert sum(found["parts"].values()) == pytest.approx(found["step_time"])
+    code, _, error = call("run", str(path))
+    assert code == 2
+    assert "with a pipeline is predicted, not run" in error
+
+
+def test_an_operator_without_dims_stays_whole_and_a_module_that_computes_nothing_is_refused(call, tmp_path, monkeypatch):
+    (tmp_path / "odd_nets.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "class Fourier(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.fft.fft(x, dim=1).real\n"
+        "class First(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x[0]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    job = ("--inputs", "x=float32[64,64]", "--cluster", "dgx-h100", "--chips", "8")
+    code, out, _ = call("shard", "odd_nets:Fourier", *job)
+    assert code == 0
+    assert "aten.fft_fft.default (fft_fft) is not recognised: computed whole on every chip" in out
+    for module in ("torch.nn:Identity", "odd_nets:First"):
+        inputs = ("--inputs", "input=float32[64,64]", *job[2:]) if module == "torch.nn:Identity" else job
+        code, _, error = call("shard", module, *inputs)
+        assert code == 2
+        assert f"network={module}: computes nothing: it returns what it is given" in error
+
+
+def test_an_imported_module_is_searched_and_says_what_stays_whole(call, tmp_path, monkeypatch):
+    (tmp_path / "shard_nets.py").write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 256))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job = ("shard_nets:net", "--inputs", "input=float32[32,3,16,16]", "--chips", "8")
+    code, out, _ = call("shard", *job, "--cluster", "dgx-a100", "--save", "plan.yaml")
+    assert code == 0
+    assert "Kept whole:" in out
+    assert "each search proved" in out
+    assert "predict it again with: perfmodel predict plan.yaml --network shard_nets:net" in out
+    for verb, words in (("predict", "is Python code of your own"), ("run", "a plan of an imported module is predicted, not run")):
+        code, _, error = call(verb, "plan.yaml")
+        assert code == 2
+        assert f"network=shard_nets:net: {words}" in error
+    code, again, _ = call("predict", "plan.yaml", "--network", "shard_nets:net")
+    assert code == 0
+    (line,) = (line for line in again.splitlines() if line.startswith("step time"))
+    assert line in out
+    code, out, _ = call("shard", *job, "--cost", "pase")
+    assert code == 0
+    assert "by PaSE's cost function" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nope", "--cluster", "dgx-h100", "--chips", "8"), "network=nope: no network has this name"),
+        (("alexnet", "--cluster", "dgx-h100"), "chips: is missing"),
+        (("alexnet", "--chips", "8"), "cluster: is missing"),
+        (("alexnet",), "or --chip with a chip; --chips: is missing"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "0"), "chips=0"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "7"), "chips=7: no dim of a product in alexnet divides by 7"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--size", "depth=3"), "depth=3: is no size of alexnet"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--size", "image=big"), "size=image=big: must be a name and whole numbers"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--cost", "flops"), "cost=flops: is not known"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--zero", "4"), "zero=4"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--precision", "fp4"), "precision=fp4"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--optimizer", "lamb"), "optimizer=lamb"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--time-limit", "0"), "time_limit=0: must be more than nothing"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--time-limit", "soon"), "time_limit='soon'"),
+        (
+            ("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--batch", "9", "--microbatches", "2"),
+            "microbatches=2: must divide the batch",
+        ),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--save", "plan.txt"), "save=plan.txt"),
+        (("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "8", "--stages", "3"), "stages=3: must divide the 8 chips"),
+        (("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--stages", "2"), "batch: is missing"),
+        (("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "8", "--stages", "two"), "stages=two"),
+        (("llama-3-70b", "--cluster", "dgx-h100", "--chips", "8", "--batch", "8"), "no plan of the space needs less than"),
+        (("nets:missing", "--inputs", "x=float32[2,2]", "--cluster", "dgx-h100", "--chips", "8"), "nets"),
+        (("alexnet", "--chips", "8", "--cost", "pase", "--size", "image=64"), "size=image=64: the paper's graphs"),
+        (("alexnet", "--chips", "8", "--cost", "pase", "--stages", "2"), "stages=2: the paper's cost"),
+        (("alexnet", "--cluster", "dgx-h100", "--chips", "8", "--inputs", "x=float32[8]"), "alexnet is built in"),
+    ],
+)
+def test_bad_input_gets_one_sentence(call, arguments, sentence):
+    code, out, error = call("shard", *arguments)
+    assert code == 2
+    assert sentence in error
+    assert len(error.strip().splitlines()) == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("kind: network", "kind"),
+        ("schema_version: 1", "schema_version"),
+        ("batch: 8", "batch"),
+        ("name: t0a", "axis"),
+    ],
+)
+def test_a_damaged_plan_file_is_refused(call, tmp_path, change, sentence):
+    path = tmp_path / "plan.yaml"
+    code, _, _ = call("shard", "alexnet", "--cluster", "pase-2080ti", "--chips", "8", *SMALL, "--save", str(path))
+    assert code == 0
+    text = path.read_text()
+    assert change in text
+    name = change.partition(":")[0]
+    path.write_text(text.replace(change, f"{name}: {'other' if name != 'schema_version' else 9}", 1))
+    code, _, error = call("run", str(path))
+    assert code == 2
+    assert sentence in error
+
+
+def test_networks_are_listed_with_their_sizes(call, call_json):
+    code, out, _ = call("networks")
+    assert code == 0
+    for name in (
+        "alexnet",
+        "inception3",
+        "resnet50",
+        "resnet101",
+        "densenet121",
+        "rnnlm",
+        "transformer",
+        "bert-large",
+        "vit-large",
+        "dlrm",
+    ):
+        assert name in out
+    assert "llama-3-70b" in call_json("networks")["models"]
+
+
+@pytest.mark.dist
+def test_a_saved_plan_runs_here_beside_common_strategies(call, call_json, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call_json("shard", "alexnet", "--cluster", "localhost", "--chips", "2", *SMALL, "--save", str(path))
+    code, out, _ = call("run", str(path), "--strategies", "--steps", "2", "--warmup", "1", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert [plan["name"] for plan in found["plans"]] == ["this plan", "data parallel", "one weird trick"]
+    for plan in found["plans"]:
+        assert plan["step_time"] > 0
+        assert plan["gradient_error"] < 1e-4
+    assert Path(path).exists()

@@ -1,0 +1,115 @@
+"""`perfmodel validate` from outside."""
+
+import csv
+import json
+
+import pytest
+
+from tests.lab.published_cases import CASE, changed, sweep, write
+
+
+@pytest.fixture
+def cases(tmp_path):
+    broken = changed(id="nanotron-broken", micro_batch=2, notes="AR 18 (intra 45.2/40/40)")
+    others = [changed(id="oom-1", measured=None, outcome="out_of_memory", micro_batch=16), {"id": "serve-1", "model": {}, "input_len": 1}]
+    return write(tmp_path / "cases.jsonl", [*sweep(), broken, *others])
+
+
+def test_everything_is_printed_and_written(call, cases, tmp_path):
+    code, out, err = call("validate", cases, "--by", "source,chips,form", "--out", "r.csv", "--plots", "plots", "--skip-broken-nvlink")
+    assert (code, err) == (0, "")
+    for text in (
+        "7 of 8 cases predicted (6 training, 1 out of memory, 1 inference)",
+        "6 of them are scored (primary sources, dense decoders, with a step time): off by ",
+        "Errors by source, scored runs",
+        "Errors by source, not scored",
+        "Errors by chips",
+        "Errors by form",
+        "Choice of plan, scored runs",
+        "Does it fit?",
+        "Not predicted",
+        "1 runs whose notes give an all-reduce in the node of under 100 GB/s (broken NVLink) are left out",
+        "table: r.csv",
+        "figures: plots",
+    ):
+        assert text in out
+    with (tmp_path / "r.csv").open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 8
+    assert {"step_time_low", "step_time_high", "chip", "num_chips", "form"} <= set(rows[0])
+    assert len(list((tmp_path / "plots").iterdir())) == 3
+
+
+def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
+    code, out, _ = call("validate", cases)
+    assert code == 0
+    assert "Errors by source" in out
+    assert "are in it, scored runs aside (--skip-broken-nvlink leaves them out)" in out
+
+
+def test_which_kind_of_mistake_about_memory_cannot_be_seen_is_said(call, cases, tmp_path):
+    assert "is not known; give a file" not in call("validate", cases)[1]
+    ran = write(tmp_path / "ran.jsonl", sweep())
+    assert "None of these runs ran out of memory" in call("validate", ran)[1]
+    out = write(tmp_path / "out.jsonl", [changed(id="oom-1", measured=None, outcome="out_of_memory", micro_batch=16)])
+    text = call("validate", out)[1]
+    assert "All of these runs ran out of memory" in text
+    assert "scored" not in text
+
+
+def test_the_object_has_the_same_numbers(call_json, cases):
+    found = call_json("validate", cases, "--by", "chip,tier")
+    assert set(found["by"]) == {"chip", "tier"}
+    assert found["choices"]["overall"]["num_plans"] == 6
+    assert found["choices"]["num_broken_nvlink"] == 1
+    assert found["scored"]["num_runs"] == found["scored"]["overall"]["num_times"] == 6
+    assert found["scored"]["choices"]["overall"]["num_plans"] == 5
+    assert [each["name"] for each in found["source_fits"]] == ["nanotron", "oom"]
+    assert found["kinds"] == {"training": 6, "out of memory": 1, "inference": 1}
+
+
+def test_a_tier_alone(call_json, tmp_path):
+    path = write(tmp_path / "cases.jsonl", [CASE, changed(id="b", tier="secondary")])
+    assert call_json("validate", path, "--tier", "secondary")["num_rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--by", "chp"], "by=chp: not known"),
+        (["--by", ","], "by: names no field"),
+        (["--by", ""], "by: names no field"),
+        (["--plots", "no/where/plots"], "its folder does not exist"),
+        (["--plots", "cases.jsonl"], "is a file"),
+        (["--out", "no/where.csv"], "its folder does not exist"),
+        (["--tier", "golden"], "tier=golden: no case is of it"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(call, cases, tmp_path, arguments, sentence):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    code, out, err = call("validate", cases, *([] if "--out" in arguments else ["--out", "r.csv"]), *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_missing_file_is_one_sentence(call):
+    code, _, err = call("validate", "none.jsonl")
+    assert code == 2
+    assert "cannot be read" in err
+
+
+def test_lines_of_any_kind_leave_the_exit_code_at_0(call, tmp_path):
+    path = tmp_path / "cases.jsonl"
+    path.write_text("not json\n\n[]\n{}\n" + json.dumps({"id": 3, "notes": 5, "settings": []}) + "\n", encoding="utf-8")
+    code, out, _ = call("validate", path, "--by", "source,size,chips,form,tier,precision,profile,model,framework,chip")
+    assert code == 0
+    assert "0 of 4 cases predicted" in out
+
+
+def test_labels_of_lone_surrogates_keep_the_table(call, tmp_path):
+    (tmp_path / "odd.jsonl").write_text(r'{"id": "\ud800", "tier": "\ud800", "framework": "\ud800", "model": "\ud800", "chip": "\ud800"}')
+    code, _, err = call("validate", "odd.jsonl", "--out", "r.csv", "--by", "tier,framework,model,chip")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "r.csv").read_text(encoding="utf-8").splitlines()[1].startswith("line-1,")

@@ -1,0 +1,107 @@
+"""What an operator of a network costs where the calibration has a rate of its own for its kind."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.compute import convolution_time, matmul_time, streaming_time
+from perfmodel.cost.per_operator.operators import MeshPrices, ParameterColumns, StepSetting, parameter_times, work_time
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
+from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+from perfmodel.workload.kinds.convolution import convolution
+from perfmodel.workload.kinds.pooling import pooling
+from perfmodel.workload.operator import Pass
+from tests.cost.machines import make_machine
+
+PARTS = {
+    "name": "cpu",
+    "chips": ("test-chip",),
+    "software": "",
+    "source": "",
+    "date": "",
+    "matmul": {Dtype.FP32: MatmulModel(peak_fraction=1.0, sharpness=1.0)},
+    "peaks": {"flop_rate.fp32": 1e11, "memory_bandwidth": 1e10},
+    "launch_time": 1e-5,
+}
+STREAMING = {
+    KernelClass.DEFAULT: StreamingModel(bandwidth_fraction=1.0),
+    KernelClass.ADD: StreamingModel(bandwidth_fraction=0.5, element_time=1e-11),
+    KernelClass.OPTIMIZER: StreamingModel(bandwidth_fraction=2.0, element_time=3e-10, floor_time=1e-4),
+    KernelClass.MAX_POOLING: StreamingModel(bandwidth_fraction=1.0, element_time=2e-9),
+}
+CONVOLUTION = {Dtype.FP32: ConvolutionModel(peak_fraction=2.0, memory_fraction=0.5, floor_time=1e-6)}
+CPU = make_machine(calibration=Calibration(**PARTS, streaming=STREAMING, convolution=CONVOLUTION), dtype=Dtype.FP32)
+PLAIN = make_machine(calibration=Calibration(**PARTS, streaming=STREAMING), dtype=Dtype.FP32)
+ONE = np.zeros(1, dtype=np.int64)
+
+
+def setting(optimizer=Optimizer.SGD):
+    return StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=optimizer, profile=load_profile("torch-gloo"))
+
+
+def made(window):
+    return convolution(
+        "conv", "x", "w", "y", batch=8, channels=16, filters=32, height=20, width=20, window=(window, window), padding=(window // 2,) * 2
+    )
+
+
+@pytest.mark.parametrize(("parts", "batch", "filters"), [({}, 8, 32), ({"b": 2}, 4, 32), ({"n": 4}, 8, 8)])
+def test_a_convolution_reads_its_input_once_and_not_once_a_window(parts, batch, filters):
+    m, k, weight = batch * 400, 16 * 9, filters * 16 * 9
+    num_bytes = 4.0 * (batch * 16 * 400 + weight + m * filters)
+    expected = 1e-6 + 2.0 * m * filters * k / 2e11 + num_bytes / 5e9 + 1e-5
+    operator, columns = made(3), {dim: np.array([size]) for dim, size in parts.items()}
+    for phase, works in ((Pass.FORWARD, operator.forward), (Pass.BACKWARD, operator.backward)):
+        for work in works:
+            assert work_time(work, columns, ONE, setting(), CPU, phase)[0] == pytest.approx(expected)
+
+
+def test_a_window_of_one_entry_is_a_plain_product():
+    product = {"batch": 1.0, "m": 3200.0, "n": 32.0, "k": 16.0, "itemsize": 4.0}
+    (work,) = made(1).forward
+    assert work_time(work, {}, ONE, setting(), CPU, Pass.FORWARD)[0] == pytest.approx(matmul_time(**product, machine=CPU) + 1e-5)
+
+
+def test_without_a_rate_of_their_own_convolutions_are_matrix_multiplies():
+    product = {"batch": 1.0, "m": 3200.0, "n": 32.0, "k": 144.0, "itemsize": 4.0}
+    (work,) = made(3).forward
+    expected = matmul_time(**product, machine=PLAIN)
+    assert work_time(work, {}, ONE, setting(), PLAIN, Pass.FORWARD)[0] == pytest.approx(expected + 1e-5)
+    assert convolution_time(**product, num_bytes=1e6, machine=PLAIN) == expected
+
+
+def test_pooling_takes_time_for_every_entry_of_every_window():
+    (work,) = pooling("pool", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2)).forward
+    written = 2 * 4 * 4 * 4
+    num_bytes = 4.0 * (2 * 4 * 81 + 3 * written)
+    assert work_time(work, {}, ONE, setting(), CPU, Pass.FORWARD)[0] == pytest.approx(num_bytes / 1e10 + 9 * written * 2e-9 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [(Optimizer.SGD, 12e6 / 5e9 + 1e6 * 1e-11), (Optimizer.ADAMW, 28e6 / 2e10 + 1e6 * 3e-10)],
+)
+def test_an_optimizer_takes_time_for_bytes_and_elements(optimizer, expected):
+    """Of a million parameters, without a kernel's floor: sgd is a pass that adds (w, g, w), AdamW as its kernel was measured."""
+    prices = MeshPrices(axes=(), machine=CPU)
+    column = ParameterColumns(elements=np.array([1e6]), groups=ONE, unit=1.0)
+    found = parameter_times(column, setting(optimizer), prices).optimizer[0]
+    assert found == pytest.approx(expected, rel=1e-3)
+    kernel = KernelClass.OPTIMIZER if optimizer is Optimizer.ADAMW else KernelClass.ADD
+    num_bytes = 28e6 if optimizer is Optimizer.ADAMW else 12e6
+    alone = streaming_time(num_bytes=num_bytes, num_elements=1e6, kernel_class=kernel, machine=CPU)
+    assert found <= float(alone)
+
+
+@pytest.mark.parametrize(("zero", "per_step"), [(1, 1), (2, 4), (3, 4)])
+def test_gradients_of_which_a_shard_stays_are_scattered_each_microbatch(zero, per_step):
+    prices = MeshPrices(axes=(MeshAxis(name="a", size=4, tier=0),), machine=CPU)
+    column, group = ParameterColumns(elements=np.array([1e6]), groups=np.array([1]), unit=1.0), np.array([1])
+    found = parameter_times(column, replace(setting(), zero=zero, num_microbatches=4), prices)
+    scatter, gather = (prices.time(kind, group, np.array([4e6]))[0] for kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER))
+    assert 4 * found.reductions[0] == pytest.approx(per_step * scatter + (gather if zero < 3 else 0.0))

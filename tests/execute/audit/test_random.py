@@ -1,0 +1,60 @@
+"""Torch's counts of random small plans, of every form and of every shape of model, equal the predicted ones."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.cost.counts import AuditRow, audit_rows
+from perfmodel.execute.audit.audit import ranks_to_audit
+from tests.execute.audit.test_audit import predicted
+from tests.execute.jobs import tiny, tiny_plan
+from tests.execute.random_plans import grown, plans
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+#: Largest share by which memory may differ. Peaks of models that mix everything (a gated relu with ALiBi on eight ranks of a
+#: sequence) are within three per cent nine times in ten; those of models that exist are held to that in test_audit_real.py.
+SAVED, PEAK = 0.01, 0.15
+
+
+def rows_of(counting, plan, stage) -> tuple[AuditRow, ...]:
+    ranks = ranks_to_audit(plan)
+    rank = ranks[stage % len(ranks)]
+    return audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+
+
+def check(counting, plan, stage):
+    """Counts are equal at the smallest size, where shards are uneven or empty; memory is compared at a size where it is memory."""
+    assert [row for row in rows_of(counting, plan, stage) if row.difference and not row.tolerance] == []
+    memory = {row.name: row for row in rows_of(counting, grown(plan), stage) if row.tolerance}
+    for name, share in (("saved activations", SAVED), ("peak", PEAK)):
+        assert abs(memory[name].difference) <= share * memory[name].counted, (name, memory[name])
+
+
+UNEVEN = tiny_plan(
+    num_chips=2, pp=2, schedule="interleaved", virtual_stages=3, stage_layers=(0, 1, 3, 0, 1, 2), model=tiny(num_hidden_layers=7)
+)
+CHUNKS = {model: tiny_plan(num_chips=4, cp=4, attention="unfused", model=tiny(model)) for model in ("gpt2", "qwen3")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan, rank", [(UNEVEN, 0), (UNEVEN, 1), (CHUNKS["gpt2"], 1), (CHUNKS["qwen3"], 0)])
+def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, rank):
+    """Virtual stages of unlike layers; ranks whose scores have fewer columns than those of the last."""
+    rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+    assert [row for row in rows if row.difference and not row.tolerance] == []
+    memory = {row.name: row for row in audit_rows(predicted(grown(plan), rank), counting.count(grown(plan), rank).counts)}
+    assert memory["saved activations"].passes(SAVED), memory["saved activations"]
+    assert memory["peak"].passes(PEAK), memory["peak"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@settings(max_examples=50)
+@given(stage=st.sampled_from([0, 1, -1]), plan=plans())
+def test_random_plans_audit_clean(counting, plan, stage):
+    check(counting, plan, stage)

@@ -1,0 +1,54 @@
+"""The model that is run is the model that is predicted: the same parameters by name and shape."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
+from perfmodel.execute.uniform.model import Transformer  # noqa: E402
+from perfmodel.execute.uniform.weights import fill  # noqa: E402
+from perfmodel.workload.models import list_models, load_model  # noqa: E402
+from tests.execute.jobs import VARIANTS, tiny  # noqa: E402
+
+
+def parameters(config):
+    model = Transformer(config, device="meta")
+    return {clean_name(name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parameters_are_those_of_the_configuration(variant):
+    assert parameters(tiny(variant)) == {shape.name: shape.shape for shape in tiny(variant).parameter_shapes()}
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_shipped_models_have_their_parameters(name):
+    config = load_model(name).with_layers(2)
+    assert parameters(config) == {shape.name: shape.shape for shape in config.parameter_shapes()}
+
+
+def build(config, *, fused):
+    model = Transformer(config, fused_attention=fused)
+    for name, parameter in model.named_parameters():
+        fill(config, clean_name(name), parameter)
+    return model
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fused_and_unfused_attention_agree(variant):
+    config = tiny(variant)
+    tokens = torch.randint(config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(1))
+    fused, unfused = build(config, fused=True)(tokens), build(config, fused=False)(tokens)
+    torch.testing.assert_close(fused, unfused, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_token_sees_a_later_one(variant):
+    config = tiny(variant)
+    model = build(config, fused=True)
+    tokens = torch.randint(config.vocab_size, (1, 32), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[0, 20] = (tokens[0, 20] + 1) % config.vocab_size
+    before, after = model(tokens), model(changed)
+    torch.testing.assert_close(before[:, :20], after[:, :20])
+    assert not torch.allclose(before[:, 20:], after[:, 20:])

@@ -1,0 +1,125 @@
+import os
+import stat
+
+import pytest
+
+from perfmodel.foundation import resources
+from perfmodel.foundation.errors import InputError, PerfModelError, RunError, bad_field, suggest
+from perfmodel.foundation.files import dump_yaml, parse_yaml, read_yaml
+from perfmodel.foundation.resources import resource_dir, write_atomically
+
+
+def test_bad_input_is_also_a_value_error():
+    assert issubclass(InputError, PerfModelError)
+    assert issubclass(InputError, ValueError)
+    assert not issubclass(RunError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "value, remedy",
+    [
+        ("h100", "; did you mean 'h100-sxm' or 'h200-sxm' or 'a10g'?"),
+        ("H100-SXM", "; did you mean 'h100-sxm' or 'h200-sxm'?"),
+        ("zzzz", "; use one of a10g, h100-sxm, h200-sxm"),
+    ],
+)
+def test_the_nearest_names_are_suggested(value, remedy):
+    assert suggest(value, ["h100-sxm", "h200-sxm", "a10g"]) == remedy
+
+
+def test_many_unlike_names_are_cut_short():
+    assert suggest("??", [f"name{i:02}" for i in range(20)]).endswith("name11 and 8 more")
+    assert suggest("x", []) == ""
+
+
+def test_a_message_is_one_sentence_and_short():
+    assert str(bad_field("tp", 6, "must divide num_attention_heads=32", "use 1, 2 or 4")) == (
+        "tp=6: must divide num_attention_heads=32; use 1, 2 or 4"
+    )
+    long = str(bad_field("tp\r", "x\n\x00\u2028" * 500, "must be a count"))
+    assert len(long) < 120
+    assert long.isprintable()
+
+
+def test_a_file_is_written_whole_with_ordinary_permissions(tmp_path):
+    path = tmp_path / "plan.yaml"
+    write_atomically(path, "name: é\n")
+    assert path.read_text(encoding="utf-8") == "name: é\n"
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    path.chmod(0o640)
+    write_atomically(path, "name: b\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, failing):
+    path = tmp_path / "plan.yaml"
+    path.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(resources.os, failing, full)
+    with pytest.raises(InputError, match="No space left on device"):
+        write_atomically(path, "new")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.yaml"]
+    assert path.read_text() == "old"
+
+
+def test_a_missing_folder_and_unwritable_text_are_input_errors(tmp_path):
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(tmp_path / "missing" / "plan.yaml", "x")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_atomically(tmp_path / "plan.yaml", "\ud800")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shipped_folders_are_found_and_a_broken_installation_says_so():
+    assert (resource_dir("hardware_specs") / "chips").is_dir()
+    with pytest.raises(PerfModelError, match="install perfmodel again"):
+        resource_dir("nonexistent")
+
+
+@pytest.mark.parametrize(
+    "text, rule",
+    [
+        ("a: 1\na: 2\n", "line 2: a: given twice"),
+        ("a: {b: 1, b: 2}", "given twice"),
+        ("a: [1", "not valid YAML"),
+        ("- 1\n- 2\n", "mapping of fields"),
+        ("", "mapping of fields"),
+        ("a: !!python/object/apply:os.system [true]", "not valid YAML"),
+        ("a: 2020-13-45", "not valid YAML"),
+        ("? [1, 2]\n: 3", "not valid YAML"),
+        ("a: " + "[" * 5000, "nested more than"),
+        ("a: " + "- " * 5000, "not valid YAML|nested"),
+        ("- " * 5000 + "1", "nested more than"),
+        ("a: *missing", "not valid YAML"),
+        ("a: \x00", "not valid YAML"),
+        ("a: b: c", "line 1: not valid YAML"),
+    ],
+)
+def test_bad_yaml_is_one_sentence(text, rule):
+    with pytest.raises(InputError, match=rule) as caught:
+        parse_yaml(text, where="my.yaml")
+    assert str(caught.value).startswith("my.yaml: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files_are_input_errors(tmp_path):
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"name: \xff\xfe")
+    huge = tmp_path / "huge.yaml"
+    huge.write_bytes(b"#" * (9 * 2**20))
+    for path, rule in [(binary, "UTF-8"), (huge, "larger than"), (tmp_path, "cannot be read"), (tmp_path / "no", "cannot be read")]:
+        with pytest.raises(InputError, match=rule):
+            read_yaml(path)
+
+
+def test_dumped_yaml_reads_back_in_order():
+    data = {"z": "400 Gbit/s", "a": [1, 2.5, True], "é": {"x": "1e3", "y": "yes"}}
+    again = parse_yaml(dump_yaml(data), where="text")
+    assert again == data
+    assert list(again) == list(data)

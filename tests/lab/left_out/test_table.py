@@ -1,0 +1,141 @@
+"""Models left out: no fit sees the model that it predicts, nor does one that lends it a constant; the table of the command."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.lab.left_out.fits import FITS, LeftOut, with_prior
+from perfmodel.lab.left_out.runs import StepTimes, read_runs
+from perfmodel.lab.left_out.table import COLUMNS, judge, main
+from perfmodel.lab.validate import CasePredictor
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "published_steps.csv"
+
+
+def published(*sources):
+    rows = csv.DictReader(GOLDEN.read_text(encoding="utf-8").splitlines())
+    chosen = [row for row in rows if row["id"].split("-")[0] in sources]
+    assert chosen
+    return [
+        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
+        for row in chosen
+    ]
+
+
+def write(cases, folder):
+    path = folder / "cases.jsonl"
+    path.write_text("".join(json.dumps(case) + "\n" for case in cases), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return read_runs(write(published("nanotron", "korthikanti", "simumax", "vtrain"), tmp_path_factory.mktemp("left_out")))
+
+
+def test_columns_are_single_plans_to_the_last_digit(runs):
+    together = StepTimes(runs=runs).predict(range(len(runs)), {})
+    predictor = CasePredictor()
+    assert together.tolist() == [predictor.predict(run.planned).step_time for run in runs]
+
+
+def test_a_lower_clock_and_a_slower_host_are_slower(runs):
+    times = StepTimes(runs=runs)
+    every = range(len(runs))
+    shipped = times.predict(every, {})
+    assert np.all(times.predict(every, {"clock.h100": 0.5, "clock.a100": 0.5, "clock.b200": 0.5}) > shipped)
+    assert np.all(times.predict(every, {"step_time_constant": 1.0}) > shipped)
+
+
+def test_no_fit_sees_the_model_that_it_predicts(runs):
+    """Whatever that model's steps had been, its predictions would be the same; also where a relative lends the constants."""
+    runs = [run for run in runs if run.source in ("nanotron", "simumax")][::2]
+    found = LeftOut(runs=runs).predictions()
+    assert len(found) == len(runs)
+    for model in dict.fromkeys(run.model for run in runs):
+        others = [run if run.model != model else replace(run, choice=replace(run.choice, measured=3 * run.measured)) for run in runs]
+        moved = LeftOut(runs=others)
+        for name in FITS:
+            assert not any(runs[index].model == model for index in moved.rows_of(name, without=model))
+        again = {each.run.id: each.predicted for each in moved.predictions()}
+        own = [each for each in found if each.run.model == model]
+        assert own
+        assert [again[each.run.id] for each in own] == [each.predicted for each in own]
+        assert all(model in each.fold for each in own)
+
+
+def test_one_model_under_two_names_is_one(tmp_path):
+    cases = published("nanotron")[:1]
+    cases.append(cases[0] | {"id": "nanotron-again", "model": cases[0]["model"] | {"name": "another name", "vocab_size": 32000}})
+    assert len({run.model for run in read_runs(write(cases, tmp_path))}) == 1
+
+
+def test_a_relative_lends_its_constant_within_bounds():
+    constant = FITS["megatron"].constants[0].constant
+    assert with_prior(constant, 0.8).prior == 0.8
+    assert with_prior(constant, 7.0).prior == constant.upper
+
+
+def test_every_relative_is_fitted_before_whoever_leans_on_it():
+    names = list(FITS)
+    for name, fit in FITS.items():
+        assert len(fit.constants) <= 5
+        for item in fit.constants:
+            if item.relative:
+                assert names.index(item.relative) < names.index(name)
+                assert item.relative_constant in [each.constant.name for each in FITS[item.relative].constants]
+
+
+def test_the_table_counts_its_lines(runs):
+    table = judge(LeftOut(runs=runs).predictions())
+    assert table.lines["Megatron-LM on A100, Korthikanti"].num_runs == 8
+    counted = sum(found.num_runs for title, found in table.lines.items() if not title.startswith("("))
+    assert table.counted.num_runs == counted
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json"])
+def test_the_command_prints_the_table_and_writes_every_run(name, tmp_path, capsys):
+    cases = write(published("korthikanti"), tmp_path)
+    out = tmp_path / name
+    assert main([str(cases), "--out", str(out), "--constants"]) == 0
+    printed = capsys.readouterr().out
+    assert "Megatron-LM on A100, Korthikanti" in printed
+    assert "clock.a100" in printed
+    assert f"of {len(published('korthikanti')) - 1} runs" in printed  # the run of 8 replicas has a line of its own
+    text = out.read_text(encoding="utf-8")
+    rows = list(csv.DictReader(text.splitlines())) if name.endswith("csv") else json.loads(text)
+    assert len(rows) == len(published("korthikanti"))
+    assert tuple(rows[0]) == COLUMNS
+
+
+def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
+    assert main([str(tmp_path / "none.jsonl")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    cases = write(published("korthikanti"), tmp_path)
+    assert main([str(cases), "--out", str(tmp_path / "rows.txt")]) == 2
+    assert "must end in .csv or .json" in capsys.readouterr().err
+    assert main([str(cases), "--out", str(tmp_path / "no" / "rows.csv")]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").write_text('{"id": "x"}\n', encoding="utf-8")
+    assert main([str(tmp_path / "empty.jsonl")]) == 2
+    assert "no primary training run" in capsys.readouterr().err
+
+
+def test_a_clock_takes_the_place_of_the_profiles_own_rate(tmp_path):
+    """Else a rate that was fitted to every run would reach the prediction of a model that is left out."""
+    runs = read_runs(write(published("llmfoundry")[:3], tmp_path))
+    times, clocks = StepTimes(runs=runs), {"clock.a100": 0.9, "clock.h100": 0.7}
+    plain = {"matmul_rate_fraction": 1.0, "matmul_rate_fraction_since_2022": 1.0}
+    every = range(len(runs))
+    assert times.predict(every, clocks).tolist() == times.predict(every, clocks | plain).tolist()
+    assert np.all(times.predict(every, clocks) != times.predict(every, clocks | dict.fromkeys(plain, 0.5)))
+
+
+def test_an_unknown_constant_is_refused(runs):
+    with pytest.raises(InputError, match="constant=speed: no field of an execution profile"):
+        StepTimes(runs=runs).predict([0], {"speed": 2.0})

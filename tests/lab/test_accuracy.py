@@ -1,0 +1,133 @@
+"""The accuracy document: its figures are those of `validate`, its marks are true."""
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfmodel.lab.accuracy import main, read_left_out, write_report
+from perfmodel.lab.accuracy_lines import LINES, cause_of
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
+from tests.lab.published_cases import CASE, changed, sweep, write
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+
+@pytest.fixture
+def cases(tmp_path):
+    return write(
+        tmp_path / "cases.jsonl",
+        [
+            *sweep(),
+            changed(id="mcore-1", framework="Megatron-LM dev (CI)"),
+            changed(id="dgxc-1", tier="secondary", recompute=None),
+            changed(id="nanotron-oom", measured=None, outcome="out_of_memory", micro_batch=16),
+            changed(id="moe-1", model={**CASE["model"], "num_experts": 8}),
+        ],
+    )
+
+
+def test_the_document_is_written_with_its_figures(cases, tmp_path):
+    out = tmp_path / "accuracy.md"
+    report = write_report([cases], out)
+    text = out.read_text(encoding="utf-8")
+    assert [row.id for row in report.scored] == [f"nanotron-{i}" for i in range(5)]
+    assert "5 runs of 1 sources are scored" in text
+    assert "**These figures are in-sample**" in text
+    assert "left out |" not in text
+    for heading in ("Step time", "What is compared", "Does it pick the right plan?", "Memory", "What is fitted to what", "Not scored"):
+        assert f"## {heading}\n" in text
+    for name in ("predicted_against_measured", "error_by_chips", "error_distribution"):
+        assert f"(figures/{name}.png)" in text
+        assert (tmp_path / "figures" / f"{name}.png").stat().st_size > 1000
+    assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "-", "#", "!"))) <= 140
+
+
+def test_lines_hold_each_scored_run_once(cases, tmp_path):
+    for row in write_report([cases], tmp_path / "a.md").scored:
+        assert sum(line.holds(row.labels) for line in LINES) == 1
+
+
+def test_left_out_predictions_stand_beside_the_others(cases, tmp_path):
+    table = tmp_path / "left.csv"
+    with table.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerows([("id", "predicted_step_time", "fold"), *((f"nanotron-{i}", 2.2, "x") for i in range(5)), ("other", 1.0, "y")])
+    out = tmp_path / "accuracy.md"
+    report = write_report([cases], out, left_out=table)
+    text = out.read_text(encoding="utf-8")
+    assert "mean, left out" in text
+    assert "Left out:" in text
+    errors = [2.2 / time - 1 for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
+    mean = sum(map(abs, errors)) / 5
+    assert f"{100 * mean:.1f}" in text
+    assert [row.predicted_step_time for row in report.scored_left_out] == [2.2] * 5
+    assert len(read_left_out(table)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none.jsonl"], "cannot be read"),
+        (["cases.jsonl", "--left-out", "none.csv"], "left_out="),
+        (["cases.jsonl", "--out", "no/where.md"], "its folder does not exist"),
+        (["empty.jsonl"], "nothing to report"),
+    ],
+)
+def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, arguments, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    if "--out" not in arguments:
+        arguments = [*arguments, "--out", "a.md"]
+    assert main(arguments) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "a.md").exists()
+
+
+def test_a_cause_is_named_where_a_source_tells_it(cases, tmp_path):
+    report = write_report([cases], tmp_path / "a.md")
+    assert {cause_of(row) for row in report.scored} == {"not known"}
+    assert not next(row for row in report.result.rows if row.id == "mcore-1").is_scored
+
+
+def test_a_cause_does_not_depend_on_the_error(cases, tmp_path):
+    rows = write_report([cases], tmp_path / "a.md").result.rows
+    rows += tuple(replace(rows[0], id=name, group=name.partition("-")[0]) for name in ("nanotron-14102875", "llmc-125M"))
+    for row in rows:
+        far_off = [replace(row, predicted_step_time=factor * row.predicted_step_time) for factor in (0.1, 3.0)]
+        assert {cause_of(each) for each in far_off} == {cause_of(row)}
+    assert "better fabric" in cause_of(rows[-2])
+
+
+def test_what_counts_is_said_by_the_line_not_by_its_place():
+    assert [line.title.startswith("(") for line in LINES] == [not line.counts for line in LINES]
+
+
+def test_a_pipe_in_a_cell_is_escaped():
+    assert markdown_table(Table(title="t", headers=("a", "b"), rows=(("x|y", ""),), right=("b",))).splitlines() == [
+        "| a | b |",
+        "| --- | ---: |",
+        "| x\\|y |   |",
+    ]
+
+
+def test_groups_that_cost_most_are_named(cases, tmp_path):
+    out = tmp_path / "a.md"
+    report = write_report([cases], out)
+    text = out.read_text(encoding="utf-8")
+    (group,) = report.result.choices.groups
+    if group.regret > 0.03:
+        assert f"nanotron Llama-3-8B on 64 chips (5 plans): {100 * group.regret:.1f} %" in text
+        assert "every other group: at most 3 %" in text
+    else:
+        assert "No group costs more than 3 %." in text
+
+
+def test_the_committed_document_has_its_figures():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    figures = re.findall(r"\]\((figures/[a-z_]+\.png)\)", text)
+    assert len(figures) == 3
+    assert all((DOCUMENT.parent / name).is_file() for name in figures)

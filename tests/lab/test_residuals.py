@@ -1,0 +1,84 @@
+"""The residuals' file from runs: what is kept, what is left out."""
+
+import math
+
+import pytest
+
+from perfmodel.lab.cases import read_cases
+from perfmodel.lab.residuals import by_other_calibrations, by_relatives, main, residual_of, scatter_of_medians
+from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.residuals import load_residuals
+from tests.lab.published_cases import MODEL, changed, sweep, write
+
+SMALL = {**MODEL, "name": "half", "num_hidden_layers": 16}
+
+
+@pytest.fixture
+def cases(tmp_path):
+    other = [{**case, "id": f"nanotron-half-{i}", "model": SMALL} for i, case in enumerate(sweep())]
+    return write(
+        tmp_path / "cases.jsonl",
+        [
+            *sweep(),
+            *other,
+            changed(id="nanotron-broken", notes="AR 1 (intra 45.2/1/1)"),
+            changed(id="nanotron-secondary", tier="secondary"),
+            changed(id="mcore-1", framework="Megatron-LM dev"),
+            changed(id="megascale-1", framework="MegaScale", tier="secondary"),
+            changed(id="nemo-1", framework="NeMo 24.07", tier="secondary"),
+            changed(id="x", measured=None),
+        ],
+    )
+
+
+def test_a_family_keeps_its_primary_runs_by_model(cases, tmp_path, capsys):
+    out = tmp_path / "residuals.yaml"
+    assert main([str(cases), "--out", str(out)]) == 0
+    residuals = load_residuals(out)
+    assert {(each.family, each.num_runs) for each in residuals.models} == {("nanotron", 5), ("nemo", 1)}
+    assert residuals.num_runs == 11
+    assert residuals.source == "published runs (nanotron 10, nemo 1); none of them predicted by fits that did not see their model"
+    rows = [CasePredictor().row(case) for case in read_cases(cases)]
+    values = sorted(-math.log1p(row.time_error) for row in rows[:5])
+    (model,) = [each for each in residuals.models if each.family == "nanotron" and " 16/" not in each.model and "32x" in each.model]
+    assert model.quantiles == pytest.approx(values, abs=1e-4)
+    assert residuals.between_models > 0
+    assert "nanotron as megatron" in capsys.readouterr().out
+
+
+def test_times_that_mean_nothing_are_no_residuals(cases):
+    rows = {case.id: CasePredictor().row(case) for case in read_cases(cases)}
+    assert residual_of(rows["nanotron-0"]) is not None
+    for name in ("nanotron-broken", "mcore-1", "x"):
+        assert residual_of(rows[name]) is None
+    assert residual_of(rows["megascale-1"]).family == ""
+
+
+def test_left_out_predictions_take_the_place_of_the_others(cases, tmp_path):
+    table, out = tmp_path / "left.csv", tmp_path / "residuals.yaml"
+    table.write_text("id,predicted_step_time\n" + "".join(f"nanotron-{i},1.0\n" for i in range(5)), encoding="utf-8")
+    assert main([str(cases), "--left-out", str(table), "--out", str(out)]) == 0
+    residuals = load_residuals(out)
+    assert "5 of them predicted by fits that did not see their model" in residuals.source
+    times = [math.log(time) for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
+    assert any(each.quantiles == pytest.approx(times, abs=1e-4) for each in residuals.models)
+
+
+def test_relatives_predict_what_they_have_not_seen(cases):
+    primary = [case for case in read_cases(cases) if case.group == "nanotron"]
+    assert set(by_relatives(primary, CasePredictor())) == {"nanotron"}
+    assert set(by_other_calibrations(primary)) == {"h100"}
+
+
+def test_the_scatter_of_medians_is_about_nothing():
+    assert scatter_of_medians({"a": [0.1] * 3, "b": [-0.1] * 5, "few": [9.0]}) == pytest.approx(0.1)
+    assert scatter_of_medians({}) == 0.0
+
+
+@pytest.mark.parametrize("arguments", [["none.jsonl"], ["cases.jsonl", "--out", "no/where.yaml"], ["empty.jsonl"]])
+def test_bad_input_writes_nothing(cases, tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("", encoding="utf-8")
+    assert main(arguments if "--out" in arguments else [*arguments, "--out", "r.yaml"]) == 2
+    assert capsys.readouterr().err
+    assert not (tmp_path / "r.yaml").exists()

@@ -1,0 +1,101 @@
+"""How far a job goes: the limits are those that trying every value one by one finds."""
+
+from dataclasses import replace
+from itertools import takewhile
+
+import pytest
+
+import perfmodel
+from perfmodel.foundation.errors import InputError
+from perfmodel.planner.search import sweep
+from perfmodel.verbs.searching import space_in
+from perfmodel.verbs.setting import Knobs, make_job, make_setting
+from tests.cost.jobs import make_model
+
+MODEL = make_model(num_hidden_layers=4, max_position_embeddings=1 << 20, position="rotary")
+
+
+def small(capacity):
+    found = perfmodel.load_cluster("dgx-h100", num_chips=8)
+    return replace(found, chip=replace(found.chip, memory=replace(found.chip.memory, capacity=capacity, usable=0.0)))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A node of chips of which four hold a few sequences."""
+    return small(0.45e9)
+
+
+def fits(cluster, *, chips=4, global_batch, seq_len=1024, **knobs):
+    job = make_job(MODEL, global_batch=global_batch, seq_len=seq_len)
+    setting = make_setting(job, cluster, chips=chips, calibration="spec-sheet")
+    space, attention = space_in(setting, Knobs(**knobs), {})
+    return sweep(setting.estimator, replace(space, orders=space.orders[:1]), top=1, attention=attention).num_feasible > 0
+
+
+def limits(cluster, **given):
+    return perfmodel.find_limits(**{"model": MODEL, "cluster": cluster, "chips": 4, "seq_len": 1024, "calibration": "spec-sheet"} | given)
+
+
+@pytest.mark.parametrize("given", [{"tp": 2, "recompute": "none"}, {"recompute": "none", "dp_replicate": 4}], ids=["tp", "ddp"])
+def test_the_limits_are_those_of_trying_every_value(cluster, given):
+    found = limits(cluster, **given)
+    micro = list(takewhile(lambda b: fits(cluster, global_batch=4 * b, micro_batch=b, **given), range(1, 100)))
+    assert found.micro_batch.value == len(micro)
+    assert found.micro_batch.limited_by == "memory"
+    assert found.micro_batch.prediction[0].fits
+    assert found.micro_batch.prediction[0].plan.micro_batch == len(micro)
+    following = found.seq_len.value + found.seq_len.value // 64 + 128
+    assert fits(cluster, global_batch=4, micro_batch=1, seq_len=found.seq_len.value, **given)
+    assert not fits(cluster, global_batch=4, micro_batch=1, seq_len=following // 128 * 128, **given)
+
+
+def test_the_largest_global_batch_is_that_of_every_pair_of_degrees(cluster):
+    found = limits(cluster, tp=1, cp=1, recompute="none")
+    best = 0
+    for pp, dp in ((1, 4), (2, 2), (4, 1)):
+        micro = takewhile(
+            lambda b: fits(cluster, global_batch=pp * dp * b, micro_batch=b, pp=pp, dp=dp, tp=1, cp=1, recompute="none"),  # noqa: B023
+            range(1, 100),
+        )
+        best = max(best, pp * dp * len(list(micro)))
+    assert found.global_batch.value == best > 0
+    plan = found.global_batch.prediction[0].plan
+    assert plan.job.global_batch == best
+    assert plan.num_microbatches == plan.layout.pp
+
+
+@pytest.mark.parametrize("given", [{}, {"zero": 1, "pp": 1}], ids=["free", "zero-1"])
+def test_the_fewest_chips_are_the_first_with_a_plan(given):
+    cluster = small(0.22e9)  # one of them does not hold the states
+    found = limits(cluster, chips=None, **given)
+    enough = next(n for n in (1, 2, 3, 4, 8) if fits(cluster, chips=n, global_batch=n, micro_batch=1, **given))
+    assert found.chips.value == found.setting.cluster.num_chips == enough > 1
+    assert found.chips.limited_by == "memory"
+    assert found.chips.memory_class
+
+
+def test_a_global_batch_that_is_given_is_divided(cluster):
+    found = limits(cluster, global_batch=12, recompute="full")
+    assert found.micro_batch.value == max(b for b in (1, 2, 3, 4, 6, 12) if fits(cluster, global_batch=12, micro_batch=b, recompute="full"))
+
+
+def test_positions_limit_a_sequence(cluster):
+    short = replace(MODEL, max_position_embeddings=384)
+    for model in (short, replace(short, position="learned")):
+        found = limits(cluster, model=model, seq_len=256, tp=1, cp=1, pp=1).seq_len
+        assert (found.value, found.limited_by) == (384, "positions")
+    with pytest.raises(InputError, match="learned positions for 384 tokens only"):
+        limits(cluster, model=replace(short, position="learned"))
+
+
+def test_nothing_fits_is_an_answer_too():
+    found = perfmodel.find_limits(model="gpt3-175b", cluster="dgx-a100", chips=2, seq_len=2048, tp=2, zero=0, dp=1, pp=1, cp=1)
+    assert [each.value for each in found] == [0, 0, 0, 0]
+    assert found.micro_batch.limited_by == "memory"
+    assert "more than the 75.2 GiB" in found.micro_batch.reason
+
+
+def test_no_number_of_chips_is_enough():
+    with pytest.raises(InputError, match=r"chips: no number .* is enough"):
+        perfmodel.find_limits(model="gpt3-175b", cluster="dgx-a100", seq_len=2048, tp=1, pp=1, cp=1, zero=0)
