@@ -11,14 +11,18 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 
 # One thread per process: the tests start several processes on few cores.
-test bench: export OMP_NUM_THREADS = 1
-test bench: export MKL_NUM_THREADS = 1
-test bench: export OPENBLAS_NUM_THREADS = 1
+test check bench: export OMP_NUM_THREADS = 1
+test check bench: export MKL_NUM_THREADS = 1
+test check bench: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help setup demo test lint format bench accuracy wheel-check clean
+# Python keeps what it compiles, whatever the caller's habit: the tests start it a hundred times.
+test check: export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: help setup demo check test lint format bench accuracy wheel-check clean
 
 help:
 	@echo "make demo         calibrate this machine briefly, search, run the plans, show predicted against measured"
+	@echo "make check        lint, types and the quick tests: what to run after each change"
 	@echo "make test         every test, those with several processes included"
 	@echo "make lint         ruff (rules and format) and mypy"
 	@echo "make format       let ruff rewrite the files"
@@ -49,6 +53,9 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -m 'not dist' -n $(WORKERS) --dist worksteal || failed=1; \
 	$(BIN)/python -m pytest -q -m dist || [ $$? -eq 5 ] || failed=1; \
 	exit $$failed
+
+check: lint
+	$(BIN)/python -m pytest -q -m 'not slow and not dist and not gpu' -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,9 +5,10 @@ import sys
 import pytest
 
 from tests.documents import PAGES, ROOT, Block, Runner, agrees, examples, rewritten
+from tests.marks import mostly_slow
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if examples((ROOT / page).read_text(encoding="utf-8"))])
+@pytest.mark.parametrize("page", mostly_slow(page for page in PAGES if examples((ROOT / page).read_text(encoding="utf-8"))))
 @pytest.mark.timeout(600)
 def test_page_shows_what_its_examples_print(page, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -19,6 +19,7 @@ def test_a_network_has_its_best_plan_beside_common_ones(call):
         assert words in out
 
 
+@pytest.mark.slow
 def test_json_is_complete_and_adds_up(call_json):
     found = call_json("shard", "resnet50", "--cluster", "dgx-h100", "--chips", "16", "--precision", "bf16-mixed")
     best = found["best"]

@@ -78,6 +78,7 @@ def judged():
     )
 
 
+@pytest.mark.slow
 def test_runs_that_ran_out_of_memory_do_not_fit_and_those_that_ran_do(judged):
     assert (judged.fits.num_ran, judged.fits.num_out) == (845, 340)
     assert judged.fits.false_fit_fraction <= 0.02
@@ -87,6 +88,7 @@ def test_runs_that_ran_out_of_memory_do_not_fit_and_those_that_ran_do(judged):
             assert source.false_out_fraction <= 0.03, source.name
 
 
+@pytest.mark.slow
 def test_the_readme_has_the_figures_that_validate_prints(judged):
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     scored, choice = headline(judged).splitlines()[1:3]

@@ -14,6 +14,7 @@ from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
 from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, sweep_all
 from tests.cost.machines import make_tier
+from tests.marks import mostly_slow
 
 
 def assert_cells_equal_single_plans(estimator, state, ids):
@@ -64,6 +65,7 @@ jobs = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(job=jobs, profile=st.sampled_from(PROFILES), attention=st.sampled_from(AttentionKernel), shape=st.data())
 @settings(max_examples=40)
 def test_random_cells_of_random_sweeps(job, profile, attention, shape):
@@ -84,7 +86,7 @@ def _tiers(topology, node):
     )
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", mostly_slow(PROFILES))
 def test_every_cell_of_a_small_sweep(profile):
     estimator = estimator_of(make_job(make_model(num_hidden_layers=9), batch=4), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER, ("dp_shard", "pp", "tp", "cp", "dp_replicate"))))
@@ -92,6 +94,7 @@ def test_every_cell_of_a_small_sweep(profile):
     assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster, calibration", [("dgx-a100", "a100"), ("dgx-h100", "h100"), ("gb200-nvl72", ""), ("tpu-v5p", "")])
 def test_cells_on_shipped_clusters(cluster, calibration):
     from perfmodel.cost.resolve import resolve_estimator
@@ -99,7 +102,7 @@ def test_cells_on_shipped_clusters(cluster, calibration):
     from perfmodel.workload.models import load_model
 
     job = make_job(load_model("megatron-1.7b"), batch=48, seq_len=1024)
-    where = load_cluster(cluster).with_chips(64)
+    where = load_cluster(cluster).with_chips(32)
     overlay = load_calibration(calibration) if calibration else SPEC_SHEET
     estimator = resolve_estimator(job, where, calibration=overlay, profile=load_profile("megatron"))
     state = sweep_all(estimator)

@@ -19,6 +19,7 @@ from perfmodel.planner.per_operator.strategies import data_parallel, one_weird_t
 from perfmodel.workload.imported.network import network_of
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
+from tests.marks import mostly_slow
 
 SETTING = StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=Optimizer.MOMENTUM, profile=load_profile("megatron"))
 
@@ -80,7 +81,7 @@ def test_alexnet_is_planned_as_the_one_written_by_hand(alexnets, num_chips, stra
     assert ours == pytest.approx(theirs, rel=1e-9 if strategy is data_parallel else 0.01)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
+@pytest.mark.parametrize("name", mostly_slow(["gpt2", "llama-3-8b"]))
 def test_language_models(name):
     """But for causal masks, which the import does not see, and rotary positions, which torch computes in several operators."""
     imported = network_of(perfmodel.import_graph(lambda: WithLoss(name), "int64[8,512] int64[8,512]")).network

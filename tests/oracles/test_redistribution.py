@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout, Step, redistribute
+from tests.marks import mostly_slow
 from tests.oracles.simulated_ranks import SimulatedMesh, check_reassembles, distribute, execute
 
 MESHES = (
@@ -45,7 +46,7 @@ def check_redistribution(mesh, source, target, random, *, rule=redistribute):
     return sizes
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("sizes", mostly_slow(MESHES), ids=str)
 def test_any_layout_becomes_any_other(sizes):
     random = np.random.default_rng(sum(sizes.values()))
     mesh = SimulatedMesh(sizes)

@@ -11,6 +11,7 @@ import pytest
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
 from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
+from tests.marks import mostly_slow
 from tests.oracles.simulated_operators import Algebra, GraphRun, derived
 from tests.oracles.simulated_ranks import SimulatedMesh
 
@@ -194,7 +195,7 @@ def test_an_einsum_under_any_sharding(equation):
             assert run.sent == []
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("sizes", mostly_slow(MESHES), ids=str)
 def test_random_graphs(sizes):
     """Chains, forks and additions: every layout, every gradient, and every collective's bytes as derived."""
     random = np.random.default_rng(sum(sizes.values()))
@@ -205,6 +206,7 @@ def test_random_graphs(sizes):
     assert num_sent > 150
 
 
+@pytest.mark.slow
 def test_random_graphs_reach_the_corners():
     """The seeds above hold forks, partial sums that are added up before they are reduced, and promotions."""
     random = np.random.default_rng(11)

@@ -11,6 +11,7 @@ from perfmodel.planner.ties import kind_of, num_forms, shared_places
 from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import CHIP, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier
+from tests.marks import mostly_slow
 
 
 def test_places_are_shared_with_the_best_of_a_tie():
@@ -27,7 +28,7 @@ def test_forms_of_parallelism():
 
 
 @pytest.mark.parametrize("objective, cost", [("time", lambda p: p.step_time), ("memory", lambda p: p.memory["total"])])
-@pytest.mark.parametrize("ties", [0.005, 0.05])
+@pytest.mark.parametrize("ties", mostly_slow([0.05, 0.005]))
 def test_the_simplest_of_the_ties_comes_first(objective, cost, ties):
     """Found among all plans one by one: of those within the tolerance the one with the fewest forms."""
     estimator = estimator_of(make_job(batch=8), chips=8)

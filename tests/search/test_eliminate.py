@@ -117,6 +117,7 @@ def test_the_same_call_gives_the_same_choice():
     assert len({eliminate(vertex_costs, edges, memory_limit=8.0 * 300).choice for _ in range(3)}) == 1
 
 
+@pytest.mark.slow
 def test_ties_do_not_hold_it_up():
     """Every configuration twice: each choice has 2^30 equals, and no bound can tell them apart."""
     vertex_costs, edges = random_problem(6, num_vertices=30, num_configurations=5, num_edges=80, integers=True)

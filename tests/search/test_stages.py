@@ -117,6 +117,7 @@ def test_what_is_in_flight_moves_blocks_to_later_stages():
     assert found.cost == 8.0 + 7 * 5.0
 
 
+@pytest.mark.slow
 def test_a_long_chain_within_limits():
     """A slow layout that holds little and a fast one that holds much, forty-eight blocks and two ends, four stages: proved."""
     rng = np.random.default_rng(3)

@@ -52,6 +52,7 @@ def test_a_lower_clock_and_a_slower_host_are_slower(runs):
     assert np.all(times.predict(every, {"step_time_constant": 1.0}) > shipped)
 
 
+@pytest.mark.slow
 def test_no_fit_sees_the_model_that_it_predicts(runs):
     """Whatever that model's steps had been, its predictions would be the same; also where a relative lends the constants."""
     runs = [run for run in runs if run.source in ("nanotron", "simumax")][::2]
@@ -91,6 +92,7 @@ def test_every_relative_is_fitted_before_whoever_leans_on_it():
                 assert item.relative_constant in [each.constant.name for each in FITS[item.relative].constants]
 
 
+@pytest.mark.slow
 def test_the_table_counts_its_lines(runs):
     table = judge(LeftOut(runs=runs).predictions())
     assert table.lines["Megatron-LM on A100, Korthikanti"].num_runs == 8
@@ -98,6 +100,7 @@ def test_the_table_counts_its_lines(runs):
     assert table.counted.num_runs == counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json"])
 def test_the_command_prints_the_table_and_writes_every_run(name, tmp_path, capsys):
     cases = write(published("korthikanti"), tmp_path)

@@ -117,6 +117,7 @@ def test_data_parallelism_uses_no_more_devices_than_there_are_samples():
     assert search_imported(graph, 16).data_parallel_devices == 4
 
 
+@pytest.mark.slow
 def test_shared_heads_are_split_no_further_than_they_are_many():
     graph = perfmodel.import_graph("perfmodel.execute.importer.import_graph:shipped('llama-3-8b')", "int64[2,128]")
     found = search_imported(graph, 16)

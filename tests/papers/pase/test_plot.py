@@ -46,22 +46,27 @@ def made_up(**changes):
 
 
 class TestPredictions:
+    @pytest.mark.slow
     def test_every_bar_of_the_figure_has_a_prediction(self, bars):
         found = {(bar.point.cluster, bar.point.network, bar.point.num_devices, bar.strategy) for bar in bars}
         assert len(bars) == len(found) == 2 * num_points(FIGURE_NETWORKS, FIGURE_DEVICES) == 80
 
+    @pytest.mark.slow
     def test_signs_of_the_experts_gains(self, bars):
         score = figure_score(bars)
         assert score.num_signs == 26
         assert score.num_signs_right >= LEAST_SIGNS * score.num_signs
 
     @pytest.mark.parametrize("strategy", [EXPERT, PASE])
+    @pytest.mark.slow
     def test_median_errors(self, bars, strategy):
         assert figure_score(bars).median_error[strategy] < MOST_ERROR
 
+    @pytest.mark.slow
     def test_no_bar_is_far_off(self, bars):
         assert max(abs(math.log(bar.predicted / bar.published)) for bar in bars) < math.log(WORST_FACTOR)
 
+    @pytest.mark.slow
     def test_step_times_are_plausible(self, points):
         """At best the products at the peak of all chips, at worst ten seconds."""
         peak = {"pase-1080ti": 11.34e12, "pase-2080ti": 13.45e12}
@@ -70,6 +75,7 @@ class TestPredictions:
             for time in (point.data_parallel, point.expert, point.pase):
                 assert 0.8 * floor < time < 10.0
 
+    @pytest.mark.slow
     def test_without_peer_to_peer_data_parallelism_loses_more(self, points):
         """AlexNet in a node: the paper's largest gains, 4x against 1.75x."""
         gain = {point.cluster: point.pase_speedup for point in points if (point.network, point.num_devices) == ("alexnet", 8)}
@@ -128,10 +134,12 @@ class TestReport:
         marks = {row[2]: "!" in row[6] for row in table.rows}
         assert marks == {"4": False, "8": True}
 
+    @pytest.mark.slow
     def test_tables_have_a_row_for_each_point_and_network(self, bars):
         assert len(figure_table(bars).rows) == 40
         assert [row[0] for row in score_table(bars).rows] == [*FIGURE_NETWORKS, "all"]
 
+    @pytest.mark.slow
     def test_printed_strategies_are_predicted_beside_those_found(self, bars):
         """Where the search differs from Table II, in a few layers, the two are near each other."""
         rows = printed_table(bars).rows
@@ -146,6 +154,7 @@ class TestReport:
         assert parts["lstm0.input"] == {"b": 4, "e": 2, "d": 2}
         assert parts["lstm1"] == {"b": 4, "e": 4}
 
+    @pytest.mark.slow
     def test_object_holds_the_counts_and_what_was_fitted(self, bars):
         content = figure_object(bars, "the paper")
         assert content["signs"] == 26
@@ -153,6 +162,7 @@ class TestReport:
         assert len(content["points"]) == 80
         assert all(point["step_time"] > 0 for point in content["points"])
 
+    @pytest.mark.slow
     def test_chart_has_a_panel_for_each_cluster_and_network(self, bars, tmp_path):
         figure = pase_chart(bars)
         assert len(figure.axes) == 8
