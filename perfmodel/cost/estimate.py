@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
+    AT,
+    At,
     activation_terms,
-    kept_on_rank,
+    kept_by_moment,
     rank_moments,
     static_memory,
     unreduced_gradients,
@@ -410,19 +413,20 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     live = live_layers(
         schedule=plan.schedule, chunks=plan.stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches
     )
-    saved, kept = (
-        kept_on_rank(
-            found.activations,
-            found.pipelining,
-            estimator.profile,
-            rank=float(rank),
-            live_layers=alive,
-            has_embedding=float(rank == 0),
-            has_head=float(rank == p - 1),
-            activation_bytes=activation_bytes,
-        )
-        for alive in (live.at_first, live.most)
+    kept_of = partial(
+        kept_by_moment,
+        found.activations,
+        found.pipelining,
+        estimator.profile,
+        rank=float(rank),
+        layers=layers,
+        has_embedding=float(rank == 0),
+        has_head=float(rank == p - 1),
+        activation_bytes=activation_bytes,
     )
+    # the last rank's first backward pass is that of the head
+    saved = kept_of(live=replace(live, most=live.at_first, fewer_at_head=0.0), at=(At.LAYER,))[At.LAYER]
+    kept = kept_of(live=live, at=AT[place])
     moments = rank_moments(
         found.activations,
         terms,

@@ -11,8 +11,9 @@ used again before the chip has caught up with the host. Both are measured, and b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -119,15 +120,31 @@ def keeps_gathered(program: ParameterProgram) -> bool:
     return program.holds_sharded_weights and not program.holds_sharded_gradients
 
 
+class At(StrEnum):
+    """What runs at a moment. Of virtual stages with unlike layers, a schedule has other passes under way while their ends run."""
+
+    LAYER = "layer"
+    HEAD = "head"
+    EMBEDDING = "embedding"
+
+
+#: Bytes by what runs: (activations, receive buffers).
+Kept = dict[At, tuple[Any, Any]]
+#: What has passes of its own under way on the first, a middle and the last rank.
+AT = ((At.LAYER, At.EMBEDDING), (At.LAYER,), (At.LAYER, At.HEAD))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """What lives at one moment of a step, beside what lives all through it.
 
+    at        what runs
     freed     of the kept activations of all microbatches under way, what is gone already   (not positive)
     the others are classes of memory
     """
 
     name: str
+    at: At = At.LAYER
     freed: Any = 0.0
     gradients: Any = 0.0
     gathered: Any = 0.0
@@ -158,21 +175,64 @@ class Pipelining:
 
 def kept_memory(
     activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
-) -> list[tuple[Any, Any]]:
+) -> list[Kept]:
     """(activations, receive buffers) of the first, a middle and the last rank, as `kept_on_rank`. [byte]"""
     return [
-        kept_on_rank(
+        kept_by_moment(
             activations,
             pipelining,
             profile,
             rank=rank,
-            live_layers=pipelining.live[i].most,
+            live=pipelining.live[i],
+            layers=stages.layers[i],
+            at=AT[i],
             has_embedding=stages.has_embedding[i],
             has_head=stages.has_head[i],
             activation_bytes=activation_bytes,
         )
         for i, rank in enumerate(pipelining.ranks)
     ]
+
+
+def kept_by_moment(
+    activations: ActivationTerms,
+    pipelining: Pipelining,
+    profile: ExecutionProfile,
+    *,
+    rank: Any,
+    live: LiveLayers,
+    layers: Any,
+    at: Sequence[At],
+    has_embedding: Any,
+    has_head: Any,
+    activation_bytes: float,
+) -> Kept:
+    """`kept_on_rank` with the layers that are under way while each of `at` runs. [byte]
+
+    layers  those of the rank, which the moment of the embedding takes for gone already
+    """
+    alive = {At.LAYER: live.most, At.HEAD: live.most - live.fewer_at_head, At.EMBEDDING: live.most + (layers - live.fewer_at_embedding)}
+    # no logits where the most layers are under way while another virtual stage runs
+    has_output = 1.0 - np.minimum(live.fewer_at_head, 1.0)
+    return {
+        each: kept_on_rank(
+            activations,
+            pipelining,
+            profile,
+            rank=rank,
+            live_layers=alive[each],
+            has_embedding=has_embedding,
+            has_head=has_head,
+            has_output=1.0 if each is At.HEAD else has_output,
+            activation_bytes=activation_bytes,
+        )
+        for each in at
+    }
+
+
+def moments_at(moments: list[Moment], at: At, kept: Mapping[At, Any]) -> list[Moment]:
+    """Those at which what `kept` has for `at` is under way: as while a layer runs, where nothing else is said."""
+    return [moment for moment in moments if (moment.at if moment.at in kept else At.LAYER) is at]
 
 
 def kept_on_rank(
@@ -185,11 +245,13 @@ def kept_on_rank(
     has_embedding: Any,
     has_head: Any,
     activation_bytes: float,
+    has_output: Any = 1.0,
 ) -> tuple[Any, Any]:
     """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives. [byte]
 
     rank, live_layers        its index and the passes of layers that it has under way
     has_embedding, has_head  1 or 0
+    has_output               0 where no pass of the last virtual stage is under way
 
     Of the passes under way at most one has run the last virtual stage (gpipe: all have). torch's schedules keep what a stage has sent
     until its microbatch's backward has ended, logits too, and have a buffer for each receive of a step, in which its first layer's input
@@ -208,6 +270,7 @@ def kept_on_rank(
     if not profile.pipeline_keeps_boundaries:
         return of_layers + of_ends, is_pipelined * (2.0 * activations.boundary)
     # what a pass has received lies in its buffer already
+    ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
     receives = m * ((2.0 * v - has_embedding) - has_head)
     return of_layers + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
@@ -324,12 +387,13 @@ class _Moments:
         moments = []
         head_kept = self.has_head * a.kept[HEAD]
         if self.rank == 2:
-            moments.append(Moment(name="loss", temporary=self.logits() + self.exchanged()))
-            moments.append(Moment(name="backward of the head", temporary=a.peaks[HEAD][stays] + self.exchanged()))
+            moments.append(Moment(name="loss", at=At.HEAD, temporary=self.logits() + self.exchanged()))
+            moments.append(Moment(name="backward of the head", at=At.HEAD, temporary=a.peaks[HEAD][stays] + self.exchanged()))
         if self.rank != 1:
             moments.append(
                 Moment(
                     name="backward of the embedding",
+                    at=At.EMBEDDING,
                     freed=-head_kept - self.layers * a.kept[LAYER],
                     temporary=self.has_embedding * (a.peaks[EMBEDDING][stays] + 2.0 * gradient),
                     buffers=reduced,
@@ -408,19 +472,22 @@ class _Moments:
             # copied out of the buffer in which they came; that of the unit before lives until then
             Moment(
                 name="gathering of the head",
+                at=At.HEAD,
                 freed=without_head,
                 gathered=at_loss + untied * (self.has_head * (g_head + g_layer)),
                 gradients=gradients(0.0),
             ),
-            Moment(name="loss", gathered=at_loss, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
+            Moment(name="loss", at=At.HEAD, gathered=at_loss, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
             Moment(
                 name="backward of the head",
+                at=At.HEAD,
                 gathered=at_head,
                 temporary=self.has_head * a.peaks[HEAD][1],
                 gradients=gradients(0.0),
             ),
             Moment(
                 name="reduction of the head's gradients",
+                at=At.HEAD,
                 freed=without_head,
                 gathered=at_reduction,
                 temporary=a.boundary + untied * (head * sizes.produced),
@@ -453,6 +520,7 @@ class _Moments:
             ),
             Moment(
                 name="backward of the embedding",
+                at=At.EMBEDDING,
                 freed=without_head - n * kept[LAYER],
                 gathered=at_embedding,
                 temporary=self.has_embedding * a.peaks[EMBEDDING][1] + twice * sizes.produced,
@@ -461,6 +529,7 @@ class _Moments:
             ),
             Moment(
                 name="reduction of the embedding's gradients",
+                at=At.EMBEDDING,
                 freed=without_head - n * kept[LAYER] - self.has_embedding * kept[EMBEDDING],
                 temporary=embedding * sizes.produced,
                 buffers=r_embedding + later * held[EMBEDDING],

@@ -7,7 +7,7 @@ even stages and for the slowest-stage bound of uneven ones; `tests/oracles` hold
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -109,6 +109,8 @@ class LiveLayers:
     present   share of the layers that have had a backward pass when as many as `most` are under way for the last time   [-]
     fewer     by how many fewer than `most` are under way once all layers have had one
     ended     1 where passes of the last virtual stage have gone by then, else 0
+    fewer_at_head        by how many fewer than `most` are under way, at most, while the last virtual stage turns from forward to backward
+    fewer_at_embedding   and when all layers of the first virtual stage have just run backward for a microbatch
     """
 
     at_first: Any
@@ -116,6 +118,8 @@ class LiveLayers:
     present: Any
     fewer: Any
     ended: Any
+    fewer_at_head: Any
+    fewer_at_embedding: Any
 
 
 #: Groups of pp microbatches from which on more change nothing: forward and backward passes alternate through a whole group.
@@ -152,11 +156,16 @@ def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ra
     return np.stack([first, middle, last], axis=1)
 
 
+def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
+    """All rows of a `live_table`, [number of microbatches, rank]; of gpipe for each microbatch."""
+    return _columns(table, PipelineSchedule.ONE_F_ONE_B, 1)
+
+
 def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Any) -> LiveLayers:
-    at_first, most, present, fewer, ended = (found[..., i] if found.ndim > 1 else float(found[i]) for i in range(5))
+    columns = {each.name: found[..., i] if found.ndim > 1 else float(found[i]) for i, each in enumerate(fields(LiveLayers))}
     if schedule is PipelineSchedule.GPIPE:
-        at_first, most = num_microbatches * at_first, num_microbatches * most
-    return LiveLayers(at_first=at_first, most=most, present=present, fewer=fewer, ended=ended)
+        columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
+    return LiveLayers(**columns)
 
 
 def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any) -> Any:
@@ -182,7 +191,7 @@ def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, n
         alive = m if schedule is PipelineSchedule.GPIPE else min(m, p - rank)
         ends = float(m == alive > 1)  # no forward pass after the first backward one
         most = held if schedule is PipelineSchedule.GPIPE else alive * held
-        rows.append((most, most, float(m > alive), ends * held, ends))
+        rows.append((most, most, float(m > alive), ends * held, ends, 0.0, held))
     return np.array(rows)
 
 
@@ -207,4 +216,6 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
     share = min(-(-last // p), v)
     present = sum(chunks[v - share :]) / sum(chunks) if sum(chunks) else share / v
     fewer = most - alive[first_of_all:].max() if gone else 0.0
-    return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1))
+    by_group = alive.reshape(groups, v, p)  # of the backward passes of the last virtual stage first
+    at_head, at_embedding = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
+    return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1)), float(most - at_head), float(most - at_embedding)

@@ -13,6 +13,8 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
     MEMORY,
     ActivationTerms,
+    At,
+    Kept,
     Moment,
     Pipelining,
     Unreduced,
@@ -20,6 +22,7 @@ from perfmodel.cost.memory import (
     fixed_memory,
     kept_memory,
     largest,
+    moments_at,
     outside_bytes,
     rank_moments,
     reserve_factor,
@@ -42,7 +45,7 @@ class MemoryRow:
     activations: ActivationTerms
     pipelining: Pipelining
     static: list[tuple[Any, Any, Any, Any]]
-    kept: list[tuple[Any, Any]]
+    kept: list[Kept]
     moments: list[list[Moment]]
     unreduced: list[Unreduced]
     factor: float
@@ -113,8 +116,12 @@ def memory_row(
             is_scattered=plan.rules.scatters_residual,
             profile=profile,
         )
-        base = base_memory(largest(moments[rank]), fixed_memory(static[rank]), waiting, factor=factor, outside=outside)
-        totals.append(float(reserved_memory((kept[rank][0] + kept[rank][1]) * factor, base, unreduced[rank])))
+        fixed = fixed_memory(static[rank])
+        each = []
+        for at, (kept_activations, received) in kept[rank].items():
+            base = base_memory(largest(moments_at(moments[rank], at, kept[rank])), fixed, waiting, factor=factor, outside=outside)
+            each.append(float(reserved_memory((kept_activations + received) * factor, base, unreduced[rank])))
+        totals.append(max(each))
     return MemoryRow(
         activations=activations,
         pipelining=pipelining,
@@ -175,10 +182,12 @@ def scalar(value: Any) -> float:
 
 
 def memory_by_class(
-    static: tuple[Any, ...], kept: tuple[Any, Any], moments: list[Moment], unreduced: Unreduced, *, factor: float = 1.0
+    static: tuple[Any, ...], kept: Kept, moments: list[Moment], unreduced: Unreduced, *, factor: float = 1.0
 ) -> tuple[str, dict[str, float]]:
     """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
-    moment = max(moments, key=lambda moment: scalar(moment.total))
+    under_way = {at: (scalar(activations), scalar(received)) for at, (activations, received) in kept.items()}
+    moment = max(moments, key=lambda moment: sum(under_way.get(moment.at, under_way[At.LAYER])) + scalar(moment.total))
+    kept_activations, received = under_way.get(moment.at, under_way[At.LAYER])
     weights, gradients, states, copies = (scalar(x) for x in static)
     early, later, freed = (scalar(x) / factor for x in (unreduced.early, unreduced.later, unreduced.freed))
     waits, gone = (early, 0.0) if early >= later - freed else (later, freed)
@@ -186,10 +195,10 @@ def memory_by_class(
         weights,
         gradients + scalar(moment.gradients) + waits,
         states,
-        scalar(kept[0]) + scalar(moment.freed) - gone,
+        kept_activations + scalar(moment.freed) - gone,
         copies + scalar(moment.gathered),
         scalar(moment.temporary),
-        scalar(kept[1]) + scalar(moment.buffers),
+        received + scalar(moment.buffers),
         0.0,
         0.0,
     )

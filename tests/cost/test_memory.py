@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan, memory_on_rank, rank_memories
-from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank, largest
+from perfmodel.cost.memory import MEMORY, At, Pipelining, kept_on_rank, largest
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import memory_by_class
 from perfmodel.parallel.layout import PipelineSchedule
@@ -62,7 +62,7 @@ def test_weights_that_are_gathered_and_freed_leave_when_their_gradients_are_redu
     assert float(np.asarray(moments["loss"].gradients).reshape(-1)[0]) == 0.0
     end = moments["reduction of the embedding's gradients"]
     assert float(end.gradients) == pytest.approx(4 * estimator.job.model.num_parameters / 4, rel=1e-3)
-    assert float(row.kept[2][0] + end.freed) == pytest.approx(0.0, abs=1.0)
+    assert float(row.kept[2][At.LAYER][0] + end.freed) == pytest.approx(0.0, abs=1.0)
 
 
 def test_classes_add_up_to_the_rank():
@@ -80,7 +80,7 @@ def test_classes_add_up_to_the_rank():
         assert tuple(values) == MEMORY
         assert name in {moment.name for moment in row.moments[rank]}
         fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.static[rank])
-        kept = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.kept[rank])
+        kept = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.kept[rank][At.LAYER])
         assert sum(values.values()) == pytest.approx(fixed + kept + float(np.asarray(largest(row.moments[rank])).reshape(-1)[0]), rel=1e-12)
 
 
@@ -97,6 +97,18 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
         terms, pipelining, estimator.profile, rank=0.0, live_layers=live, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
     )
     assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
+
+
+def test_the_head_has_the_layers_beside_it_that_are_under_way_then():
+    """Virtual stages of 1, 3, 3 and 1 layers on two ranks: by the schedule's order the last has 7 under way at the loss and 9 at most; the
+    first 9 at most, of which the embedding's backward finds 8."""
+    estimator = estimator_of()
+    row = evaluate_plan(
+        estimator, plan_of(estimator, pp=2, tp=4, schedule="interleaved", virtual_stages=2, stage_layers=(1, 3, 3, 1))
+    ).memory_row
+    layer, num_layers = row.activations.kept[1], 4
+    for rank, at, fewer in ((2, At.HEAD, 2), (0, At.EMBEDDING, 1 - num_layers)):
+        assert row.kept[rank][At.LAYER][0] - row.kept[rank][at][0] == pytest.approx(fewer * layer, rel=1e-12)
 
 
 # --- what the allocator holds beyond what is in tensors -----------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_first_stage(p, v, m):
     row = row_of(
         name, b=b, t=t, pp=p, batch=m, sequence_parallel=True, virtual_stages=v, schedule="interleaved" if v > 1 else "1f1b",
     )  # fmt: skip
-    activations = float(row.memory_row.kept[0][0])
+    activations = float(row.memory_row.kept[0]["layer"][0])
     share = 1 + (p - 1) / (p * v) if v > 1 else 1
     norms = statistics(s, b, norms=2, ways=t) * layers * share
     # the paper counts p microbatches; interleaved, pp - 1 first passes more run ahead

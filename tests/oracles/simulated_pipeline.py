@@ -100,8 +100,9 @@ def _most_held(order: Sequence[Pass]) -> int:
     return most
 
 
-def layers_held(order: Sequence[Pass], layers: Sequence[int]) -> list[tuple[int, frozenset[int]]]:
-    """As each backward pass of a rank begins: passes of layers that it holds, and its chunks whose backward has run for some microbatch.
+def layers_held(order: Sequence[Pass], layers: Sequence[int]) -> list[tuple[int, frozenset[int], int]]:
+    """As each backward pass of a rank begins: passes of layers that it holds, its chunks whose backward has run for some microbatch, and
+    the chunk that runs.
 
     layers: of each chunk.
     """
@@ -112,7 +113,7 @@ def layers_held(order: Sequence[Pass], layers: Sequence[int]) -> list[tuple[int,
         if kind == FORWARD:
             alive.add((chunk, microbatch))
             continue
-        held.append((sum(layers[each] for each, _ in alive), frozenset(ran)))
+        held.append((sum(layers[each] for each, _ in alive), frozenset(ran), chunk))
         alive.remove((chunk, microbatch))
         ran.add(chunk)
     return held

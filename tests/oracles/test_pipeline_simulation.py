@@ -108,7 +108,8 @@ def test_live_layers_of_uneven_stages(pipeline):
         chunks = layers[rank::p]
         orders = {GPIPE: gpipe_order, ONE_F_ONE_B: one_f_one_b_order}
         order = interleaved_order(rank, p, m, v) if schedule is INTERLEAVED else orders[schedule](rank, p, m)
-        held = layers_held(order, chunks)
+        turns = layers_held(order, chunks)
+        held = [(alive, ran) for alive, ran, _ in turns]
         live = live_layers(schedule=schedule, chunks=chunks, rank=rank, num_ranks=p, num_microbatches=m)
         each.append(live)
         most = max(alive for alive, _ in held)
@@ -116,6 +117,9 @@ def test_live_layers_of_uneven_stages(pipeline):
         assert (live.at_first, live.most) == (held[0][0], most)
         if sum(chunks):
             assert live.present == pytest.approx(sum(chunks[i] for i in held[last][1]) / sum(chunks))
+        at_head = max(alive for alive, _, chunk in turns if chunk == v - 1)
+        at_embedding = max(alive - chunks[0] for alive, _, chunk in turns if chunk == 0)
+        assert (live.fewer_at_head, live.fewer_at_embedding) == (most - at_head, most - at_embedding)
         all_ran = [alive for alive, ran in held[last:] if len(ran) == v]
         if all_ran and sum(chunks):
             assert (live.fewer, live.ended) == (most - max(all_ran), float(len(held[last][1]) < v))

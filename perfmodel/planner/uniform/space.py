@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.pipeline import live_table
+from perfmodel.cost.memory import At
+from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.step import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
@@ -144,11 +145,13 @@ class PipelineGroup:
     """Choices whose ranks hold the same layers: they differ in the schedule alone, not in what a rank has to hold.
 
     fuller_middle   whether a middle rank has more layers than the first, or more passes of them under way
+    apart           moments at which one of the schedules has not as many under way as while any layer runs
     """
 
     stages: Stages
     choices: tuple[PipelineChoice, ...]
     fuller_middle: bool
+    apart: frozenset[At]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -229,8 +232,14 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             )
     found = []
     for stages, choices in groups.values():
-        fuller = stages.middle > stages.first or any(bool((each.live[:, 1] > each.live[:, 0]).any()) for each in choices)
-        found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller))
+        fuller, apart = stages.middle > stages.first, {At.LAYER}
+        for under_way in (live_of_table(each.live) for each in choices):
+            fuller |= any(bool((of[:, 1] > of[:, 0]).any()) for of in (under_way.most, under_way.present, under_way.fewer, under_way.ended))
+            if (under_way.fewer_at_embedding[:, 0] != stages.first).any():
+                apart.add(At.EMBEDDING)
+            if under_way.fewer_at_head[:, 2].any():
+                apart.add(At.HEAD)
+        found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller, apart=frozenset(apart)))
     return tuple(found)
 
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory import (
+    AT,
     ActivationTerms,
+    At,
     Pipelining,
     Unreduced,
     base_memory,
@@ -25,6 +27,7 @@ from perfmodel.cost.memory import (
     keeps_gathered,
     kept_memory,
     largest,
+    moments_at,
     outside_bytes,
     rank_moments,
     reserve_factor,
@@ -310,7 +313,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     least = 1 if state.space.runs.few_microbatches else pp
     pipeline, kept, live, legal = _schedule_columns(
-        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, ranks, least
+        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, pipelines.apart, ranks, least
     )
     _, num_micro, num_recompute, num_choices = pipeline.shape
     legal_cells = int(legal.sum()) * num_recompute
@@ -371,10 +374,11 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 profile=profile,
             )
             fixed = fixed_memory(static[rank])
-            base = base_memory(largest(moments), fixed, waiting, factor=factor, outside=outside)
-            base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
-            here = reserved_memory(kept[rank][part], base, unreduced)
-            memory = here if memory is None else np.maximum(memory, here, out=memory)
+            for at, under_way in kept[rank].items():
+                base = base_memory(largest(moments_at(moments, at, kept[rank])), fixed, waiting, factor=factor, outside=outside)
+                base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
+                here = reserved_memory(under_way[part], base, unreduced)
+                memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
         step = step_times(
             estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop[part], choices=choices
@@ -474,13 +478,16 @@ def _schedule_columns(
     m: Array,
     hop: Any,
     choices: tuple[PipelineChoice, ...],
+    apart: frozenset[At],
     ranks: tuple[int, ...],
     least_microbatches: int,
-) -> tuple[Array, dict[int, Array], dict[int, LiveLayers], NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved, layers under way there
-    [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite memory."""
+) -> tuple[Array, dict[int, dict[At, Array]], dict[int, LiveLayers], NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved (of moments `apart` by
+    themselves), layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need
+    infinite memory."""
     shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
-    pipeline, kept = np.empty(shape), {rank: np.empty(shape) for rank in ranks}
+    pipeline = np.empty(shape)
+    kept = {rank: {at: np.empty(shape) for at in AT[rank] if at in apart} for rank in ranks}
     cells = (1, m.size, 1, len(choices))
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     count = m.reshape(-1)
@@ -530,8 +537,9 @@ def _schedule_columns(
                     getattr(lives[rank], each.name)[..., at] = found if interleaved else found[..., None]
         pipeline[..., at] = time if interleaved else time[..., None]
         for rank in ranks:
-            both = (moving[rank][0] + moving[rank][1]) * factor
-            kept[rank][..., at] = both if interleaved else np.asarray(both)[..., None]
+            for moment, under_way in kept[rank].items():
+                both = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
+                under_way[..., at] = both if interleaved else np.asarray(both)[..., None]
         match schedule:
             case PipelineSchedule.GPIPE:
                 legal[:, at] = (count > 1)[:, None]
@@ -542,7 +550,7 @@ def _schedule_columns(
     legal &= (count >= least_microbatches)[:, None]
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
-        kept[0] += blocked
+        kept[0][At.LAYER] += blocked
     return pipeline, kept, lives, legal
 
 
