@@ -21,7 +21,7 @@ from perfmodel.execute.measure.machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.measure.rounds import ROUNDS, Measured, Progress, anchor_on_rank, measure_rounds
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.foundation.errors import InputError
-from perfmodel.hardware.calibration import MOST_BUSY, Calibration
+from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import Plan
@@ -103,11 +103,6 @@ class DemoResult:
     turns: int
     discarded: int
     elapsed: dict[str, float]
-
-    @property
-    def is_disturbed(self) -> bool:
-        """Some plan had no turn to itself: its measured time is too long."""
-        return self.others > MOST_BUSY
 
     @property
     def worst_error(self) -> float:

@@ -268,7 +268,7 @@ def _show(found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted
         for failure in failures:
             print(f"not searched: {failure}")
     else:
-        _show_one(*found[0], tokens=tokens)
+        _show_one(found[0][1], tokens=tokens)
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
@@ -276,7 +276,7 @@ def setting_words(setting: Setting) -> dict[str, str]:
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
-def _show_one(setting: Setting, result: SearchResult, *, tokens: float) -> None:
+def _show_one(result: SearchResult, *, tokens: float) -> None:
     from perfmodel.report.predictions import headline, job_line, parts_table, rests_on_lines
     from perfmodel.report.searches import (
         baselines_lines,

@@ -11,24 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.compute import Num
-from perfmodel.cost.machine import RING_PASSES, LinkRates, Machine
+from perfmodel.cost.machine import LinkRates, Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 
-__all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time", "wire_bytes"]
-
-_PASSES = np.array([RING_PASSES[kind] for kind in CollectiveKind])
-
-
-def wire_bytes(kind: CollectiveKind | NDArray[np.integer], num_bytes: Num, group_size: Num) -> Any:
-    """Bytes that each rank sends. [byte]
-
-    all-gather, reduce-scatter, all-to-all: V (n - 1) / n;  all-reduce: 2 V (n - 1) / n;  send: V (n = 2)
-
-    num_bytes  V  buffer at full size in the group; of an all-to-all the local buffer  [byte]
-    """
-    n = group_size
-    return _PASSES[_code(kind)] * (num_bytes * ((n - 1) / n))
+__all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time"]
 
 
 def collective_time(

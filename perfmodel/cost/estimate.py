@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
@@ -74,8 +73,6 @@ from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.operator import REGIONS, Graph
 from perfmodel.workload.transformer import build_graph, causal_mask
-
-Array = NDArray[np.float64]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

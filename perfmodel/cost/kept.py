@@ -50,7 +50,7 @@ def kept_tensors(
                 made_in_core = maker is not None and maker.name in core
                 droppable = made_in_core and (in_core or (maker is not None and maker.name in alone))
                 amount = operand_bytes(derivation, op, operand)
-                layout: object = gradient_layout(op, sharding, operand).cuts
+                layout: object = gradient_layout(sharding, operand).cuts
                 if (tensor, op.name) in regathers and maker is not None:
                     amount = amount_of(maker, shardings[maker.name], maker.output.dims, scale=graph.tensors[tensor].itemsize)
                     layout = derivation.left[tensor].cuts

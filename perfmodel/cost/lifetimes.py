@@ -168,11 +168,11 @@ class _Backward:
         for k in freed:
             self.add(_always([k.amount]), -2.0 if twice and k.is_made_twice else -1.0)
         for operand, storage in made:
-            self.arrive(op, operand, storage)
+            self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
             self.add(weight_terms, -1.0)
 
-    def arrive(self, op: Operator, operand: Operand, storage: _Storage) -> None:
+    def arrive(self, operand: Operand, storage: _Storage) -> None:
         """A gradient of a tensor: added to what other readers of it have sent."""
         before = self.gradients.get(operand.tensor)
         if before is None:

@@ -29,7 +29,6 @@ DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
 PHASES = ("core", "rest", "tail", "backward")
-WORK = ("matmul", "attention", "streaming")
 #: Communication of activations. Tensor-parallel collectives of backward that have a matrix product beside them on which nothing waits
 #: are kept apart: gathering a saved input again (the input's gradient is computed meanwhile) and reducing an input's gradient (the
 #: weight's gradient is).
@@ -500,7 +499,6 @@ __all__ = [
     "COMM",
     "PHASES",
     "SAVED",
-    "WORK",
     "Amounts",
     "Peaks",
     "Program",

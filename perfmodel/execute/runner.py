@@ -192,36 +192,6 @@ def run_plan(
     return assemble(plan, results, device=device, warmup=warmup, busy_fraction=busy_fraction)
 
 
-def run_plans(
-    plans: Sequence[Plan],
-    *,
-    group: WorkerGroup,
-    steps: int = 20,
-    warmup: int = 3,
-    rounds: int = 2,
-    check_gradients: bool = True,
-    on_plan: Callable[[Plan, int], None] | None = None,
-) -> tuple[Measurement, ...]:
-    """Measure several plans in turn, A B C A B C: what else the machine does then disturbs all of them alike.
-
-    The steps of a plan are spread over the rounds, each with its own warm-up; `on_plan` is told what starts, and in which
-    round. Everything else is as in `run_plan`.
-    """
-    if rounds < 1 or steps < rounds:
-        raise InputError(f"rounds={rounds}: must lie from 1 to steps={steps}; use 2")
-    found: list[list[Measurement]] = [[] for _ in plans]
-    for index in range(rounds):
-        share = steps // rounds + (index < steps % rounds)
-        for plan, measurements in zip(plans, found, strict=True):
-            if on_plan is not None:
-                on_plan(plan, index)
-            first = index == 0
-            measurements.append(
-                run_plan(plan, steps=share, warmup=warmup, check_gradients=check_gradients and first, inspects=first, group=group)
-            )
-    return tuple(merge(measurements) for measurements in found)
-
-
 def merge(measurements: Sequence[Measurement]) -> Measurement:
     """One measurement from several rounds of the same plan: times of all, and what only the first one looked at."""
     first = measurements[0]

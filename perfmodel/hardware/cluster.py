@@ -68,12 +68,6 @@ class Cluster:
         """The largest number of chips that the outermost tier holds."""
         return self.tiers[-1].size
 
-    @property
-    def scale_up_size(self) -> int:
-        """Chips of one scale-up domain: the largest tier below the scale-out fabric (the whole cluster where it has none)."""
-        inner = [tier.size for tier in self.tiers if not self.is_scale_out(tier)]
-        return inner[-1] if inner else 1
-
     def is_scale_out(self, tier: NetworkTier) -> bool:
         """Whether `tier` is the fabric between nodes: a fat tree, or one switch beyond the node around a tier that holds whole nodes.
 

@@ -1,7 +1,7 @@
 """Links and the nested tiers of a network: what one chip can send to its peers."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -110,62 +110,6 @@ class NetworkTier:
     def wraps(self, dim: int) -> bool:
         """Whether a slice's torus dimension of `dim` chips closes into a ring."""
         return self.wrap_multiple > 0 and dim % self.wrap_multiple == 0
-
-    def group_bandwidth(self, group_size: int, *, num_chips: int, stride: int = 1) -> float:
-        """What each member of a group inside one domain can send, to the other members together, one direction. [byte/s]
-
-        group_size   members inside this domain
-        num_chips    chips of the job inside this domain: they decide the shape of a torus slice
-        stride       distance of neighbouring members, in chips (a torus only; inner axes fill the shorter dimensions first)
-
-        Before any achieved fraction. A torus group uses both ports of a dimension that it fills and that wraps, and gains from one of
-        them otherwise: a ring laid on a line takes twice the time.
-        """
-        return _GROUP_BANDWIDTH[self.topology](self, group_size, num_chips, stride)
-
-    @property
-    def point_to_point_bandwidth(self) -> float:
-        """What one chip can send to one peer of this tier, one direction, before any achieved fraction. [byte/s]"""
-        staged = 1.0 if self.peer_to_peer else STAGED_FRACTION
-        return self.link.pair_bandwidth * staged / self.oversubscription
-
-
-def _switch(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
-    return tier.link.bandwidth
-
-
-def _full_mesh(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
-    return min(tier.link.bandwidth, tier.link.pair_bandwidth * max(group_size - 1, 1))
-
-
-def _pcie_tree(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
-    return tier.link.bandwidth * (1.0 if tier.peer_to_peer else STAGED_FRACTION)
-
-
-def _fat_tree(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
-    return tier.link.bandwidth / tier.oversubscription
-
-
-def _torus(tier: NetworkTier, group_size: int, num_chips: int, stride: int) -> float:
-    inner = tier.size // math.prod(tier.torus_shape)
-    shape = tier.slice_shape(max(num_chips // inner, 1))
-    first, last = stride, stride * group_size
-    below, ports = 1, 0
-    for dim in shape:
-        extent = min(below * dim, last) / max(below, first)
-        if extent > 1:
-            ports += 2 if extent == dim and tier.wraps(dim) else 1
-        below *= dim
-    return tier.link.bandwidth * max(ports, 1) / (2 * len(tier.torus_shape))
-
-
-_GROUP_BANDWIDTH: dict[Topology, Callable[[NetworkTier, int, int, int], float]] = {
-    Topology.SWITCH: _switch,
-    Topology.FULL_MESH: _full_mesh,
-    Topology.TORUS: _torus,
-    Topology.PCIE_TREE: _pcie_tree,
-    Topology.FAT_TREE: _fat_tree,
-}
 
 
 @lru_cache(maxsize=512)

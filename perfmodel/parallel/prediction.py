@@ -11,25 +11,6 @@ from perfmodel.foundation.units import format_bytes, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficClass:
-    """Collectives of one kind over one group, summed over a step, on the rank of the largest share.
-
-    num_bytes   full-buffer bytes of all of them   [byte]
-    time        alone on their links               [s]
-    """
-
-    name: str
-    kind: str
-    axes: tuple[str, ...]
-    group_size: int
-    count: float
-    num_bytes: float
-    time: float
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotPredicted:

@@ -88,10 +88,6 @@ class Measurement:
         object.__setattr__(self, "software", MappingProxyType(dict(self.software)))
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
 
-    @property
-    def step_time_min(self) -> float:
-        return min(self.step_times)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; nan becomes null."""
         from perfmodel.parallel.plan import plan_to_dict

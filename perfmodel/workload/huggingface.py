@@ -60,11 +60,6 @@ def _left_out(data: Mapping[str, Any]) -> str:
 _TOWERS: Mapping[str, str] = {"vision_config": "its vision tower", "audio_config": "its audio tower"}
 
 
-def supported_model_types() -> tuple[str, ...]:
-    """The values of `model_type` that can be read."""
-    return tuple(sorted(FAMILIES))
-
-
 # --- the file -----------------------------------------------------------------------------------------------------
 
 

@@ -23,23 +23,8 @@ class Optimizer(StrEnum):
         """State tensors of the parameter's shape: none; the momentum; the two moments."""
         return _NUM_STATES[self]
 
-    @property
-    def num_flops_per_parameter(self) -> int:
-        """Arithmetic of one step for one parameter [FLOP]; the step is bound by bytes, not by this.
-
-        sgd       w -= lr*g                                                            2
-        momentum  m = mu*m + g (2); w -= lr*m (2)                                      4
-        adam      m = b1*m + (1-b1)*g (3); v = b2*v + (1-b2)*g*g (4);
-                  d = sqrt(v)/c + eps (3); w -= lr*m/d (3)                            13
-        adamw     and w *= 1 - lr*decay                                               14
-
-        Source: the update rules as torch.optim documents them; a root or a division counts as 1, scalars are folded beforehand.
-        """
-        return _NUM_FLOPS[self]
-
 
 _NUM_STATES = {Optimizer.SGD: 0, Optimizer.MOMENTUM: 1, Optimizer.ADAM: 2, Optimizer.ADAMW: 2}
-_NUM_FLOPS = {Optimizer.SGD: 2, Optimizer.MOMENTUM: 4, Optimizer.ADAM: 13, Optimizer.ADAMW: 14}
 
 
 class Precision(StrEnum):
@@ -75,11 +60,6 @@ class PrecisionPolicy:
     def has_master_copy(self) -> bool:
         """The master weights are a copy of their own beside the parameters."""
         return self.master is not self.parameter
-
-    @property
-    def scales_loss(self) -> bool:
-        """fp16 gradients underflow without a scaled loss, whose check for infinities is one scalar all-reduce a step."""
-        return self.gradient is Dtype.FP16
 
     def state_bytes_per_parameter(self, optimizer: Optimizer) -> float:
         """Bytes held for the optimizer: master copy and state tensors. [byte/parameter]

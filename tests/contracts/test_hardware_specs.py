@@ -14,6 +14,7 @@ from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTIONS
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import FACT_GROUPS, LOCALHOST, list_chips, list_clusters, load_chip, load_cluster, load_prices
+from tests.hardware.domains import scale_up_size
 
 SPECS = resource_dir("hardware_specs")
 CHIPS = list_chips()
@@ -321,7 +322,7 @@ def test_outer_tiers_are_slower_and_larger(name):
 )
 def test_node_and_scale_up_domain(name, node, domain):
     cluster = load_cluster(name)
-    assert (cluster.chips_per_node, cluster.scale_up_size) == (node, domain)
+    assert (cluster.chips_per_node, scale_up_size(cluster)) == (node, domain)
 
 
 def test_one_to_one_differs_from_all_to_all_on_a_mesh():

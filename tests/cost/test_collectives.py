@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.collectives import collective_time, wire_bytes
+from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, NEVER, resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
@@ -247,17 +247,6 @@ def test_a_ring_between_nodes_pays_for_its_hops_inside():
     across = collective_time(AG, 1.0, group_size=64.0, inside=[8.0, 64.0], machine=machine)
     assert across == pytest.approx(56 * 3e-6 + 7 * 10e-6, rel=1e-5)
     assert collective_time(AG, 1.0, group_size=8.0, inside=[8.0, 8.0], machine=machine) == pytest.approx(7e-6, rel=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "expected"), [(AR, 175.0), (RS, 87.5), (AG, 87.5), (A2A, 87.5)])
-def test_wire_bytes(kind, expected):
-    assert wire_bytes(kind, 100.0, 8.0) == expected
-    assert wire_bytes(np.array([COLLECTIVE_CODE[kind]]), 100.0, 8.0) == expected
-    assert wire_bytes(kind, 100.0, 1.0) == 0
-
-
-def test_a_send_moves_the_whole_message():
-    assert wire_bytes(SEND, 100.0, 2.0) == 100
 
 
 def test_one_row_per_redistribution_is_quick():

@@ -121,3 +121,16 @@ def losses_of_steps(worker: Worker, plan: Plan, steps: int) -> list[float]:
         shares.append(program.loss_share())
     program.close()
     return shares
+
+
+def count_collectives_on_rank(worker: Worker, plan: Plan):
+    """Collectives of one step after a first one (which also exchanges what torch sets up lazily)."""
+    from perfmodel.execute.measure.measure import count_step
+    from perfmodel.execute.uniform.parallelize import TrainingProgram
+
+    program = TrainingProgram(worker, plan)
+    program.step()
+    program.clock.durations()
+    tally = count_step(program)
+    program.close()
+    return tally

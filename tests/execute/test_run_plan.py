@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.execute.runner import run_plan, run_plans
+from perfmodel.execute.runner import run_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import append_measurement, read_measurements
 from perfmodel.workload.job import Precision
@@ -100,15 +100,3 @@ def test_one_process_is_a_plan_too_and_its_parent_imports_no_torch_and_leaves_no
 def test_what_cannot_run_is_refused_before_it_starts(plan, options, says):
     with pytest.raises(InputError, match=says):
         run_plan(plan, **options)
-
-
-def test_plans_measured_in_turn_keep_their_order_and_all_their_steps(groups):
-    plans, started = [tiny_plan(2), tiny_plan(2, zero=3)], []
-    found = run_plans(plans, group=groups(2), steps=5, warmup=1, rounds=2, on_plan=lambda plan, index: started.append((plan, index)))
-    assert [measurement.plan for measurement in found] == plans
-    assert started == [(plans[0], 0), (plans[1], 0), (plans[0], 1), (plans[1], 1)]
-    for measurement in found:
-        assert measurement.steps == len(measurement.step_times) == 5
-        assert measurement.collectives
-        assert measurement.peak_memory > 0
-        assert measurement.gradient_error < 1e-4

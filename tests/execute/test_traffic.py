@@ -2,8 +2,7 @@
 
 import pytest
 
-from perfmodel.execute.measure.measure import count_collectives_on_rank
-from tests.execute.jobs import tiny, tiny_plan
+from tests.execute.jobs import count_collectives_on_rank, tiny, tiny_plan
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 

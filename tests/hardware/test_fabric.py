@@ -17,27 +17,6 @@ TPU_V4 = tier(Topology.TORUS, 4096, torus_shape=(16, 16, 16), wrap_multiple=4)
 TPU_V5E = tier(Topology.TORUS, 256, torus_shape=(16, 16), wrap_multiple=16)
 
 
-@pytest.mark.parametrize("group_size", [2, 4, 8])
-def test_a_switch_gives_every_group_the_whole_link(group_size):
-    assert tier().group_bandwidth(group_size, num_chips=8) == 600e9
-
-
-@pytest.mark.parametrize("group_size, links", [(2, 1), (4, 3), (7, 6), (8, 6)])
-def test_a_full_mesh_gives_a_group_the_links_to_its_members(group_size, links):
-    assert tier(Topology.FULL_MESH).group_bandwidth(group_size, num_chips=8) == links * 100e9
-
-
-def test_without_peer_to_peer_half_the_bandwidth_is_left():
-    assert tier(Topology.PCIE_TREE).group_bandwidth(4, num_chips=8) == 600e9
-    staged = tier(Topology.PCIE_TREE, peer_to_peer=False)
-    assert staged.group_bandwidth(4, num_chips=8) == 300e9
-    assert staged.point_to_point_bandwidth == 50e9
-
-
-def test_oversubscription_divides_the_bandwidth():
-    assert tier(Topology.FAT_TREE, oversubscription=2.0).group_bandwidth(4, num_chips=8) == 300e9
-
-
 @pytest.mark.parametrize(
     "torus, num_chips, shape",
     [
@@ -60,31 +39,6 @@ def test_a_slice_has_the_published_shape(torus, num_chips, shape):
 def test_a_slice_that_no_box_holds_is_refused():
     with pytest.raises(InputError, match="no box of that many chips"):
         TPU_V4.slice_shape(17)
-
-
-def test_a_torus_below_its_wrap_condition_takes_twice_the_time():
-    whole = TPU_V5E.group_bandwidth(256, num_chips=256)
-    slice_of_64 = TPU_V5E.group_bandwidth(64, num_chips=64)
-    assert whole == 600e9
-    assert slice_of_64 == whole / 2
-    assert TPU_V4.group_bandwidth(64, num_chips=64) == 600e9
-    assert TPU_V4.group_bandwidth(8, num_chips=8) == 300e9
-
-
-def test_a_group_uses_only_the_dimensions_that_it_spans():
-    assert TPU_V4.group_bandwidth(4, num_chips=64) == 200e9
-    assert TPU_V4.group_bandwidth(2, num_chips=64) == 100e9
-    assert TPU_V4.group_bandwidth(16, num_chips=64, stride=4) == 400e9
-    assert TPU_V4.group_bandwidth(4, num_chips=64, stride=16) == 200e9
-
-
-@pytest.mark.parametrize("torus", [TPU_V4, TPU_V5E])
-@pytest.mark.parametrize("num_chips", [4, 16, 64, 256])
-def test_more_of_a_torus_is_never_slower_and_never_above_the_link(torus, num_chips):
-    sizes = [2**power for power in range(1, int(math.log2(num_chips)) + 1)]
-    rates = [torus.group_bandwidth(size, num_chips=num_chips) for size in sizes]
-    assert rates == sorted(rates)
-    assert rates[-1] <= torus.link.bandwidth
 
 
 @pytest.mark.parametrize(
@@ -138,6 +92,5 @@ def test_a_ring_of_inner_domains_counts_domains():
     inner = tier(Topology.TORUS, 16, torus_shape=(4, 4), wrap_multiple=4)
     ring = tier(Topology.TORUS, 64, torus_shape=(4,), wrap_multiple=4)
     check_tiers([inner, ring], chips_per_node=16)
-    assert ring.group_bandwidth(4, num_chips=64) == 600e9
     with pytest.raises(InputError, match="must be size"):
         check_tiers([inner, dataclasses.replace(ring, torus_shape=(2,))], chips_per_node=16)

@@ -42,6 +42,7 @@ from perfmodel.hardware.reader import (
     prior_for,
 )
 from perfmodel.hardware.writer import calibration_text, cluster_text, save_calibration, save_cluster
+from tests.hardware.domains import scale_up_size
 
 SPECS = resource_dir("hardware_specs")
 CHIP_DATA = read_yaml(SPECS / "chips" / "trainium2-96gb.yaml")
@@ -114,9 +115,9 @@ def test_a_number_of_chips_that_the_cluster_cannot_have_is_refused(name, num_chi
 
 def test_node_and_scale_up_domain_are_kept_apart():
     cluster = load_cluster("gb200-nvl72")
-    assert (cluster.chips_per_node, cluster.scale_up_size) == (4, 72)
-    assert load_cluster("dgx-h100").scale_up_size == 8
-    assert load_cluster("tpu-v4").scale_up_size == 4096
+    assert (cluster.chips_per_node, scale_up_size(cluster)) == (4, 72)
+    assert scale_up_size(load_cluster("dgx-h100")) == 8
+    assert scale_up_size(load_cluster("tpu-v4")) == 4096
 
 
 @pytest.mark.parametrize("name", list_clusters())
@@ -150,10 +151,10 @@ def test_a_published_run_sets_node_size_and_nics():
     cluster = cluster_of("a100-sxm-80gb", 4, 64, inter_node_bandwidth_per_chip=1600e9 / 8 / 8)
     assert [tier.size for tier in cluster.tiers] == [4, 16384]
     assert cluster.tiers[1].link.bandwidth == 25e9
-    assert cluster_of("tpu-v5e", 4, 8192).scale_up_size == 256
+    assert scale_up_size(cluster_of("tpu-v5e", 4, 8192)) == 256
     assert cluster_of("a100-sxm-80gb", 8, 12288).max_chips == 16384
     assert cluster_of("a100-sxm-80gb", 8, 11200).num_chips == 11200
-    assert cluster_of("gb200-nvl72", 4, 512).scale_up_size == 72
+    assert scale_up_size(cluster_of("gb200-nvl72", 4, 512)) == 72
     with pytest.raises(InputError, match="multiple of chips_per_node"):
         cluster_of("a100-sxm-80gb", 8, 12)
 

@@ -23,6 +23,7 @@ from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier
 from tests.fuzz.topologies import FILE_NOTES, random_cluster
+from tests.hardware.domains import scale_up_size
 
 COMMUNICATION = (
     "tensor_parallel_communication",
@@ -314,7 +315,7 @@ def test_a_switch_between_nodes_is_scale_out_and_one_around_several_hosts_is_not
         nodes = [dict(name=f"t{size}", topology=kind, size=size, bandwidth="50 GB/s", latency="5 us", **FILE_NOTES) for kind, size in tiers]
         data = dict(name="c", chip="h100-sxm-80gb", num_chips=16, chips_per_node=8, tiers=nodes, **FILE_NOTES)
         cluster = parse_cluster(json.dumps(data))
-        return cluster.scale_up_size, [cluster.is_scale_out(tier) for tier in cluster.tiers]
+        return scale_up_size(cluster), [cluster.is_scale_out(tier) for tier in cluster.tiers]
 
     assert rests_on(("switch", 8), ("switch", 1024)) == rests_on(("switch", 8), ("fat_tree", 1024)) == (8, [False, True])
     assert rests_on(("switch", 64)) == (64, [False])

@@ -260,7 +260,7 @@ def test_reducing_each_consumers_gradient_alone_gives_torchs_count():
     for producer in graph.operators:
         goal = output_layout(producer, shardings[producer.name]).resolved()
         for reader, i in graph.consumers(producer.output.tensor):
-            steps = redistribute(gradient_layout(reader, shardings[reader.name], reader.inputs[i]), goal)
+            steps = redistribute(gradient_layout(shardings[reader.name], reader.inputs[i]), goal)
             due = [step for step in steps if group_size(step.axes, TP8) > 1]
             count += len(due) * (32 if reader.region == "layer" else 1)
     assert count == 226

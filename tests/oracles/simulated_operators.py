@@ -216,7 +216,7 @@ class GraphRun:
         for op in graph.operators:
             for i, operand in enumerate(op.inputs):
                 if graph.tensors[operand.tensor].role is not TensorRole.ACTIVATION:
-                    value, layout = self.value[operand.tensor], input_layout(op, self.shardings[op.name], operand)
+                    value, layout = self.value[operand.tensor], input_layout(self.shardings[op.name], operand)
                     self.inputs[op.name, i] = {r: value[np.ix_(*held(mesh, layout, value.shape, r))] for r in mesh.ranks}
             buffers = {r: forward(op, [self.inputs[op.name, i][r] for i in range(len(op.inputs))], self._rows(op, r)) for r in mesh.ranks}
             tensor = op.output.tensor
@@ -243,7 +243,7 @@ class GraphRun:
 
     def _distribute(self, tensor: str, readers: list[tuple[Operator, int]], buffers: Buffers) -> None:
         """One redistribution for each distinct layout needed; after the first, a partial sum is never reduced again."""
-        wanted = [(input_layout(op, self.shardings[op.name], op.inputs[i]), op, i) for op, i in readers]
+        wanted = [(input_layout(self.shardings[op.name], op.inputs[i]), op, i) for op, i in readers]
         source, results = self.left[tensor], {}
         for layout, _, _ in sorted(wanted, key=lambda item: -len(item[0].cut_axes)):
             if layout not in results:
@@ -271,7 +271,7 @@ class GraphRun:
             for i, operand in enumerate(op.inputs):
                 if graph.tensors[operand.tensor].role is TensorRole.INDEX:
                     continue
-                layout = self.algebra.gradient_layout(op, self.shardings[op.name], operand)
+                layout = self.algebra.gradient_layout(self.shardings[op.name], operand)
                 local = {r: found[r][i] for r in mesh.ranks}
                 check_reassembles(mesh, layout, local, self.edge_gradient[op.name, i])
                 self.gradients[op.name, i] = (layout, local)

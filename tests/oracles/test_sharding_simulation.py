@@ -225,15 +225,15 @@ def test_random_graphs_reach_the_corners():
 # --- a wrong rule is found ------------------------------------------------------------------------------------------
 
 
-def gradients_partial_on_unused_axes(op: Operator, sharding: Sharding, operand: Operand) -> Layout:
+def gradients_partial_on_unused_axes(sharding: Sharding, operand: Operand) -> Layout:
     """Wrong: takes replicated compute for a partial sum."""
-    right = gradient_layout(op, sharding, operand)
+    right = gradient_layout(sharding, operand)
     used = {axis for axes in sharding.values() for axis in axes}
     return replace(right, partial=right.partial | (frozenset(("cp", "tp_kv")) - used))
 
 
-def gradients_never_partial(op: Operator, sharding: Sharding, operand: Operand) -> Layout:
-    return gradient_layout(op, sharding, operand).resolved()
+def gradients_never_partial(sharding: Sharding, operand: Operand) -> Layout:
+    return gradient_layout(sharding, operand).resolved()
 
 
 def outputs_never_partial(op: Operator, sharding: Sharding) -> Layout:

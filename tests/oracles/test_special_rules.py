@@ -135,7 +135,7 @@ def test_weight_form_of_grouped_queries():
     op, sharding = graph.operators[0], {"c": ("tp_q",)}
     assert output_layout(op, sharding).cuts == ((), ("tp_q",), ())
     assert output_layout(op, sharding).partial == frozenset()
-    assert [gradient_layout(op, sharding, operand).partial for operand in op.inputs] == [{"tp_q"}, {"tp_q"}]
+    assert [gradient_layout(sharding, operand).partial for operand in op.inputs] == [{"tp_q"}, {"tp_q"}]
 
 
 def test_a_bias_inside_a_contraction_would_be_added_n_times():

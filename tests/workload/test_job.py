@@ -50,14 +50,12 @@ def test_a_step_moves_each_copy_as_often_as_it_is_touched():
 
 def test_only_the_mixed_policies_hold_a_master_copy():
     assert {name for name, policy in PRECISION_POLICIES.items() if policy.has_master_copy} == {Precision.BF16_MIXED, Precision.FP16_MIXED}
-    assert [name for name, policy in PRECISION_POLICIES.items() if policy.scales_loss] == [Precision.FP16_MIXED]
     assert all(policy.compute is not Dtype.TF32 for policy in PRECISION_POLICIES.values())
 
 
 @pytest.mark.parametrize("optimizer, states", [("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2)])
 def test_number_of_state_tensors(optimizer, states):
     assert Optimizer(optimizer).num_states == states
-    assert Optimizer(optimizer).num_flops_per_parameter >= 2 * (1 + states)
 
 
 @pytest.mark.parametrize(

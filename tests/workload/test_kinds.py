@@ -12,7 +12,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import local_elements, network_traffic
-from perfmodel.workload.kinds.attention import attention, causal_fraction, rotary
+from perfmodel.workload.kinds.attention import attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy, cross_entropy
@@ -328,8 +328,8 @@ def test_attention_has_torchs_flops_and_its_causal_share():
 def test_a_window_leaves_the_share_of_scores_that_it_shows():
     s, w = 400, 50
     seen = sum(min(i + 0.5, w) for i in range(s))  # half of the diagonal's square, as in the half of a full triangle
-    assert causal_fraction(s, w) == pytest.approx(seen / s**2, rel=1e-3)
-    assert causal_fraction(s, 0) == causal_fraction(s, s) == 0.5
+    shares = [heads(causal=True, queries=s, keys=s, window=window).forward[0].causal_fraction for window in (w, 0, s)]
+    assert shares == [pytest.approx(seen / s**2, rel=1e-3), 0.5, 0.5]
     assert heads(causal=True, window=2).settings["window"] == 2
 
 

@@ -26,8 +26,8 @@ from perfmodel.cost.per_operator.operators import (
 )
 from perfmodel.cost.per_operator.overlap import exposed_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
-from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, gradient_of_input, left_layout, needed_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, left_layout
 from perfmodel.parallel.per_operator.traffic import elements_of, network_traffic
 from perfmodel.workload.network import Network, TensorRole
 from perfmodel.workload.operator import Pass
@@ -136,8 +136,8 @@ def _parameters(network: Network, plan: NetworkPlan, setting: StepSetting, price
         for index, position in reading:
             operator = network.operators[index]
             sharding = plan.shardings[operator.name]
-            layouts.append(needed_layout(sharding, operator.inputs[position]))
-            partial |= gradient_of_input(sharding, operator.inputs[position]).partial
+            layouts.append(input_layout(sharding, operator.inputs[position]))
+            partial |= gradient_layout(sharding, operator.inputs[position]).partial
         found.append(
             ParameterColumns(
                 elements=np.array([elements_of(network.tensors[tensor].shape, layouts[0], plan)]),
@@ -164,7 +164,7 @@ def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> fl
             operand = operator.inputs[position]
             shape = network.tensors[operand.tensor].shape
             left.remove(tuple(zip(shape, operand.dims, strict=True)))
-            needed = needed_layout(sharding, operand)
+            needed = input_layout(sharding, operand)
             at_hand = plan.held[operand.tensor].layout if operand.tensor in plan.held else needed
             kept[operand.tensor, at_hand] = elements_of(shape, at_hand, plan)
             if needed != at_hand:

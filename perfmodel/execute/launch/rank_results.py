@@ -32,7 +32,6 @@ class RankMeasurement:
     step_times: list[float]
     parts: list[dict[str, float]]
     first_loss_share: float
-    last_loss_share: float
     peak_memory: float
     tally: CollectiveTally
 

@@ -21,12 +21,11 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def count_step(program: TrainingProgram, *, times_them: bool) -> CollectiveTally:
-    """Collectives of one step, and with `times_them` the time that each axis blocked this rank."""
+def count_step(program: TrainingProgram) -> CollectiveTally:
+    """Collectives of one step, and the time that each axis blocked this rank."""
     device = program.worker.device
-    counter = CollectiveCounter(program.mesh.axis_of, times_them=times_them, synchronize=lambda: synchronize(device))
-    waits = timed_pipeline_waits(counter.tally) if times_them else contextlib.nullcontext()
-    with waits, counter:
+    counter = CollectiveCounter(program.mesh.axis_of, times_them=True, synchronize=lambda: synchronize(device))
+    with timed_pipeline_waits(counter.tally), counter:
         program.step()
     return counter.tally
 
@@ -59,29 +58,18 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, insp
         if index >= warmup:
             times.append(duration)
             parts.append(phases)
-    last_loss = program.loss_share()
     memory = float(torch.cuda.max_memory_allocated()) if on_gpu else 0.0
     tally = CollectiveTally()
     if inspects:
         worker.beat("counted step")
         dist.barrier()
-        tally = count_step(program, times_them=True)
+        tally = count_step(program)
     if inspects and not on_gpu:
         worker.beat("tracked step")
         dist.barrier()
         memory = peak_bytes(program)
     program.close()
-    return RankMeasurement(times, parts, first_loss, last_loss, memory, tally)
-
-
-def count_collectives_on_rank(worker: Worker, plan: Plan) -> CollectiveTally:
-    """Collectives of one step after a first one (which also exchanges what torch sets up lazily)."""
-    program = TrainingProgram(worker, plan)
-    program.step()
-    program.clock.durations()
-    tally = count_step(program, times_them=False)
-    program.close()
-    return tally
+    return RankMeasurement(times, parts, first_loss, memory, tally)
 
 
 def software_versions(worker: Worker) -> dict[str, Any]:

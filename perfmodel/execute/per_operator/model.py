@@ -22,8 +22,8 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition, local_part
 from perfmodel.execute.per_operator.refuse import check_runnable, parameter_layouts
-from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.plan import Held, NetworkPlan, gradient_of_input, left_layout, needed_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
+from perfmodel.parallel.per_operator.plan import Held, NetworkPlan, left_layout
 from perfmodel.workload.network import Network, NetworkOperator, TensorRole
 from perfmodel.workload.operator import Pass
 
@@ -124,7 +124,7 @@ class NetworkProgram:
                 continue
             for index, position in self.readers[name]:
                 operator = self.network.operators[index]
-                layout = needed_layout(self.plan.shardings[operator.name], operator.inputs[position])
+                layout = input_layout(self.plan.shardings[operator.name], operator.inputs[position])
                 if (name, layout) not in self.inputs:
                     self.inputs[name, layout] = local_part(whole, layout, self.mesh).clone().to(self.worker.device)
 
@@ -156,7 +156,7 @@ class NetworkProgram:
     def _edge(self, operator: NetworkOperator, position: int) -> Transition | torch.Tensor:
         operand = operator.inputs[position]
         tensor, sharding = operand.tensor, self.plan.shardings[operator.name]
-        needed, gradient = needed_layout(sharding, operand), gradient_of_input(sharding, operand)
+        needed, gradient = input_layout(sharding, operand), gradient_layout(sharding, operand)
         if tensor in self.parameters:
             same = self._redistribution(needed, needed, tensor, operator.name, Pass.FORWARD)
             return Transition(same, same, self.mesh.size(self.partial[tensor] - gradient.partial))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, gradient_of_input, needed_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
 from perfmodel.workload.network import Network, TensorRole
 
 #: Kinds that have a torch function (`network_functions.FUNCTIONS`).
@@ -53,13 +53,13 @@ def parameter_layouts(network: Network, plan: NetworkPlan) -> dict[str, Layout]:
         for operand in operator.inputs:
             if network.tensors[operand.tensor].role is not TensorRole.PARAMETER:
                 continue
-            layout = needed_layout(sharding, operand)
+            layout = input_layout(sharding, operand)
             before = found.setdefault(operand.tensor, layout)
             if before.cuts != layout.cuts:
                 raise InputError(
                     f"operator {operator.name}: reads parameter {operand.tensor} as {layout}, another one reads it as "
                     f"{before.resolved()}: readers of one parameter need it in one layout; cut them alike"
                 )
-            partial = before.partial | gradient_of_input(sharding, operand).partial
+            partial = before.partial | gradient_layout(sharding, operand).partial
             found[operand.tensor] = Layout(cuts=layout.cuts, partial=partial)
     return found

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.launch.processor_use import processor_use
@@ -261,11 +261,6 @@ def measure_network_plans(
             )
         )
     return tuple(found)
-
-
-def measure_network_plan(network: Network, plan: NetworkPlan, **options: Any) -> NetworkMeasurement:
-    """One plan; the options are those of `measure_network_plans`."""
-    return measure_network_plans(network, [plan], **options)[0]
 
 
 def _start(num_ranks: int, device: str, hang_timeout: float, on_progress: Callable[[str], None] | None) -> WorkerGroup:

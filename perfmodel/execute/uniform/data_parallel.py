@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,21 +54,6 @@ def build_optimizer(kind: Optimizer, shards: list[torch.Tensor]) -> torch.optim.
         case Optimizer.SGD:
             return torch.optim.SGD(shards, lr=LEARNING_RATE, fused=fused)
     raise AssertionError(kind)
-
-
-class DataParallel(Protocol):
-    """What a step does around forward and backward."""
-
-    def materialise(self, device: str) -> None: ...
-    def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None: ...
-    def begin_step(self) -> None: ...
-    def begin_microbatch(self, *, is_last: bool) -> None: ...
-    def finish_gradients(self) -> None: ...
-    def optimizer_step(self) -> None: ...
-    def close(self) -> None: ...
-    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and full gradient (of the padded matrix) of every parameter here; a collective call."""
-        ...
 
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")

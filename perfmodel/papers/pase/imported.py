@@ -61,7 +61,7 @@ def search_imported(graph: ImportedGraph, num_devices: int, *, word_flops: float
     middle = time.process_time()
     solution = eliminate(costs, edges)
     end = time.process_time()
-    by_batch = _data_parallel(graph, configurations, num_devices)
+    by_batch = _data_parallel(graph, configurations)
     return ImportedStrategy(
         num_devices=num_devices,
         parts=tuple(
@@ -289,8 +289,8 @@ def _batch_dims(graph: ImportedGraph) -> list[str]:
     return batch
 
 
-def _data_parallel(graph: ImportedGraph, configurations: Sequence[Splits], num_devices: int) -> list[int]:
-    """The configuration of each vertex that cuts the samples, and nothing else, into as many parts as it can, up to p."""
+def _data_parallel(graph: ImportedGraph, configurations: Sequence[Splits]) -> list[int]:
+    """The configuration of each vertex that cuts the samples, and nothing else, into as many parts as it can."""
     chosen = []
     for vertex, rows, batch in zip(graph.vertices, configurations, _batch_dims(graph), strict=True):
         others = [index for index, name in enumerate(vertex.dims) if name != batch]

@@ -146,7 +146,7 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
             raise InputError(f"operator {op.name}: has no sharding; give it one (an empty map leaves it whole)")
         check_sharding(op, shardings[op.name])
     left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
-    needed = {(op.name, i): input_layout(op, shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
+    needed = {(op.name, i): input_layout(shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
     consumers: dict[str, list[tuple[Operator, int]]] = {}
     for op in graph.operators:
         for i, operand in enumerate(op.inputs):
@@ -174,7 +174,7 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
             if start.partial:
                 start = target  # a second layout starts from the first, already reduced
         goal = left[tensor].resolved()
-        gradients = [sliced_towards(gradient_layout(op, shardings[op.name], op.inputs[i]), goal) for op, i in readers]
+        gradients = [sliced_towards(gradient_layout(shardings[op.name], op.inputs[i]), goal) for op, i in readers]
         for gradient in join_gradients(gradients):
             add(producer, gradient, goal, phase=Pass.BACKWARD, region=readers[0][0].region, reader=producer.name)
     for op in graph.operators:
@@ -294,7 +294,7 @@ def _parameters(
         uses = consumers.get(name, [])
         if not uses:
             raise InputError(f"parameter {name}: no operator reads it; remove it")
-        layouts = {input_layout(op, shardings[op.name], op.inputs[i]) for op, i in uses}
+        layouts = {input_layout(shardings[op.name], op.inputs[i]) for op, i in uses}
         if len(layouts) != 1:
             cuts = zip(*(layout.cuts for layout in layouts), strict=True)
             differ = [position for position, axes in enumerate(cuts) if len(set(axes)) > 1]
@@ -303,7 +303,7 @@ def _parameters(
             raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; give {' and '.join(names)} one rule")
         gradient_axes: frozenset[str] = frozenset()
         for op, i in uses:
-            gradient_axes |= gradient_layout(op, shardings[op.name], op.inputs[i]).partial
+            gradient_axes |= gradient_layout(shardings[op.name], op.inputs[i]).partial
         op, i = uses[0]
         dims, sharding = op.inputs[i].dims, shardings[op.name]
         rows, columns = dims[: tensor.num_rows], dims[tensor.num_rows :]

@@ -96,7 +96,7 @@ def whole_dims(operator: Operator) -> set[str]:
     return whole
 
 
-def input_layout(operator: Operator, sharding: Sharding, operand: Operand) -> Layout:
+def input_layout(sharding: Sharding, operand: Operand) -> Layout:
     """What the operator needs: cut where it cuts a dim that the operand has, else whole (R3)."""
     return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operand.dims))
 
@@ -113,7 +113,7 @@ def output_layout(operator: Operator, sharding: Sharding) -> Layout:
     return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operand.dims), partial=partial)
 
 
-def gradient_layout(operator: Operator, sharding: Sharding, operand: Operand) -> Layout:
+def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
     """How the gradient of an input leaves backward: partial on axes that cut a dim which the input lacks (R4).
 
     An axis that the operator does not use computes the same everywhere: its gradients are whole, not partial.

@@ -79,10 +79,6 @@ class NetworkMeasurement:
         return self.plan.num_chips
 
     @property
-    def step_time_min(self) -> float:
-        return min(self.step_times)
-
-    @property
     def peak_memory(self) -> float:
         return max(self.memory_by_rank, default=float("nan"))
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.parallel.algebra.sharding import Layout, Sharding
+from perfmodel.parallel.algebra.sharding import Layout, Sharding, input_layout
 from perfmodel.workload.job import Optimizer
-from perfmodel.workload.network import Network, NetworkOperator, Operand, TensorRole
+from perfmodel.workload.network import Network, NetworkOperator, TensorRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,21 +134,10 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def needed_layout(sharding: Sharding, operand: Operand) -> Layout:
-    """What an operator needs of an input: cut where it cuts a dim that the input has (R3)."""
-    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) if dim else () for dim in operand.dims))
-
-
 def left_layout(operator: NetworkOperator, sharding: Sharding) -> Layout:
     """What it leaves: cut likewise, partial on the axes of `sums`."""
     partial = frozenset(axis for dim in operator.sums for axis in sharding.get(dim, ()))
-    return Layout(cuts=needed_layout(sharding, operator.output).cuts, partial=partial)
-
-
-def gradient_of_input(sharding: Sharding, operand: Operand) -> Layout:
-    """How the gradient of an input leaves backward: partial on the axes that cut a dim which the input lacks (R4)."""
-    partial = frozenset(axis for dim, axes in sharding.items() if dim not in operand.dims for axis in axes)
-    return Layout(cuts=needed_layout(sharding, operand).cuts, partial=partial)
+    return Layout(cuts=input_layout(sharding, operator.output).cuts, partial=partial)
 
 
 def check_plan(plan: NetworkPlan, network: Network) -> None:
@@ -215,9 +204,7 @@ __all__ = [
     "check_plan",
     "cut_sizes",
     "divides",
-    "gradient_of_input",
     "is_trained",
     "left_layout",
     "mesh_axes",
-    "needed_layout",
 ]

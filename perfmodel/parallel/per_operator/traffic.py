@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Layout, redistribute
-from perfmodel.parallel.per_operator.plan import NetworkPlan, gradient_of_input, is_trained, left_layout, needed_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, redistribute
+from perfmodel.parallel.per_operator.plan import NetworkPlan, is_trained, left_layout
 from perfmodel.workload.network import Extent, Network, TensorRole
 from perfmodel.workload.operator import Pass
 
@@ -65,7 +65,7 @@ def _all_rows(network: Network, plan: NetworkPlan) -> Iterator[NetworkTraffic]:
             )
         for operand in operator.inputs:
             if network.tensors[operand.tensor].role is TensorRole.PARAMETER:
-                partial = gradient_of_input(sharding, operand).partial
+                partial = gradient_layout(sharding, operand).partial
                 summed[operand.tensor] = summed.get(operand.tensor, frozenset()) | partial
         tensor = operator.output.tensor
         left = left_layout(operator, sharding)
@@ -77,8 +77,8 @@ def _all_rows(network: Network, plan: NetworkPlan) -> Iterator[NetworkTraffic]:
         for reader, position in reading:
             target = network.operators[reader]
             its = plan.shardings[target.name]
-            needed = needed_layout(its, target.inputs[position])
-            gradient = gradient_of_input(its, target.inputs[position])
+            needed = input_layout(its, target.inputs[position])
+            gradient = gradient_layout(its, target.inputs[position])
             if tensor in plan.held:
                 held = plan.held[tensor]
                 yield from _redistribution(network, plan, tensor, held.layout, needed, Pass.FORWARD, target.name)
@@ -97,7 +97,7 @@ def _gradient_reduction(
     """Of the first reader's layout: readers of one parameter need it in one layout (`check_plan`)."""
     index, position = readers[name][0]
     operator = network.operators[index]
-    layout = needed_layout(plan.shardings[operator.name], operator.inputs[position])
+    layout = input_layout(plan.shardings[operator.name], operator.inputs[position])
     return NetworkTraffic(
         kind=CollectiveKind.ALL_REDUCE,
         axes=partial,

@@ -447,7 +447,7 @@ class _Pipeline:
 
     def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelinePrediction:
         stages, times = self.candidate.num_stages, self.candidate.num_microbatches
-        rows = [self._stage(choice, self._inside(bounds, i), bounds, i, prices[i]) for i in range(stages)]
+        rows = [self._stage(choice, self._inside(bounds, i), i, prices[i]) for i in range(stages)]
         slowest = max(row.microbatch_time for row in rows)
         send = sum(self._send(choice, bounds[i]) for i in range(1, stages))
         constant = self.planner.setting.profile.step_time_constant
@@ -483,7 +483,7 @@ class _Pipeline:
             cut_off=self.cut_off,
         )
 
-    def _stage(self, choice: Sequence[int], inside: set[int], bounds: Sequence[int], stage: int, price: float) -> Stage:
+    def _stage(self, choice: Sequence[int], inside: set[int], stage: int, price: float) -> Stage:
         columns = [(self.tables.vertices[v], choice[v]) for v in sorted(inside)]
         forward = sum(float(c.forward[i]) for c, i in columns)
         backward = sum(float(c.backward[i]) for c, i in columns)

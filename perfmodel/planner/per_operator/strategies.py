@@ -22,9 +22,6 @@ from perfmodel.workload.network import Network, NetworkOperator, Product, Tensor
 
 Rows = NDArray[np.bool_]
 
-#: Dims that Mesh-TensorFlow's layout cuts: heads (of attention, as groups of one), feed-forward, vocabulary.
-MODEL_DIMS = ("heads", "feed_forward", "vocabulary")
-
 
 def data_parallel(network: Network) -> Filter:
     """Only the batch is cut, as far as it goes."""

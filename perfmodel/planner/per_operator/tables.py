@@ -147,7 +147,7 @@ class _Tables:
         saved: list[tuple[int, int, Array]] = []
         for tensor, reading in self.readers.items():
             if self.network.tensors[tensor].role is TensorRole.PARAMETER:
-                edges += self.shared_parameter(tensor, reading)
+                edges += self.shared_parameter(reading)
             if tensor not in self.producers:
                 continue
             producer = self.producers[tensor]
@@ -272,7 +272,7 @@ class _Tables:
 
     # --- edges ------------------------------------------------------------------------------------------------------------------------
 
-    def view(self, tensor: str, vertex: int, position: int) -> tuple[object, View]:
+    def view(self, vertex: int, position: int) -> tuple[object, View]:
         """How the tensor lies at this vertex: as left (position -1), as read, or as held; and a key of it."""
         if vertex >= len(self.space.operators):
             rows = self.space.layouts[vertex - len(self.space.operators)]
@@ -285,8 +285,8 @@ class _Tables:
 
     def edge(self, tensor: str, source: int, consumer: int, position: int) -> Array:
         """Seconds of the redistributions of a tensor and of its gradient along one edge, for each pair of configurations."""
-        source_key, left = self.view(tensor, source, -1)
-        reader_key, read = self.view(tensor, consumer, position)
+        source_key, left = self.view(source, -1)
+        reader_key, read = self.view(consumer, position)
         found = self.network.tensors[tensor]
         is_held = source >= len(self.space.operators)
         is_activation = found.role is TensorRole.ACTIVATION  # and made by an operator: every edge's tensor is
@@ -299,7 +299,7 @@ class _Tables:
                 self.known_edges[key] = np.zeros((len(left.partial), len(read.partial)))
         return self.known_edges[key]
 
-    def shared_parameter(self, tensor: str, reading: Sequence[tuple[int, int]]) -> list[tuple[int, int, Array]]:
+    def shared_parameter(self, reading: Sequence[tuple[int, int]]) -> list[tuple[int, int, Array]]:
         """Readers of one parameter hold it alike; its gradient is reduced once, where any of them leaves it partial."""
         found = []
         (first, at), *others = reading
@@ -324,8 +324,8 @@ class _Tables:
         end_keeps = by_readers if consumer >= operators else position in self.kept[consumer]
         if not (source_keeps and end_keeps):
             return []
-        source_key, left = self.view(tensor, source, -1)
-        reader_key, read = self.view(tensor, consumer, position)
+        source_key, left = self.view(source, -1)
+        reader_key, read = self.view(consumer, position)
         shape = self.network.tensors[tensor].shape
         key = (source_key, reader_key, shape)
         if key not in self.known_bytes:

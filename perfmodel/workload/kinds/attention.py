@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.causal import ALL_BEFORE, CausalMask
 from perfmodel.workload.kinds.extents import extent
 from perfmodel.workload.network import Extent, FusedAttention, NetworkOperator, Operand, Stream
 
@@ -45,7 +46,7 @@ def attention(
         queries=extent(dims, "q"),
         keys=extent(dims, "z"),
         head_dim=head_dim,
-        causal_fraction=causal_fraction(dims["q"], window) if causal else 1.0,
+        causal_fraction=_mask(dims["q"], window).fraction if causal else 1.0,
     )
     return NetworkOperator(
         name=name,
@@ -63,10 +64,8 @@ def attention(
     )
 
 
-def causal_fraction(queries: int, window: int = 0) -> float:
-    """Share of the score square that a causal mask leaves: 1/2, or w/s - w^2 / (2 s^2) with a window of w keys."""
-    s, w = queries, window
-    return w / s - w * w / (2 * s * s) if 0 < w < s else 0.5
+def _mask(queries: int, window: int) -> CausalMask:
+    return CausalMask(window_fraction=window / queries, windowed_fraction=1.0) if 0 < window < queries else ALL_BEFORE
 
 
 def rotary(

@@ -6,8 +6,8 @@ import random
 from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides, gradient_of_input, needed_layout
+from perfmodel.parallel.algebra.sharding import Sharding, gradient_layout, input_layout
+from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides
 from perfmodel.workload.network import Network, NetworkOperator, TensorRole
 from perfmodel.workload.networks import load_network
 
@@ -82,17 +82,17 @@ def random_plan(network: Network, axes: tuple[MeshAxis, ...], seed: int, *, use:
         shardings[operator.name] = {dim: tuple(names) for dim, names in chosen.items() if names}
         for operand in operator.inputs:
             if network.tensors[operand.tensor].role is TensorRole.PARAMETER:
-                layouts.setdefault(operand.tensor, needed_layout(shardings[operator.name], operand).cuts)
+                layouts.setdefault(operand.tensor, input_layout(shardings[operator.name], operand).cuts)
     held = {}
     for tensor, reading in network.readers().items():
         if len(reading) > 1 and tensor in network.producers():
             wanted = [(network.operators[index], position) for index, position in reading]
-            cuts = needed_layout(shardings[(one := generator.choice(wanted))[0].name], one[0].inputs[one[1]]).cuts
+            cuts = input_layout(shardings[(one := generator.choice(wanted))[0].name], one[0].inputs[one[1]]).cuts
             inside = {axis for names in cuts for axis in names}
             partial = {
                 axis
                 for operator, position in wanted
-                for axis in gradient_of_input(shardings[operator.name], operator.inputs[position]).partial - inside
+                for axis in gradient_layout(shardings[operator.name], operator.inputs[position]).partial - inside
                 if generator.random() < 0.8
             }
             held[tensor] = Held(cuts=cuts, partial=frozenset(partial))

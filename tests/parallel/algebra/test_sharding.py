@@ -26,28 +26,28 @@ def layout(*cuts: str, partial: str = "") -> Layout:
 
 def test_column_parallel_linear():
     x, w = LINEAR.inputs
-    assert input_layout(LINEAR, MEGATRON_COLUMN, x) == layout("dp_shard", "", "")
+    assert input_layout(MEGATRON_COLUMN, x) == layout("dp_shard", "", "")
     assert output_layout(LINEAR, MEGATRON_COLUMN) == layout("dp_shard", "", "tp_kv tp_q")
-    assert gradient_layout(LINEAR, MEGATRON_COLUMN, x) == layout("dp_shard", "", "", partial="tp_kv tp_q")
-    assert gradient_layout(LINEAR, MEGATRON_COLUMN, w) == layout("tp_kv tp_q", "", partial="dp_shard")
+    assert gradient_layout(MEGATRON_COLUMN, x) == layout("dp_shard", "", "", partial="tp_kv tp_q")
+    assert gradient_layout(MEGATRON_COLUMN, w) == layout("tp_kv tp_q", "", partial="dp_shard")
 
 
 def test_row_parallel_linear():
     x, w = LINEAR.inputs
     assert output_layout(LINEAR, MEGATRON_ROW) == layout("dp_shard", "", "", partial="tp_kv tp_q")
-    assert gradient_layout(LINEAR, MEGATRON_ROW, x) == layout("dp_shard", "", "tp_kv tp_q")
-    assert gradient_layout(LINEAR, MEGATRON_ROW, w) == layout("", "tp_kv tp_q", partial="dp_shard")
+    assert gradient_layout(MEGATRON_ROW, x) == layout("dp_shard", "", "tp_kv tp_q")
+    assert gradient_layout(MEGATRON_ROW, w) == layout("", "tp_kv tp_q", partial="dp_shard")
 
 
 def test_replicated_compute_leaves_whole_gradients():
     """An axis that the operator does not use needs no reduction."""
     for operand in LINEAR.inputs:
-        assert gradient_layout(LINEAR, {}, operand).partial == frozenset()
+        assert gradient_layout({}, operand).partial == frozenset()
 
 
 def test_data_axes_of_a_weight_are_found():
     sharding = {"b": ("dp_replicate", "dp_shard"), "s": ("cp",)}
-    assert gradient_layout(LINEAR, sharding, LINEAR.inputs[1]).partial == {"dp_replicate", "dp_shard", "cp"}
+    assert gradient_layout(sharding, LINEAR.inputs[1]).partial == {"dp_replicate", "dp_shard", "cp"}
 
 
 def test_an_addition_takes_what_it_is_cut_as():

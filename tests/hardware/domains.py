@@ -1,0 +1,8 @@
+"""What a cluster's tiers say together."""
+
+from perfmodel.hardware.cluster import Cluster
+
+
+def scale_up_size(cluster: Cluster) -> int:
+    """Chips of one scale-up domain: the largest tier below the scale-out fabric."""
+    return max((tier.size for tier in cluster.tiers if not cluster.is_scale_out(tier)), default=1)
