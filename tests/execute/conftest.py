@@ -7,8 +7,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from perfmodel.execute.audit.audit import CountingProcess, audit
+from perfmodel.execute.audit import audit
+from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.execute.launch.launch import WorkerGroup
+from perfmodel.execute.measure.machine import measure_machine
+from perfmodel.hardware.local import local_cluster
+from perfmodel.parallel.results import MachineMeasurement
 
 
 class Groups:
@@ -34,6 +38,15 @@ def groups() -> Iterator[Groups]:
     groups = Groups()
     yield groups
     groups.close()
+
+
+@pytest.fixture(scope="session")
+def brief_machine() -> tuple[MachineMeasurement, list[tuple[float, str]]]:
+    """This machine measured briefly, and the progress that was told meanwhile."""
+    if local_cluster().num_chips < 2:
+        pytest.skip("needs two cores")
+    seen: list[tuple[float, str]] = []
+    return measure_machine(2, brief=True, device="cpu", progress=lambda share, what: seen.append((share, what))), seen
 
 
 @pytest.fixture(scope="session")

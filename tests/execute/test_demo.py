@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.cli import demo
 from perfmodel.cli.demo import NUM_RANKS, demo_job, demo_plans, ordered_pairs, places, run_demo
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.launch.processor_use import ProcessorUse, processor_use
@@ -86,9 +87,14 @@ def test_what_other_processes_took_is_what_is_busy_and_not_ours(tmp_path: Path):
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_demo_runs_with_a_tiny_model(tmp_path: Path):
-    if local_cluster().num_chips < NUM_RANKS:
-        pytest.skip("needs two cores")
+def test_the_demo_runs_with_a_tiny_model(brief_machine, monkeypatch, tmp_path: Path):
+    def measured_before(ranks, *, brief, group, progress):
+        assert (ranks, brief, len(group.pids)) == (NUM_RANKS, True, NUM_RANKS)
+        for share, what in brief_machine[1]:
+            progress(share, what)
+        return brief_machine[0]
+
+    monkeypatch.setattr(demo, "measure_machine", measured_before)
     job = TrainingJob(model=tiny("gpt2"), global_batch=8, seq_len=32, precision=Precision.FP32)
     seen: list[tuple[float, str]] = []
     path = tmp_path / "here.yaml"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.execute.audit.audit import audit
-from perfmodel.execute.audit.audit import worker as audit_worker
+from perfmodel.execute.audit import audit
+from perfmodel.execute.audit import worker as audit_worker
 from perfmodel.foundation.errors import RunError
 from tests.execute.jobs import tiny_plan
 

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.calibrate.fit_host import fit_measurement
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.resolve import resolve_estimator
-from perfmodel.execute.measure.machine import alone, check_ranks, combine, match_gpu, measure_machine
+from perfmodel.execute.measure.machine import alone, check_ranks, combine, match_gpu
 from perfmodel.execute.measure.microbenchmarks import Kernel, all_kernels, attention_calls, group_sizes, in_turn
 from perfmodel.execute.measure.scope import Scope, make_scope
 from perfmodel.execute.per_operator.microbenchmarks import cell_kernels, convolution_kernels, pooling_kernels
@@ -231,11 +231,9 @@ def test_more_ranks_than_cores_are_refused():
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_brief_calibration_holds_every_part_and_predicts(tmp_path: Path):
-    if local_cluster().num_chips < 2:
-        pytest.skip("needs two cores")
-    path, seen = tmp_path / "here.yaml", []
-    calibration = fit_measurement(measure_machine(2, brief=True, device="cpu", progress=lambda share, what: seen.append((share, what))))
+def test_a_brief_calibration_holds_every_part_and_predicts(brief_machine, tmp_path: Path):
+    path, (machine, seen) = tmp_path / "here.yaml", brief_machine
+    calibration = fit_measurement(machine)
     save_calibration(calibration, path)
     assert load_calibration(path) == calibration
     assert set(calibration.matmul) == {Dtype.FP32, Dtype.BF16}
