@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perfmodel.execute.launch.launch import WorkerGroup, processes, torchrun_worker
+from perfmodel.execute.launch import processes
+from perfmodel.execute.launch.launch import WorkerGroup, torchrun_worker
 from perfmodel.foundation.errors import InputError, RunError
 from tests.execute.jobs import echo, fail_on_rank, rank_of
 

@@ -1,7 +1,7 @@
 """The table by which accuracy is judged: no line may fall behind what is asked of it.
 
 published_training.jsonl.gz, published_out_of_memory.jsonl.gz   runs that their sources published, each with `source` and `source_ref`; what
-was measured is kept apart from the inputs (`perfmodel.report.cases.NOT_INPUTS`)
+was measured is kept apart from the inputs (`perfmodel.lab.cases.NOT_INPUTS`)
 """
 
 from pathlib import Path
@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.commands.left_out import LINES, LeftOutTable, judge
-from perfmodel.commands.left_out_fits import LeftOut, Prediction
-from perfmodel.commands.left_out_runs import StepTimes, read_runs
-from perfmodel.report.cases import read_cases
-from perfmodel.report.judgement import summarise
-from perfmodel.report.validate import CasePredictor
-from perfmodel.report.validation_tables import headline
+from perfmodel.lab.cases import read_cases
+from perfmodel.lab.judgement import summarise
+from perfmodel.lab.left_out.fits import LeftOut, Prediction
+from perfmodel.lab.left_out.runs import StepTimes, read_runs
+from perfmodel.lab.left_out.table import LINES, LeftOutTable, judge
+from perfmodel.lab.tables import headline
+from perfmodel.lab.validate import CasePredictor
 
 CASES = Path(__file__).parent / "published_training.jsonl.gz"
 OUT_OF_MEMORY = Path(__file__).parent / "published_out_of_memory.jsonl.gz"

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.collectives import CollectiveKind
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_time, matmul_time
+from perfmodel.foundation.collectives import CollectiveKind
 from tests.cost.machines import shipped_machine
 
 FIGURES = list(csv.DictReader(Path(__file__).with_name("kernel_figures.csv").read_text(encoding="utf-8").splitlines()))

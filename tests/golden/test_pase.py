@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfmodel.planner.pase import pase_search, pase_tables
+from perfmodel.papers.pase.graph import load_pase_graph
+from perfmodel.papers.pase.search import pase_search, pase_tables
 from perfmodel.search import best_order, eliminate
-from perfmodel.workload.pase_graph import load_pase_graph
 
 FOLDER = Path(__file__).parent
 OPTIMA = list(csv.DictReader(FOLDER.joinpath("pase_optima.csv").read_text(encoding="utf-8").splitlines()))
