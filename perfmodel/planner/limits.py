@@ -18,7 +18,7 @@ from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.uniform.space import Space
-from perfmodel.planner.uniform.sweep import Sweep, sweep
+from perfmodel.planner.uniform.sweep import KeptTables, Sweep, sweep
 
 _LARGEST_BATCH = 2**20
 _LONGEST_SEQUENCE = 2**30
@@ -26,6 +26,8 @@ _SEQUENCE_UNIT = 128
 """Tokens: a longest sequence is a multiple of it, so that degrees of context and sequence parallelism divide it."""
 _PRECISION = 64
 """A longest sequence is found to one part in this."""
+_CHORDS = 12
+"""Values that a plan is stretched to along chords; then what is between is halved."""
 _MOST_PROBES = 24
 """Numbers of chips that are tried one after the other before they are doubled."""
 
@@ -78,6 +80,8 @@ class Prober:
     attention: AttentionKernel
     headroom: float
     estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
+    passes: dict[tuple[object, ...], Sweep] = field(default_factory=dict)
+    tables: dict[int, KeptTables] = field(default_factory=dict)
 
     def estimator(self, seq_len: int, chips: int, global_batch: int) -> Estimator:
         key = (seq_len, chips)
@@ -95,21 +99,46 @@ class Prober:
         found = self.estimators[key]
         return replace(found, job=replace(found.job, global_batch=global_batch))
 
-    def probe(self, question: Question) -> Sweep:
-        """Every plan with these knobs beside those that were given."""
-        estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
-        space = Space(fixed={**self.fixed, **question.knobs}, orders=(self.order,))
-        return sweep(estimator, space, top=1, memory_headroom=self.headroom, attention=self.attention)
+    def probe(self, question: Question, guide: Plan | None = None) -> Sweep:
+        """The plans with these knobs beside those that were given: all that fit, and the one that needs the least. A pass is kept.
 
-    def holds(self, plan: Plan, question: Question) -> bool:
-        """Whether that plan, stretched to what is asked, fits."""
+        guide   one of them that is known to need little: what surely needs more, and does not fit, is left out
+        """
+        seq_len, chips = question.seq_len or self.seq_len, question.chips or self.chips
+        fixed = {**self.fixed, **question.knobs}
+        key = (seq_len, chips, question.global_batch, *sorted(fixed.items()))
+        if key not in self.passes:
+            space, estimator = Space(fixed=fixed, orders=(self.order,)), self.estimator(seq_len, chips, question.global_batch)
+            need = math.inf if guide is None else self.need(guide, question)
+            for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
+                found = sweep(
+                    estimator,
+                    space,
+                    top=1,
+                    memory_headroom=self.headroom,
+                    attention=self.attention,
+                    needless=needless,
+                    kept_tables=self.tables.setdefault(chips, {}),
+                )
+                if len(found.least.ids) and found.least.values[0] <= needless:
+                    break  # else the guide was none of them after all
+            self.passes[key] = found
+        return self.passes[key]
+
+    def need(self, plan: Plan, question: Question) -> float:
+        """Memory of the plan stretched to what is asked; nan where it cannot be. [byte]"""
         estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
         try:
             stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
         except InputError:
-            return False
-        total = max(evaluate_plan(estimator, stretched).memory_row.total)
-        return total <= room(estimator.machine.memory_usable, self.headroom)
+            return math.nan
+        return max(evaluate_plan(estimator, stretched).memory_row.total)
+
+    @property
+    def allowed(self) -> float:
+        """Memory that a plan that fits may take. [byte]"""
+        machine = next(iter(self.estimators.values())).machine
+        return room(machine.memory_usable, self.headroom)
 
     def fastest(self, state: Sweep) -> tuple[Prediction, ...]:
         ids = state.best_time.ids[: min(1, state.num_feasible)]
@@ -306,9 +335,9 @@ def _last(
     precision   0: the two are neighbours; else they may be one part in it apart
     """
     low, high, place = -1, len(values), 0 if first is not None else start
-    found, state = first, first
+    found = first if first is not None else prober.probe(ask(values[place]))
+    state: Sweep | None = first
     while True:
-        found = found if found is not None else prober.probe(ask(values[place]))
         guide = found.plan(int(found.least.ids[0])) if len(found.least.ids) else None
         if found.num_feasible:
             low, state = place, found
@@ -320,19 +349,47 @@ def _last(
         step = max((low + 1) // precision, 1) if precision else 1
         if high - low <= step:
             break
-        place, found = (low + step if guide is not None else (low + high) // 2), None
+        place = low + step if guide is not None else (low + high) // 2
+        found = prober.probe(ask(values[place]), guide)
     if state is None and low >= 0:
-        state = prober.probe(ask(values[low]))
+        state = prober.probe(ask(values[low]), guide)
     return low, high, state
 
 
 def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[[int], Question], *, low: int, high: int) -> int:
-    """The last place between those two (`low` is known to fit) with which this plan alone fits."""
-    step = 1
-    while low + step < high and prober.holds(plan, ask(values[low + step])):
+    """The last place between those two (`low` is known to fit) with which this plan alone fits.
+
+    What it leaves of the room is close to a straight line over numbers in a row: chords find the place in a few steps.
+    """
+    known: dict[int, float] = {}
+
+    def spare(place: int) -> float:
+        if place not in known:
+            known[place] = prober.allowed - prober.need(plan, ask(values[place]))
+        return known[place]
+
+    if low + 1 >= high or not spare(low + 1) >= 0.0:
+        return low
+    start, end = low, high
+    if isinstance(values, range):
+        low, place = start + 1, 2 * start + 3
+        while high - low > 1 and not math.isnan(spare(place := min(max(place, low + 1), high - 1))):
+            low, high = (place, high) if spare(place) >= 0.0 else (low, place)
+            place = _chord(known, low, high) if len(known) < _CHORDS else (low + high) // 2
+        if high - low <= 1:
+            return low
+    low, high, step = start, end, 1
+    while low + step < high and spare(low + step) >= 0.0:
         low, step = low + step, 2 * step
     high = min(high, low + step)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if prober.holds(plan, ask(values[middle])) else (low, middle)
+        low, high = (middle, high) if spare(middle) >= 0.0 else (low, middle)
     return low
+
+
+def _chord(known: Mapping[int, float], low: int, high: int) -> int:
+    """The place where the line through what is known there and at the nearest other place meets zero."""
+    other = high if high in known else max((place for place in known if place < low), default=low)
+    fall = (known[low] - known[other]) / (other - low) if other != low else 0.0
+    return low + int(min(known[low] / fall, 2.0**40)) if fall > 0.0 else (low + high) // 2

@@ -82,6 +82,8 @@ def find_limits(
     A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
     are chips, times the micro-batch. chips: None: the fewest. progress: called with the share of the questions that are answered.
     """
+    from perfmodel.cost.resolve import choose_calibration, resolve_estimator
+    from perfmodel.hardware.calibration import Calibration
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 
@@ -111,10 +113,11 @@ def find_limits(
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
     setting = make_setting(job, cluster, chips=1 if chips is None else chips, calibration=calibration, profile=profile)
 
+    measured = calibration if isinstance(calibration, Calibration) else choose_calibration(setting.cluster.chip, calibration or "")
+
     def make(length: int, count: int) -> Estimator:
-        return make_setting(
-            replace(job, seq_len=length), setting.cluster.with_chips(count), calibration=calibration, profile=setting.estimator.profile
-        ).estimator
+        placed = setting.cluster.with_chips(count)
+        return resolve_estimator(replace(job, seq_len=length), placed, calibration=measured, profile=setting.estimator.profile)
 
     space, kernel = space_in(setting, knobs, {})
     prober = Prober(

@@ -7,6 +7,8 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.planner import limits as limits_of_planner
 from perfmodel.planner.search import sweep
 from perfmodel.verbs.searching import space_in
 from perfmodel.verbs.setting import Knobs, make_job, make_setting
@@ -99,3 +101,31 @@ def test_nothing_fits_is_an_answer_too():
 def test_no_number_of_chips_is_enough():
     with pytest.raises(InputError, match=r"chips: no number .* is enough"):
         perfmodel.find_limits(model="gpt3-175b", cluster="dgx-a100", seq_len=2048, tp=1, pp=1, cp=1, zero=0)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 4, 16, 200])
+def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, micro_batch):
+    """What surely does not fit and is not the least is left out; what fits, the fastest of it and the least are the same."""
+    setting = make_setting(make_job(MODEL, global_batch=4 * micro_batch, seq_len=1024), cluster, chips=4, calibration="spec-sheet")
+    space = replace(space_in(setting, Knobs(micro_batch=micro_batch), {})[0], orders=(DEFAULT_ORDER,))
+    whole = sweep(setting.estimator, space, top=1)
+    for needless in (float("inf"), float(whole.least.values[0])):
+        part = sweep(setting.estimator, space, top=1, needless=needless)
+        assert part.num_feasible == whole.num_feasible
+        assert part.num_evaluated <= whole.num_evaluated
+        assert part.least.values.tolist() == whole.least.values.tolist()
+        assert part.plan(int(part.least.ids[0])) == whole.plan(int(whole.least.ids[0]))
+        assert part.best_time.values.tolist() == whole.best_time.values.tolist()
+        assert [part.plan(int(i)) for i in part.best_time.ids] == [whole.plan(int(i)) for i in whole.best_time.ids]
+    assert part.num_evaluated < whole.num_evaluated or whole.num_feasible
+
+
+def test_few_single_plans_are_tried(monkeypatch):
+    """What a plan needs is close to a straight line in the micro-batch and the sequence, so that no bisection is walked."""
+    tried = []
+    evaluate = limits_of_planner.evaluate_plan
+    monkeypatch.setattr(limits_of_planner, "evaluate_plan", lambda *given: tried.append(given) or evaluate(*given))
+    found = limits(small(80e9), tp=2, recompute="none", cp=1, pp=1)
+    assert found.micro_batch.value > 1000
+    assert found.seq_len.value > 1000 * 128
+    assert len(tried) <= 40, len(tried)

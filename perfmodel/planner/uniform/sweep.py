@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,12 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory import (
-    AT,
     ActivationTerms,
     At,
-    Pipelining,
     Unreduced,
     base_memory,
     fixed_memory,
     keeps_gathered,
-    kept_memory,
     largest,
     moments_at,
     outside_bytes,
@@ -36,21 +34,19 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
     waiting_memory,
 )
-from perfmodel.cost.pipeline import LiveLayers, three_live_layers
 from perfmodel.cost.plan_memory import replicas
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
-    Stages,
     hop_time,
-    pipeline_step_time,
 )
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, room
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.planner.uniform.schedules import pipeline_times, schedule_columns, wider
 from perfmodel.planner.uniform.space import (
     LayoutRows,
     PipelineChoice,
@@ -76,6 +72,7 @@ from perfmodel.search.select import Front, Smallest
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
+KeptTables = dict[tuple[object, ...], ParameterTable]
 
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
 BLOCK_CELLS = 1 << 16
@@ -105,6 +102,8 @@ class Sweep:
     capacity     what a plan that fits may take: the usable memory less the headroom   [byte]
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
+    needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
+                 evaluated  [byte]
     """
 
     estimator: Estimator
@@ -125,6 +124,12 @@ class Sweep:
     starts: list[int] = field(default_factory=list)
     next_id: int = 0
     interrupted: bool = False
+    needless: float | None = None
+
+    @property
+    def worth_knowing(self) -> float:
+        """Who needs more than this needs more than the least: `needless`, or the least so far. [byte]"""
+        return self.least.bound if self.needless is None else min(self.needless, self.least.bound)
 
     def plan(self, plan_id: int) -> Plan:
         segment = self.segments[bisect_right(self.starts, plan_id) - 1]
@@ -165,8 +170,14 @@ def sweep(
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
     progress: Callable[[float], bool | None] | None = None,
+    needless: float | None = None,
+    kept_tables: KeptTables | None = None,
 ) -> Sweep:
-    """Evaluate every plan of the space; where `progress` answers True it ends with what it has."""
+    """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
+
+    needless      see `Sweep`
+    kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
+    """
     capacity = room(estimator.machine.memory_usable, memory_headroom)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
@@ -180,10 +191,11 @@ def sweep(
         best_memory=Smallest(count=top),
         least=Smallest(count=1),
         front=Front(low=0.0, high=max(capacity, 1.0)),
+        needless=needless,
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space))
     if blocks:
-        tables = _Tables(state, blocks)
+        tables = _Tables(state, blocks, {} if kept_tables is None else kept_tables)
         for i, rows in enumerate(blocks):
             _evaluate_rows(state, tables, i, rows)
             if progress is not None and progress((i + 1) / len(blocks)):
@@ -195,7 +207,7 @@ def sweep(
 class _Tables:
     """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage."""
 
-    def __init__(self, state: Sweep, blocks: list[LayoutRows]) -> None:
+    def __init__(self, state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> None:
         estimator, space = state.estimator, state.space
         self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
         whole = join_grids(self.grids)
@@ -211,6 +223,8 @@ class _Tables:
         parameter_first, parameter_key = parameter_keys(whole)
         self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         layouts = take_grid(whole, parameter_first)
+        columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
+        columns += [column.tobytes() for column in layouts.hop]
         self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
         used = int(np.bitwise_or.reduce(np.concatenate([rows.rules for rows in blocks])))
@@ -222,9 +236,10 @@ class _Tables:
             for zero in range(4):
                 for in_pipeline in pipelined:
                     if space.admits("zero", zero):
-                        self.parameters[index, zero, in_pipeline] = parameter_table(
-                            estimator, program, rules, zero, layouts, pipelined=in_pipeline
-                        )
+                        key = (program, zero, in_pipeline, *columns)
+                        if key not in kept:
+                            kept[key] = parameter_table(estimator, program, rules, zero, layouts, pipelined=in_pipeline)
+                        self.parameters[index, zero, in_pipeline] = kept[key]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -247,7 +262,7 @@ class _Block:
     activations: ActivationTerms
     activation_bytes: float
     grid: LayoutGrid
-    hop: Any
+    hop: Callable[[], Any]
 
 
 def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) -> None:
@@ -295,8 +310,10 @@ def _evaluate_block(
         activations=activations,
         activation_bytes=table.program.activation_bytes,
         grid=grid,
-        hop=hop_time(
-            activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=rules.scatters_residual
+        hop=cache(
+            lambda: hop_time(
+                activations.boundary, grid.degree["tp"], estimator.profile, estimator.machine, grid, is_scattered=rules.scatters_residual
+            )
         ),
     )
     for pipelines in rows.pipelines:
@@ -312,14 +329,13 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     ranks = _ranks_to_compare(profile, pipelines, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     least = 1 if state.space.runs.few_microbatches else pp
-    pipeline, kept, live, legal = _schedule_columns(
-        estimator, regions, activations, stages, activation_bytes, pp, m, block.hop, choices, pipelines.apart, ranks, least
-    )
-    _, num_micro, num_recompute, num_choices = pipeline.shape
+    kept, live, legal = schedule_columns(estimator, activations, stages, activation_bytes, pp, m, choices, pipelines.apart, ranks, least)
+    num_micro, num_recompute, num_choices = kept[0][At.LAYER].shape[1:]
     legal_cells = int(legal.sum()) * num_recompute
     if not legal_cells:
         return
     keys, groups = block.keys, block.sharding
+    pipeline: Any = None
     for zero in range(4):
         if (rule, zero, pp > 1) not in tables.parameters:
             continue
@@ -335,6 +351,8 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
         cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
         static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
+        if state.needless is not None and _surely_needs(kept, static, ranks, part, outside) > max(state.capacity, state.worth_knowing):
+            continue
         memory: Any = None
         alone: Any = 0.0
         here_activations = _activations_of(activations, part)
@@ -380,9 +398,6 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 here = reserved_memory(under_way[part], base, unreduced)
                 memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
-        step = step_times(
-            estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop[part], choices=choices
-        )
         fits = memory <= state.capacity
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
@@ -405,6 +420,11 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         flat_memory = memory.reshape(-1)
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
         if feasible:
+            if pipeline is None:
+                pipeline = pipeline_times(estimator, regions, stages, pp, m, block.hop(), choices, kept[0][At.LAYER].shape)
+            step = step_times(
+                estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop()[part], choices=choices
+            )
             flat = step.reshape(-1)
             if feasible < flat.size:
                 flat = np.where(fits.reshape(-1), flat, np.inf)
@@ -412,7 +432,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             state.best_time.offer(flat, state.next_id, flat_memory)
             state.best_memory.offer(flat_memory, state.next_id, flat)
             state.front.offer(flat, np.minimum(flat_memory, state.capacity), state.next_id)
-        state.next_id += step.size
+        state.next_id += memory.size
 
 
 def _column_grid(grid: LayoutGrid) -> LayoutGrid:
@@ -454,109 +474,25 @@ def _activations_of(activations: ActivationTerms, part: slice) -> ActivationTerm
 
 def _wider_activations(activations: ActivationTerms) -> ActivationTerms:
     """With a last dim for schedules; without what does not matter to them."""
-    wide = tuple(_wider(x) for x in activations.kept)
-    return replace(activations, kept=wide, peaks=(), boundary=_wider(activations.boundary), logits=_wider(activations.logits))
+    wide = tuple(wider(x) for x in activations.kept)
+    return replace(activations, kept=wide, peaks=(), boundary=wider(activations.boundary), logits=wider(activations.logits))
 
 
 def _wider_terms(terms: ParameterTerms) -> ParameterTerms:
     """Elements with a last dim for schedules."""
     return replace(
         terms,
-        full=tuple(_wider(x) for x in terms.full),
-        shard=tuple(_wider(x) for x in terms.shard),
-        tied=(_wider(terms.tied[0]), _wider(terms.tied[1])),
+        full=tuple(wider(x) for x in terms.full),
+        shard=tuple(wider(x) for x in terms.shard),
+        tied=(wider(terms.tied[0]), wider(terms.tied[1])),
     )
 
 
-def _schedule_columns(
-    estimator: Estimator,
-    regions: RegionTimes,
-    activations: ActivationTerms,
-    stages: Stages,
-    activation_bytes: float,
-    pp: int,
-    m: Array,
-    hop: Any,
-    choices: tuple[PipelineChoice, ...],
-    apart: frozenset[At],
-    ranks: tuple[int, ...],
-    least_microbatches: int,
-) -> tuple[Array, dict[int, dict[At, Array]], dict[int, LiveLayers], NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: pipeline time, kept bytes of these ranks as reserved (of moments `apart` by
-    themselves), layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need
-    infinite memory."""
-    shape = (*np.broadcast_shapes(regions.forward[1].shape, m.shape), len(choices))
-    pipeline = np.empty(shape)
-    kept = {rank: {at: np.empty(shape) for at in AT[rank] if at in apart} for rank in ranks}
-    cells = (1, m.size, 1, len(choices))
-    lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
-    count = m.reshape(-1)
-    legal = np.empty((len(count), len(choices)), dtype=bool)
-    profile = estimator.profile
-    factor = reserve_factor(profile, estimator.machine)
-    for schedule in PipelineSchedule:
-        here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
-        if not here:
-            continue
-        at = slice(here[0], here[-1] + 1)
-        v: Any = 1.0
-        up = _identity
-        if schedule is PipelineSchedule.INTERLEAVED:
-            v = np.array([float(choices[i].virtual_stages) for i in here])
-            stages = replace(stages, unequal=np.array([choices[i].unequal for i in here]))
-            up = _wider
-        wide_regions = RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward))
-        wide_terms = ActivationTerms(
-            kept=tuple(up(x) for x in activations.kept),
-            peaks=(),
-            boundary=up(activations.boundary),
-            logits=up(activations.logits),
-            run_ahead=0.0,
-        )
-        wide_m, wide_hop = up(m), up(hop)
-        time = pipeline_step_time(
-            wide_regions,
-            stages,
-            schedule=schedule,
-            num_ranks=float(pp),
-            num_microbatches=wide_m,
-            virtual_stages=v,
-            hop=wide_hop,
-            profile=profile,
-        )
-        interleaved = schedule is PipelineSchedule.INTERLEAVED
-        # choices of one virtual stage differ in the schedule
-        table = np.stack([choices[i].live for i in here], axis=1) if interleaved else choices[here[0]].live
-        live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m)
-        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=wide_m, virtual_stages=v, live=live)
-        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
-        if pp > 1 and profile.pipeline_keeps_parameters:
-            for rank in ranks:
-                for each in fields(LiveLayers):
-                    found = getattr(live[rank], each.name)
-                    getattr(lives[rank], each.name)[..., at] = found if interleaved else found[..., None]
-        pipeline[..., at] = time if interleaved else time[..., None]
-        for rank in ranks:
-            for moment, under_way in kept[rank].items():
-                both = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
-                under_way[..., at] = both if interleaved else np.asarray(both)[..., None]
-        match schedule:
-            case PipelineSchedule.GPIPE:
-                legal[:, at] = (count > 1)[:, None]
-            case PipelineSchedule.ONE_F_ONE_B:
-                legal[:, at] = True
-            case PipelineSchedule.INTERLEAVED:
-                legal[:, at] = (count % pp == 0)[:, None]
-    legal &= (count >= least_microbatches)[:, None]
-    if not legal.all():
-        blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
-        kept[0][At.LAYER] += blocked
-    return pipeline, kept, lives, legal
-
-
-def _identity(x: Any) -> Any:
-    return x
-
-
-def _wider(x: Any) -> Any:
-    return np.asarray(x)[..., None]
+def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: float) -> float:
+    """No plan of these needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
+    whole: Any = 0.0
+    for rank in ranks:
+        stays = np.asarray(fixed_memory(static[rank]) + outside)[..., None]
+        for under_way in kept[rank].values():
+            whole = np.maximum(whole, under_way[part] + stays)
+    return float(whole.min())

@@ -1,0 +1,134 @@
+"""What schedules make of a block of plans: the memory that microbatches under way keep, and the time of the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory import AT, ActivationTerms, At, Pipelining, kept_memory, reserve_factor
+from perfmodel.cost.pipeline import LiveLayers, three_live_layers
+from perfmodel.cost.step import RegionTimes, Stages, pipeline_step_time
+from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.planner.uniform.space import PipelineChoice
+
+Array = NDArray[np.float64]
+
+
+def _choices_of(schedule: PipelineSchedule, choices: tuple[PipelineChoice, ...]) -> tuple[slice, tuple[PipelineChoice, ...], Any]:
+    """Where those of a schedule are among the choices, these, and their virtual stages."""
+    here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
+    at = slice(here[0], here[-1] + 1) if here else slice(0)
+    interleaved = schedule is PipelineSchedule.INTERLEAVED
+    return at, choices[at], np.array([float(choice.virtual_stages) for choice in choices[at]]) if interleaved else 1.0
+
+
+def pipeline_times(
+    estimator: Estimator,
+    regions: RegionTimes,
+    stages: Stages,
+    pp: int,
+    m: Array,
+    hop: Any,
+    choices: tuple[PipelineChoice, ...],
+    shape: tuple[int, ...],
+) -> Array:
+    """[layouts, micro-batches, recompute, schedules]"""
+    pipeline = np.empty(shape)
+    for schedule in PipelineSchedule:
+        at, here, v = _choices_of(schedule, choices)
+        if not here:
+            continue
+        interleaved = schedule is PipelineSchedule.INTERLEAVED
+        up = wider if interleaved else _as_it_is
+        if interleaved:
+            stages = replace(stages, unequal=np.array([choice.unequal for choice in here]))
+        time = pipeline_step_time(
+            RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward)),
+            stages,
+            schedule=schedule,
+            num_ranks=float(pp),
+            num_microbatches=up(m),
+            virtual_stages=v,
+            hop=up(hop),
+            profile=estimator.profile,
+        )
+        pipeline[..., at] = time if interleaved else time[..., None]
+    return pipeline
+
+
+def schedule_columns(
+    estimator: Estimator,
+    activations: ActivationTerms,
+    stages: Stages,
+    activation_bytes: float,
+    pp: int,
+    m: Array,
+    choices: tuple[PipelineChoice, ...],
+    apart: frozenset[At],
+    ranks: tuple[int, ...],
+    least_microbatches: int,
+) -> tuple[dict[int, dict[At, Array]], dict[int, LiveLayers], NDArray[np.bool_]]:
+    """[layouts, micro-batches, recompute, schedules]: kept bytes of these ranks as reserved (of moments `apart` by themselves),
+    layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite
+    memory."""
+    shape = (*np.broadcast_shapes(activations.kept[1].shape, m.shape), len(choices))
+    kept = {rank: {at: np.empty(shape) for at in AT[rank] if at in apart} for rank in ranks}
+    cells = (1, m.size, 1, len(choices))
+    lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
+    count = m.reshape(-1)
+    legal = np.empty((len(count), len(choices)), dtype=bool)
+    profile = estimator.profile
+    factor = reserve_factor(profile, estimator.machine)
+    for schedule in PipelineSchedule:
+        at, here, v = _choices_of(schedule, choices)
+        if not here:
+            continue
+        interleaved = schedule is PipelineSchedule.INTERLEAVED
+        up = wider if interleaved else _as_it_is
+        if interleaved:
+            stages = replace(stages, unequal=np.array([choice.unequal for choice in here]))
+        wide_terms = ActivationTerms(
+            kept=tuple(up(x) for x in activations.kept),
+            peaks=(),
+            boundary=up(activations.boundary),
+            logits=up(activations.logits),
+            run_ahead=0.0,
+        )
+        # choices of one virtual stage differ in the schedule
+        table = np.stack([choice.live for choice in here], axis=1) if interleaved else here[0].live
+        live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m)
+        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=up(m), virtual_stages=v, live=live)
+        moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
+        if pp > 1 and profile.pipeline_keeps_parameters:
+            for rank in ranks:
+                for each in fields(LiveLayers):
+                    found = getattr(live[rank], each.name)
+                    getattr(lives[rank], each.name)[..., at] = found if interleaved else found[..., None]
+        for rank in ranks:
+            for moment, under_way in kept[rank].items():
+                both = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
+                under_way[..., at] = both if interleaved else np.asarray(both)[..., None]
+        match schedule:
+            case PipelineSchedule.GPIPE:
+                legal[:, at] = (count > 1)[:, None]
+            case PipelineSchedule.ONE_F_ONE_B:
+                legal[:, at] = True
+            case PipelineSchedule.INTERLEAVED:
+                legal[:, at] = (count % pp == 0)[:, None]
+    legal &= (count >= least_microbatches)[:, None]
+    if not legal.all():
+        blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
+        kept[0][At.LAYER] += blocked
+    return kept, lives, legal
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+def wider(x: Any) -> Any:
+    return np.asarray(x)[..., None]
