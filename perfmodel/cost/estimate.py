@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
     AT,
@@ -19,9 +19,8 @@ from perfmodel.cost.memory import (
     static_memory,
     unreduced_gradients,
 )
-from perfmodel.cost.microbatch import MicrobatchCost, executed_flops, microbatch_cost
-from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
-from perfmodel.cost.parameters import ParameterProgram, compile_parameters, parameter_cost
+from perfmodel.cost.microbatch import executed_flops
+from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import (
     MemoryRow,
@@ -39,25 +38,13 @@ from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import (
     LAYER,
     Bytes,
-    ParameterTerms,
-    RegionTimes,
-    Stages,
-    accumulation_time,
     beat_of,
     element_bytes,
     exposed_communication,
     exposed_sends,
-    hop_time,
-    optimizer_time,
     pace,
-    parameter_terms,
-    pipeline_step_time,
     recomputed_phases,
-    region_times,
-    stage_columns,
     stage_sums,
-    stages_of,
-    tied_time,
 )
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
@@ -65,8 +52,7 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
-from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
+from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
@@ -162,115 +148,37 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRow:
-    """One plan evaluated: every term that a report may want, as arrays of one."""
+    """One plan evaluated: the terms of its step as arrays of one, and its memory."""
 
-    program: Program
-    grid: LayoutGrid
-    micro: MicrobatchCost
-    regions: RegionTimes
-    stages: Stages
-    terms: ParameterTerms
-    pipeline: Any
-    hop: Any
-    hidden_sends: Any
-    gather: Any
-    reduction: Any
-    tied: Any
-    optimizer: Any
-    accumulation: Any
-    step_time: Any
+    columns: StepColumns
     memory_row: MemoryRow
+
+    @property
+    def step_time(self) -> float:
+        return float(self.columns.step_time[0])
 
 
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    program = estimator.program(plan.rules, plan.attention, plan.recompute_operators)
-    layout = plan.layout
-    grid = make_grid(
-        {axis: [layout.degree(axis)] for axis in DEFAULT_ORDER},
-        [plan.order],
-        tier_sizes=machine.tier_sizes,
-        num_key_value_heads=plan.job.model.num_key_value_heads,
-    )
-    micro = microbatch_cost(program, machine, grid, np.array([float(plan.micro_batch)]))
-    tp, p = grid.degree["tp"], grid.degree["pp"]
-    m, v = np.array([float(plan.num_microbatches)]), np.array([float(plan.virtual_stages)])
-    regions = region_times(micro, profile, plan.recompute, tp)
-    stages = stage_columns([stages_of(plan.stage_layers, layout.pp)])
-    parameters = estimator.parameter_program(program, plan.rules, int(plan.zero), pipelined=layout.pp > 1)
-    cost = parameter_cost(parameters, profile, machine, grid)
-    terms = parameter_terms(parameters, cost)
-    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=plan.rules.scatters_residual)
-    pipeline = pipeline_step_time(
-        regions, stages, schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
-    )
-    schedule = plan.schedule
-    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
-    hidden_sends: Any = 0.0
-    if layout.pp > 1:
-        hidden_sends = sends_under_parameters(
-            waits.total,
-            beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
-            schedule=schedule,
-            num_ranks=p,
-            num_microbatches=m,
-            virtual_stages=v,
-            hop=hop,
-            profile=profile,
-        )
-        pipeline = pipeline - hidden_sends
-    tied = tied_time(program, terms, sizes, machine, grid)
-    optimizer = optimizer_time(terms, stages, sizes, machine)
-    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
-    memory = memory_row(
-        plan,
-        activation_terms(micro, plan.recompute, profile, tp),
-        terms,
-        stages,
-        program.activation_bytes,
-        replicas(grid),
-        profile=profile,
-        machine=machine,
-        sizes=sizes,
-    )
+    columns = step_columns(estimator, [plan])
+    profile, machine = estimator.profile, estimator.machine
     return PlanRow(
-        program=program,
-        grid=grid,
-        micro=micro,
-        regions=regions,
-        stages=stages,
-        terms=terms,
-        pipeline=pipeline,
-        hop=hop,
-        hidden_sends=hidden_sends,
-        gather=gather,
-        reduction=reduction,
-        tied=tied,
-        optimizer=optimizer,
-        accumulation=accumulation,
-        step_time=step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine),
-        memory_row=memory,
+        columns=columns,
+        memory_row=memory_row(
+            plan,
+            activation_terms(columns.micro, plan.recompute, profile, columns.grid.degree["tp"]),
+            columns.terms,
+            columns.stages,
+            columns.program.activation_bytes,
+            replicas(columns.grid),
+            profile=profile,
+            machine=machine,
+            sizes=estimator.sizes,
+        ),
     )
-
-
-def step_time(
-    pipeline: Any, gather: Any, reduction: Any, tied: Any, optimizer: Any, accumulation: Any, profile: ExecutionProfile, machine: Machine
-) -> Any:
-    """The whole step: the pipeline, and what does not depend on its schedule. [s]"""
-    return pipeline + time_beside_pipeline(gather, reduction, tied, optimizer, accumulation, profile, machine)
-
-
-def time_beside_pipeline(
-    gather: Any, reduction: Any, tied: Any, optimizer: Any, accumulation: Any, profile: ExecutionProfile, machine: Machine
-) -> Any:
-    """What is added to the pipeline's time, in a fixed order, so that a search may add it up once for all schedules. [s]"""
-    constant = profile.step_time_constant + machine.host_times.get("step", 0.0)
-    return (((gather + reduction) + tied) + optimizer) + accumulation + constant
 
 
 def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
-    time = float(row.step_time[0])
+    time = row.step_time
     job, model, machine = plan.job, plan.job.model, estimator.machine
     tokens = job.tokens_per_step
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
@@ -304,7 +212,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
     """FLOP of all chips in one step, with what is recomputed."""
-    flops = executed_flops(row.program, row.grid, np.array([float(plan.micro_batch)]))[:, 0]
+    flops = executed_flops(row.columns.program, row.columns.grid, np.array([float(plan.micro_batch)]))[:, 0]
     total = 0.0
     for region in range(len(REGIONS)):
         by_phase = {phase: float(flops[region * len(PHASES) + i]) for i, phase in enumerate(PHASES)}
@@ -336,7 +244,8 @@ PARTS = (
 
 def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[str, float]:
     """Exposed seconds on the critical rank."""
-    profile, stages, regions, micro = estimator.profile, row.stages, row.regions, row.micro
+    profile, columns = estimator.profile, row.columns
+    stages, regions, micro, beside = columns.stages, columns.regions, columns.micro, columns.beside
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     both = [float((f[i] + b[i])[0]) for i in range(3)]
@@ -376,7 +285,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     virtual = float(plan.virtual_stages)
     sends = scalar(
         exposed_sends(
-            row.hop,
+            columns.hop,
             beat_of(regions, stages, schedule=plan.schedule, num_ranks=p, profile=profile) / virtual,
             schedule=plan.schedule,
             num_ranks=p,
@@ -385,14 +294,14 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
             profile=profile,
         )
     )
-    sends -= scalar(row.hidden_sends)
+    sends -= scalar(columns.hidden_sends)
     detail["pipeline_communication"] = sends
-    detail["pipeline_bubble"] = float(row.pipeline[0]) - sends - m * steady if p > 1 else 0.0
-    detail["parameter_gather"] = scalar(row.gather)
-    detail["gradient_reduction"] = scalar(row.reduction) + scalar(row.tied)
-    detail["gradient_accumulation"] = scalar(row.accumulation)
-    detail["optimizer"] = scalar(row.optimizer)
-    detail["host"] += profile.step_time_constant + estimator.machine.host_times.get("step", 0.0)
+    detail["pipeline_bubble"] = float(columns.pipeline[0]) - sends - m * steady if p > 1 else 0.0
+    detail["parameter_gather"] = scalar(beside.gather)
+    detail["gradient_reduction"] = scalar(beside.reduction) + scalar(beside.tied)
+    detail["gradient_accumulation"] = scalar(beside.accumulation)
+    detail["optimizer"] = scalar(beside.optimizer)
+    detail["host"] += beside.constant
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
     return adding_up(detail, step)
 
@@ -400,11 +309,12 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
     """Of that pipeline rank: activations under way when its first backward begins, the moment of its peak, and the bytes by class."""
     row = evaluate_plan(estimator, plan)
-    found, activation_bytes = row.memory_row, row.program.activation_bytes
+    found, columns = row.memory_row, row.columns
+    activation_bytes = columns.program.activation_bytes
     p = plan.layout.pp
     layers = float(sum(plan.stage_layers[rank::p]))
     place = 2 if rank == p - 1 else 0 if rank == 0 else 1
-    terms, stages = scalar_terms(row.terms), scalar_stages(row.stages)
+    terms, stages = scalar_terms(columns.terms), scalar_stages(columns.stages)
     if place == 1:
         stages = replace(stages, middle=layers)
     live = live_layers(
@@ -444,7 +354,7 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         profile=estimator.profile,
         activation_bytes=activation_bytes,
     )
-    static = static_memory(terms, stages, estimator.sizes, num_replicas=scalar(replicas(row.grid)))
+    static = static_memory(terms, stages, estimator.sizes, num_replicas=scalar(replicas(columns.grid)))
     return scalar(saved[0]), *memory_by_class(static[place], kept, moments, unreduced)
 
 

@@ -29,7 +29,7 @@ from tests.cost.jobs import PROFILES, estimator_of, make_job, make_model, predic
 
 def row_of(*, chips=16, profile="megatron", job=None, **knobs):
     estimator = estimator_of(job or make_job(make_model(tie_word_embeddings=False)), chips=chips, profile=profile)
-    return evaluate_plan(estimator, make_plan(estimator.job, cluster="test", num_chips=chips, **knobs))
+    return evaluate_plan(estimator, make_plan(estimator.job, cluster="test", num_chips=chips, **knobs)).columns
 
 
 # --- copies of a parameter ----------------------------------------------------------------------------------------

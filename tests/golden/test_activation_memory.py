@@ -42,7 +42,9 @@ def row_of(name, *, b=1, t=1, batch=64, chips=None, **knobs):
 
 def kept(row, recompute="none"):
     """Bytes of one microbatch by region."""
-    return [float(x[0]) for x in activation_terms(row.micro, Recompute(recompute), profile_of("megatron"), row.grid.degree["tp"]).kept]
+    columns = row.columns
+    terms = activation_terms(columns.micro, Recompute(recompute), profile_of("megatron"), columns.grid.degree["tp"])
+    return [float(x[0]) for x in terms.kept]
 
 
 def statistics(s, b, *, norms, ways=1):

@@ -24,7 +24,7 @@ def assert_cells_equal_single_plans(estimator, state, ids):
     for plan_id in ids:
         plan = state.plan(plan_id)
         row = evaluate_plan(estimator, plan)
-        assert times[plan_id] == float(row.step_time[0]), plan
+        assert times[plan_id] == row.step_time, plan
         assert memory[plan_id] == max(row.memory_row.total), plan
         prediction = estimator.predict(plan)
         assert (prediction.step_time, prediction.memory["total"]) == (times[plan_id], memory[plan_id])

@@ -11,23 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.estimate import Estimator, make_estimator, step_time
+from perfmodel.cost.assemble import step_columns
+from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.cost.microbatch import microbatch_cost
-from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time, sends_under_parameters
-from perfmodel.cost.parameters import parameter_cost
-from perfmodel.cost.step import (
-    accumulation_time,
-    beat_of,
-    hop_time,
-    optimizer_time,
-    parameter_terms,
-    pipeline_step_time,
-    region_times,
-    stage_columns,
-    stages_of,
-    tied_time,
-)
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import Calibration, default_calibration
@@ -38,8 +24,6 @@ from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.frameworks import framework_of, with_settings
 from perfmodel.lab.plan_choice import Choice
 from perfmodel.lab.run_labels import labels_of, plan_group, plan_of
-from perfmodel.parallel.grid import make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 
@@ -234,38 +218,5 @@ def load_profile_once(name: str) -> ExecutionProfile:
 
 def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
     """Steps of plans that share their programs, as columns. [s]"""
-    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
-    program = estimator.program(first.rules, first.attention, first.recompute_operators)
-    grid = make_grid(
-        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
-        [first.order],
-        tier_sizes=machine.tier_sizes,
-        num_key_value_heads=first.job.model.num_key_value_heads,
-    )
-    micro = microbatch_cost(program, machine, grid, np.array([float(plan.micro_batch) for plan in plans]))
-    tp = grid.degree["tp"]
-    m = np.array([float(plan.num_microbatches) for plan in plans])
-    v = np.array([float(plan.virtual_stages) for plan in plans])
-    regions = region_times(micro, profile, first.recompute, tp)
-    stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
-    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=first.layout.pp > 1)
-    terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
-    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.rules.scatters_residual)
-    pipeline = pipeline_step_time(
-        regions, stages, schedule=first.schedule, num_ranks=grid.degree["pp"], num_microbatches=m, virtual_stages=v, hop=hop,
-        profile=profile,
-    )  # fmt: skip
-    p, schedule = grid.degree["pp"], first.schedule
-    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
-    if first.layout.pp > 1:
-        pipeline = pipeline - sends_under_parameters(
-            waits.total,
-            beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile),
-            schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile,
-        )  # fmt: skip
-    tied = tied_time(program, terms, sizes, machine, grid)
-    optimizer = optimizer_time(terms, stages, sizes, machine)
-    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
-    total = step_time(pipeline, gather, reduction, tied, optimizer, accumulation, profile, machine)
+    total = step_columns(estimator, plans).step_time
     return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))

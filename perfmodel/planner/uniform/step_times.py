@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.estimate import Estimator, time_beside_pipeline
-from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters, waits_each_microbatch
+from perfmodel.cost.assemble import beside_pipeline
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, sends_under_parameters, waits_each_microbatch
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
     Stages,
-    accumulation_time,
     beat_of,
-    optimizer_time,
 )
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineChoice
@@ -36,7 +35,7 @@ def step_times(
     hop: Array,
     choices: tuple[PipelineChoice, ...],
 ) -> Array:
-    """What `evaluate_plan` adds up for one plan, in its order.
+    """What `cost/assemble.py` adds up for one plan, in its order.
 
     pipeline  [layouts, micro-batches, recompute, schedules], of which `choices` are the last dim    [s]
 
@@ -54,27 +53,15 @@ def step_times(
         pipeline = _less_hidden_sends(
             estimator, pipeline, waits, gpipe_waits, regions, stages, pp=pp, m=num_microbatches, hop=hop, choices=choices
         )
-    step = pipeline + _beside(estimator, terms, tied, regions, stages, waits, num_microbatches)
+
+    def beside(waits: Waits) -> Array:
+        found = beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
+        return np.asarray(found.total)[..., None]
+
+    step = pipeline + beside(waits)
     if waiting and gpipe:
-        step[..., gpipe] = pipeline[..., gpipe] + _beside(estimator, terms, tied, regions, stages, gpipe_waits, num_microbatches)
+        step[..., gpipe] = pipeline[..., gpipe] + beside(gpipe_waits)
     return step
-
-
-def _beside(
-    estimator: Estimator,
-    terms: ParameterTerms,
-    tied: Any,
-    regions: RegionTimes,
-    stages: Stages,
-    waits: Waits,
-    m: Array,
-) -> Array:
-    """What is added to the pipeline's time [layouts, micro-batches, recompute, 1]."""
-    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
-    optimizer = optimizer_time(terms, stages, sizes, machine)
-    accumulation = accumulation_time(terms, stages, sizes, machine, num_microbatches=m)
-    return np.asarray(time_beside_pipeline(gather, reduction, tied, optimizer, accumulation, profile, machine))[..., None]
 
 
 def _less_hidden_sends(

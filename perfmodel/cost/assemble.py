@@ -1,0 +1,154 @@
+"""The one place where a step is put together from its terms: pipeline, parameters, optimizer and the host's constant.
+
+    step = pipeline - sends that hide under parameter collectives + what does not depend on the schedule
+
+A prediction and a fit put whole columns of plans together (`step_columns`); a search has its own tables for most terms and adds them
+up with the same functions in the same order, so that a row of it equals the single prediction to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
+from perfmodel.cost.parameters import parameter_cost
+from perfmodel.cost.program import Program
+from perfmodel.cost.step import (
+    ParameterTerms,
+    RegionTimes,
+    Stages,
+    accumulation_time,
+    beat_of,
+    hop_time,
+    optimizer_time,
+    parameter_terms,
+    pipeline_step_time,
+    region_times,
+    stage_columns,
+    stages_of,
+    tied_time,
+)
+from perfmodel.parallel.grid import LayoutGrid, make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.plan import Plan
+
+if TYPE_CHECKING:
+    from perfmodel.cost.estimate import Estimator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Beside:
+    """What a step takes beside its pipeline, whatever the schedule. [s]"""
+
+    gather: Any
+    reduction: Any
+    tied: Any
+    optimizer: Any
+    accumulation: Any
+    constant: float
+
+    @property
+    def total(self) -> Any:
+        """Added up in a fixed order, so that a search may add it up once for all schedules."""
+        return (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.constant
+
+
+def beside_pipeline(
+    estimator: Estimator,
+    terms: ParameterTerms,
+    tied: Any,
+    regions: RegionTimes,
+    stages: Stages,
+    waits: Waits,
+    *,
+    num_microbatches: Any,
+) -> Beside:
+    """Parameter collectives as far as they show, the optimizer, adding up of gradients, and the host's constant."""
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
+    return Beside(
+        gather=gather,
+        reduction=reduction,
+        tied=tied,
+        optimizer=optimizer_time(terms, stages, sizes, machine),
+        accumulation=accumulation_time(terms, stages, sizes, machine, num_microbatches=num_microbatches),
+        constant=profile.step_time_constant + machine.host_times.get("step", 0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepColumns:
+    """Plans evaluated together: every term that a report may want, one entry a plan. `pipeline` without the hidden sends."""
+
+    program: Program
+    grid: LayoutGrid
+    micro: MicrobatchCost
+    regions: RegionTimes
+    stages: Stages
+    terms: ParameterTerms
+    hop: Any
+    hidden_sends: Any
+    pipeline: Any
+    beside: Beside
+
+    @property
+    def step_time(self) -> Any:
+        return self.pipeline + self.beside.total
+
+
+def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
+    """The steps of plans of the estimator's job that differ in degrees, micro-batch and stages alone.
+
+    They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
+    """
+    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
+    program = estimator.program(first.rules, first.attention, first.recompute_operators)
+    grid = make_grid(
+        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
+        [first.order],
+        tier_sizes=machine.tier_sizes,
+        num_key_value_heads=first.job.model.num_key_value_heads,
+    )
+    micro = microbatch_cost(program, machine, grid, _column(plan.micro_batch for plan in plans))
+    tp, p = grid.degree["tp"], grid.degree["pp"]
+    m, v = _column(plan.num_microbatches for plan in plans), _column(plan.virtual_stages for plan in plans)
+    regions = region_times(micro, profile, first.recompute, tp)
+    stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
+    is_pipelined = first.layout.pp > 1
+    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=is_pipelined)
+    terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
+    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.rules.scatters_residual)
+    schedule = first.schedule
+    pipeline = pipeline_step_time(
+        regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
+    )
+    waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+    hidden_sends: Any = 0.0
+    if is_pipelined:
+        beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
+        hidden_sends = sends_under_parameters(
+            waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
+        )
+        pipeline = pipeline - hidden_sends
+    tied = tied_time(program, terms, sizes, machine, grid)
+    return StepColumns(
+        program=program,
+        grid=grid,
+        micro=micro,
+        regions=regions,
+        stages=stages,
+        terms=terms,
+        hop=hop,
+        hidden_sends=hidden_sends,
+        pipeline=pipeline,
+        beside=beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m),
+    )
+
+
+def _column(values: Any) -> Any:
+    return np.array([float(value) for value in values])
