@@ -29,7 +29,7 @@ _FILE = re.compile(r"\w+ file=\S+$")
 _FENCE = re.compile(r"^```(?P<info>.*)$")
 # What a clock of this machine measures, and the machine itself: shown in the pages, never compared.
 _MEASURED = (
-    re.compile(r"evaluated in [\d.,]+ \S+, [\d.,]+ \S+ a second"),
+    re.compile(r"evaluated in [\d.,]+ [a-zµ]+(?:, [\d.,]+ \S+ a second)?"),
     re.compile(r"(?<=took )[\d.,]+ \S+"),
     re.compile(r"(?<=tables )[\d.,]+ [µa-z]+"),
     re.compile(r"(?<=search )[\d.,]+ [µa-z]+(?![a-z])"),

@@ -133,7 +133,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
 
     Keys and values themselves lie in the tensors that were gathered, but for the copies that are made for query heads that share them.
     """
-    if plan.attention is not AttentionKernel.UNFUSED or chunk + 1 == plan.layout.cp:
+    if plan.attention is not AttentionKernel.UNFUSED or chunk + 1 == plan.layout.cp or not plan.rules.cuts_queries:
         return estimator
     kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
@@ -179,7 +179,7 @@ def _count_flops(
     counts: RankCounts, program: Program, plan: Plan, place: Mapping[str, int], amount: np.ndarray, times: Mapping[tuple[str, str], int]
 ) -> None:
     """Matrix products; attention counts the square of its queries and the keys that it is given."""
-    seen = (place["cp"] + 1) / plan.layout.cp  # contiguous chunks: later keys are never looked at
+    seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     columns = program.matmul.columns
     for row, segment in enumerate(program.matmul.segments):
         name = program.matmul.names[row]

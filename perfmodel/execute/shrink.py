@@ -7,6 +7,7 @@ from dataclasses import replace
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.rules import default_rule_sets, default_rules
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
 
@@ -78,7 +79,8 @@ def shrink(plan: Plan, ranks: int) -> Plan:
     pp, cp, tp = degrees["pp"], degrees["cp"], degrees["tp"]
     virtual = min(plan.virtual_stages, 2) if pp > 1 else 1
     interleaves = plan.schedule is PipelineSchedule.INTERLEAVED and virtual > 1
-    model = shrink_model(plan.job.model, tp=tp, num_layers=min(plan.job.model.num_hidden_layers, max(2, pp * virtual)))
+    heads_ways = tp * (cp if plan.rules.exchanges_heads else 1)
+    model = shrink_model(plan.job.model, tp=heads_ways, num_layers=min(plan.job.model.num_hidden_layers, max(2, pp * virtual)))
     ways = cp * tp
     length = min(plan.job.seq_len, SEQUENCE)
     length = max(length // ways, 1) * ways
@@ -107,7 +109,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         tp=tp,
         zero=int(plan.zero) if degrees["dp_shard"] * cp > 1 else 0,
         order=plan.order,
-        sequence_parallel=plan.sequence_parallel and tp > 1,
+        rules=default_rules(sequence_parallel=plan.sequence_parallel and tp > 1) if plan.rules in default_rule_sets() else plan.rules,
         micro_batch=micro_batch,
         recompute=str(plan.recompute),
         recompute_operators=plan.recompute_operators,

@@ -11,7 +11,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.job import Precision
 
 #: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
-RULE_SETS = ("megatron", "megatron-sp")
+RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
 
 
 def realised_as(plan: Plan) -> str:
@@ -31,7 +31,7 @@ def not_executable_reason(plan: Plan) -> str:
     """Why no machine could run a plan of this form with torch; empty if one could."""
     model, layout = plan.job.model, plan.layout
     if not realised_as(plan):
-        return f"rules={plan.rule_set}: the executor cuts operators as {' and '.join(RULE_SETS)} do only; use one of them"
+        return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"
     if plan.job.precision is Precision.FP16_MIXED:
         return "precision=fp16-mixed: needs dynamic loss scaling, which the executor does not have; use bf16-mixed"
     if model.num_key_value_heads % layout.tp or model.num_attention_heads % layout.tp:

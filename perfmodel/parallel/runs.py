@@ -122,7 +122,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
     if runs.rules and plan.rules.among(axes) not in runs.cuts(axes):
-        return f"rules={plan.rule_set}: {framework} cuts operators as {' and '.join(runs.rules)} do only"
+        return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"
     if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):

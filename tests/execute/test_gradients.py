@@ -24,6 +24,8 @@ FORMS = {
     "tensor and sequence": (2, dict(tp=2)),
     "context": (2, dict(cp=2)),
     "context, unfused": (2, dict(cp=2, attention="unfused")),
+    "ulysses": (2, dict(cp=2, rules="ulysses")),
+    "ulysses, unfused, selective recomputation": (2, dict(cp=2, rules="ulysses", attention="unfused", recompute="selective")),
     "context, zero 1": (2, dict(cp=2, zero=1)),
     "context, zero 3": (2, dict(cp=2, zero=3)),
     "gpipe": (2, dict(pp=2, schedule="gpipe", micro_batch=2)),
@@ -43,6 +45,7 @@ FORMS = {
     "zero 1 x tensor and sequence": (4, dict(dp_shard=2, zero=1, tp=2)),
     "data x tensor and sequence": (4, dict(dp_replicate=2, tp=2)),
     "context x tensor and sequence": (4, dict(cp=2, tp=2)),
+    "ulysses x tensor and sequence": (4, dict(cp=2, tp=2, rules="megatron-ulysses")),
     "tensor 4": (4, dict(tp=4)),
     "context 4": (4, dict(cp=4)),
     "pipeline 4, uneven, head alone": (4, dict(pp=4, stage_layers=(2, 1, 1, 0))),
@@ -72,7 +75,8 @@ def test_gradients_equal_those_of_one_process(form, groups):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("knobs", [dict(tp=2), dict(tp=2, sequence_parallel=False), dict(cp=2)], ids=["tp+sp", "tp", "cp"])
+@pytest.mark.parametrize("knobs", [dict(tp=2), dict(tp=2, sequence_parallel=False), dict(cp=2), dict(cp=2, rules="ulysses")],
+                         ids=["tp+sp", "tp", "cp", "ulysses"])  # fmt: skip
 def test_every_architecture_is_cut_right(variant, knobs, groups):
     plan = tiny_plan(2, model=tiny(variant), batch=2, **knobs)
     if variant == "olmo2" and plan.layout.tp > 1:

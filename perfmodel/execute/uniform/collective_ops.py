@@ -51,6 +51,32 @@ def gather_sequence(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) ->
     return _GatherSequence.apply(tensor, dim, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
+    pieces = tensor.unflatten(split, (dist.get_world_size(group), -1)).movedim(split, 0).contiguous()
+    result = torch.empty_like(pieces)
+    dist.all_to_all_single(result, pieces, group=group)
+    # [ways, ..., local, ...] -> [..., ways * local, ...]
+    return result.movedim(0, join).flatten(join, join + 1)
+
+
+class _Exchange(torch.autograd.Function):
+    """Sharded on one dim -> sharded on another, by an all-to-all; the gradient goes the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.split, ctx.join, ctx.group = split, join, group
+        return _exchange(tensor, split, join, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _exchange(gradients[0], ctx.join, ctx.split, ctx.group), None, None, None
+
+
+def exchange(tensor: torch.Tensor, *, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tensor with `join` whole, of which `group` cut contiguous chunks, and `split` cut into as many instead."""
+    return _Exchange.apply(tensor, split, join, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class _ReducePartial(torch.autograd.Function):
     """Partial -> replicated, by an all-reduce in place; the gradient is whole already."""
 

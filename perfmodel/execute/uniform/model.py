@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from perfmodel.execute.uniform.collective_ops import gather_sequence, reduce_partial, scatter_partial, token_vectors
+from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.norm import RMSNorm
 from perfmodel.workload.config import TransformerConfig
@@ -41,6 +41,7 @@ NORM_EPSILON = 1e-5
 class Sharding:
     """How this rank's copy of the model is cut: what the modules must know beyond their own local shapes.
 
+    exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
     angles, masks   tensors that all layers read, made once
     dropout         probability; only audits drop
     is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
@@ -53,10 +54,16 @@ class Sharding:
     cp_rank: int = 0
     cp_group: dist.ProcessGroup | None = None
     sequence_parallel: bool = False
+    exchanges_heads: bool = False
     dropout: float = 0.0
     is_abstract: bool = False
     angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def head_rank(self) -> int:
+        """Place of the heads of this rank's attention among those of all ranks: tp cuts them first."""
+        return self.tp_rank * self.cp + self.cp_rank if self.exchanges_heads else self.tp_rank
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
@@ -115,7 +122,7 @@ class CoreAttention(nn.Module):
             allowed &= key > query - window
         bias = torch.zeros(queries, keys, dtype=like.dtype, device=like.device).masked_fill_(~allowed, -torch.inf)
         if config.position == "alibi":
-            first = self.sharding.tp_rank * heads
+            first = self.sharding.head_rank * heads
             slopes = alibi_slopes(config.num_attention_heads)[first : first + heads].to(like)
             # [1, n, q, k]: the fused kernels take two dims or four
             bias = bias + slopes.view(1, -1, 1, 1) * (key - query).to(like.dtype)
@@ -124,7 +131,7 @@ class CoreAttention(nn.Module):
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] -> [b, s_q, n * d]"""
         queries, heads = q.shape[1], q.shape[2]
-        if self.sharding.cp > 1:
+        if self.sharding.cp > 1 and not self.sharding.exchanges_heads:
             # Contiguous chunks: this rank's queries end where its chunk does, so later keys are never looked at.
             last = (self.sharding.cp_rank + 1) * queries
             k, v = k[:, :last], v[:, :last]
@@ -198,12 +205,17 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.is_rotary:
             q, k = self._rotate(q), self._rotate(k)
-        if self.sharding.cp_group is not None:
-            k, v = gather_sequence(k, 1, self.sharding.cp_group), gather_sequence(v, 1, self.sharding.cp_group)
+        group, exchanges = self.sharding.cp_group, self.sharding.exchanges_heads
+        if group is not None and exchanges:
+            q, k, v = (exchange(each, split=2, join=1, group=group) for each in (q, k, v))
+        elif group is not None:
+            k, v = gather_sequence(k, 1, group), gather_sequence(v, 1, group)
         if self.recompute_core:
             context = checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         else:
             context = self.core(q, k, v)
+        if group is not None and exchanges:
+            context = exchange(context, split=1, join=2, group=group)
         output: torch.Tensor = self.o_proj(context)
         return output
 

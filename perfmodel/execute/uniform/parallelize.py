@@ -78,6 +78,7 @@ class TrainingProgram:
             cp_rank=place["cp"],
             cp_group=self.mesh.group("cp"),
             sequence_parallel=plan.sequence_parallel,
+            exchanges_heads=plan.rules.exchanges_heads,
         )
         self.dtypes = dtypes_of(plan.job.precision)
         num_stages = layout.pp * plan.virtual_stages

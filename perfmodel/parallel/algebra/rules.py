@@ -55,6 +55,16 @@ class RuleSet:
         """Whether the residual stream, and with it what a pipeline sends, is cut over tp: sequence parallelism."""
         return any(axis in _TENSOR_AXES for name in ("s_res", "hidden") for axis in self.rules.get(name, ()))
 
+    @property
+    def cuts_queries(self) -> bool:
+        """Whether the ranks of cp share the queries of a sequence in attention; else each has all of them, of some heads or of all."""
+        return "cp" in self.rules.get("s_query", ())
+
+    @property
+    def exchanges_heads(self) -> bool:
+        """Whether attention is cut by heads over cp (Ulysses)."""
+        return "cp" in self.rules.get("attn_kv_heads", ())
+
     def among(self, axes: Collection[str]) -> Mapping[str, tuple[str, ...]]:
         """What is left of it where only these fine axes have more than one rank: rule sets that leave the same are one plan."""
         kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in self.rules.items()}
