@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.rules import default_rule_sets, default_rules
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.parallel.rules import default_rule_sets, default_rules
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.values import text_of, whole, yes_or_no
+from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped, rule_set_of
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
-from perfmodel.parallel.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     AttentionKernel,

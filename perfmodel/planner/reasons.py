@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from perfmodel.parallel.degrees import admits, broken, unused_axis
+from perfmodel.parallel.algebra.degrees import admits, broken, unused_axis
 from perfmodel.parallel.layout import STAGES_WITHOUT_LAYERS
 from perfmodel.parallel.plan import divisors
 from perfmodel.planner.uniform.space import Space

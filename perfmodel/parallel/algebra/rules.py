@@ -170,7 +170,7 @@ def load_rule_set(name: str | Path) -> RuleSet:
 def check_rule_set(rules: RuleSet, *, where: str) -> RuleSet:
     """The rule set, if models of every form can follow it; else InputError with everything that stands against it."""
     from perfmodel.foundation.files import listed
-    from perfmodel.parallel.rule_faults import faults_of
+    from perfmodel.parallel.algebra.rule_faults import faults_of
 
     faults = faults_of(rules)
     if faults:

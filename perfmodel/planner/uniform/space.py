@@ -12,8 +12,8 @@ from perfmodel.cost.memory import At
 from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.step import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.parallel.algebra.degrees import admits
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
-from perfmodel.parallel.degrees import admits
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,

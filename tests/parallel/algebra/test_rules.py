@@ -3,9 +3,9 @@
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.degrees import admits, broken
+from perfmodel.parallel.algebra.rule_faults import faults_of
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, list_rule_sets, load_rule_set, rule_set_from_dict
-from perfmodel.parallel.degrees import admits, broken
-from perfmodel.parallel.rule_faults import faults_of
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 from tests.parallel.small_graphs import operator
