@@ -15,7 +15,7 @@ from perfmodel.execute.audit.audit import ranks_to_audit
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.plan import make_plan, place_of, rank_at
+from perfmodel.parallel.plan import Plan, make_plan, place_of, rank_at
 from perfmodel.parallel.plan_file import write_plan
 from perfmodel.verbs import api
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -79,13 +79,21 @@ FORMS = {
 VARIANTS = ("gpt2", "qwen3", "falcon", "neox", "gemma2", "bloom")
 #: Of each other shape of model.
 VARIANT_FORMS = ("ZeRO-1", "tp sp", "tp", "cp", "pp cp tp dp_shard")
-PLANS = {name: tiny_plan(**knobs) for name, knobs in FORMS.items()} | {
-    f"{variant}, {form}": tiny_plan(**FORMS[form], model=tiny(variant)) for variant in VARIANTS for form in VARIANT_FORMS
+
+
+def shallow(form: str, variant: str = "llama", **changes: object) -> Plan:
+    """Two layers, where neither a pipeline needs more nor a layer that is computed again is to be small beside what stays."""
+    layers = {} if {"pp", "recompute"} & FORMS[form].keys() else {"num_hidden_layers": 2}
+    return tiny_plan(**FORMS[form], model=tiny(variant, **layers, **changes))
+
+
+PLANS = {name: shallow(name) for name in FORMS} | {
+    f"{variant}, {form}": shallow(form, variant) for variant in VARIANTS for form in VARIANT_FORMS
 }
 PLANS |= {
-    "norms after branches and over all heads": tiny_plan(**FORMS["ZeRO-3"], model=tiny("olmo2")),
-    "norms after branches, tp": tiny_plan(**FORMS["tp sp"], model=tiny("olmo2", qk_norm=False)),
-    "layers without positions": tiny_plan(**FORMS["tp sp"], model=tiny("smollm3")),
+    "norms after branches and over all heads": shallow("ZeRO-3", "olmo2"),
+    "norms after branches, tp": shallow("tp sp", "olmo2", qk_norm=False),
+    "layers without positions": shallow("tp sp", "smollm3"),
 }
 
 

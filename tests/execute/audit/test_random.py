@@ -54,7 +54,7 @@ def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, r
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(max_examples=50)
+@settings(max_examples=36)
 @given(stage=st.sampled_from([0, 1, -1]), plan=plans())
 def test_random_plans_audit_clean(counting, plan, stage):
     check(counting, plan, stage)
