@@ -84,7 +84,7 @@ VARIANT_FORMS = ("ZeRO-1", "tp sp", "tp", "cp", "pp cp tp dp_shard")
 def shallow(form: str, variant: str = "llama", **changes: object) -> Plan:
     """Two layers, where neither a pipeline needs more nor a layer that is computed again is to be small beside what stays."""
     layers = {} if {"pp", "recompute"} & FORMS[form].keys() else {"num_hidden_layers": 2}
-    return tiny_plan(**FORMS[form], model=tiny(variant, **layers, **changes))
+    return tiny_plan(**{"model": tiny(variant, **layers, **changes), **FORMS[form]})
 
 
 PLANS = {name: shallow(name) for name in FORMS} | {
