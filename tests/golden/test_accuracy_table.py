@@ -96,6 +96,20 @@ def test_the_readme_has_the_figures_that_validate_prints(judged):
     assert f"\n{scored}\n{choice}\n" in readme
 
 
+def test_the_table_of_the_readme_is_that_of_the_document():
+    root = Path(__file__).parents[2]
+
+    def rows(page):
+        lines = [line for line in (root / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    shown = [row for row in rows("README.md") if len(row) == 4 and row[1].isdigit()]
+    known = {row[0]: [row[1], row[7], row[8]] for row in rows("docs/accuracy.md") if len(row) == 11}
+    assert len(shown) == 9
+    for name, *figures in shown:
+        assert figures == known["**all but those in brackets**" if name == "all of these" else name], name
+
+
 def test_the_published_runs_say_where_they_are_from():
     for path, count in ((CASES, 1493), (OUT_OF_MEMORY, 342)):
         cases = list(read_cases(path))
