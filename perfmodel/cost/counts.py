@@ -138,7 +138,9 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
     model = plan.job.model
-    copies = model.num_attention_heads > model.num_key_value_heads and plan.recompute is Recompute.NONE
+    # a batched product copies keys that it has only a part of, where it has several sequences and heads to join
+    joins = plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
+    copies = (joins or model.num_attention_heads > model.num_key_value_heads) and plan.recompute is Recompute.NONE
     operators = tuple(_seeing(op, size, copies) for op in kept.graph.operators)
     program = compile_program(
         replace(kept, graph=replace(kept.graph, operators=operators)),

@@ -39,10 +39,13 @@ UNEVEN = tiny_plan(
     num_chips=2, pp=2, schedule="interleaved", virtual_stages=3, stage_layers=(0, 1, 3, 0, 1, 2), model=tiny(num_hidden_layers=7)
 )
 CHUNKS = {model: tiny_plan(num_chips=4, cp=4, attention="unfused", model=tiny(model)) for model in ("gpt2", "qwen3")}
+CHUNKS["gpt2, two sequences"] = tiny_plan(num_chips=4, cp=4, attention="unfused", model=tiny("gpt2"), micro_batch=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan, rank", [(UNEVEN, 0), (UNEVEN, 1), (CHUNKS["gpt2"], 1), (CHUNKS["qwen3"], 0)])
+@pytest.mark.parametrize(
+    "plan, rank", [(UNEVEN, 0), (UNEVEN, 1), (CHUNKS["gpt2"], 1), (CHUNKS["qwen3"], 0), (CHUNKS["gpt2, two sequences"], 1)]
+)
 def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, rank):
     """Virtual stages of unlike layers; ranks whose scores have fewer columns than those of the last."""
     rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
