@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
@@ -44,11 +45,16 @@ class Runs:
 
     def cuts(self, axes: frozenset[str]) -> tuple[Mapping[str, tuple[str, ...]], ...]:
         """What its rule sets leave where only these fine axes have more than one rank."""
-        return tuple(load_rule_set(name).among(axes) for name in self.rules)
+        return _cuts(self.rules, axes)
 
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
         return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
+
+
+@lru_cache(maxsize=256)
+def _cuts(names: tuple[str, ...], axes: frozenset[str]) -> tuple[Mapping[str, tuple[str, ...]], ...]:
+    return tuple(load_rule_set(name).among(axes) for name in names)
 
 
 #: Where a profile says nothing.

@@ -205,7 +205,7 @@ def test_each_plan_is_under_one_rule_set(chips, batch, seq_len):
             plan = state.plan(int(i))
             axes = {"cp"} if plan.layout.cp > 1 else set()
             axes |= {"tp_kv", "tp_q"} if plan.layout.tp > 1 else set()
-            alone.setdefault((*_knobs(plan), frozenset(rules.among(axes).items())), rules.name)
+            alone.setdefault((*_knobs(plan), frozenset(rules.among(frozenset(axes)).items())), rules.name)
     together = sweep_all(estimator, Space(rules=sets))
     plans = [together.plan(int(i)) for i in together.best_time.ids]
     assert together.num_evaluated == len(plans) == len(alone)

@@ -1,10 +1,12 @@
 """The number of plans, counted by a naive loop over docs/space.md and by validating every combination of knobs one by one."""
 
 import itertools
+from math import gcd
 
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.search import search_plans
@@ -59,19 +61,17 @@ def splits(model, pp, virtual):
     return [even, shorter] if fewer_at_an_end and (max(b) <= max(a) or heavy_head) else [even]
 
 
-def count_plans(job, chips, orders=ORDERS, unfused=False):
+def count_plans(job, chips, orders=ORDERS, unfused=False, rules=("megatron", "megatron-sp")):
     """docs/space.md as nested loops."""
     model, batch, seq_len = job.model, job.global_batch, job.seq_len
-    heads, kv, layers = model.num_attention_heads, model.num_key_value_heads, model.num_hidden_layers
+    layers = model.num_hidden_layers
     total = 0
     for pp, replicate, shard, cp, tp in layouts(chips):
-        if pp > layers + 2 or not divides(tp, heads) or not divides(tp, model.intermediate_size):
-            continue
-        if not (divides(tp, kv) or divides(kv, tp)) or not divides(cp, seq_len) or not divides(replicate * shard, batch):
+        num_rules = len(rule_sets_of(rules, model, seq_len, cp, tp))
+        if pp > layers + 2 or not num_rules or not divides(replicate * shard, batch):
             continue
         degree = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp}
         num_orders = len({tuple(axis for axis in order.split() if degree[axis] > 1) for order in orders})
-        num_sequence_parallel = 2 if tp > 1 and divides(cp * tp, seq_len) else 1
         num_zero = 1 if shard * cp == 1 else 4 if shard == 1 else 3
         num_recompute = 3 if unfused else 2
         num_splits = {virtual: len(splits(model, pp, virtual)) for virtual in range(1, (layers + 2) // pp + 1)}
@@ -86,8 +86,25 @@ def count_plans(job, chips, orders=ORDERS, unfused=False):
                 num_pipelines += num_splits[1]  # gpipe
             if pp > 1 and divides(pp, microbatches):
                 num_pipelines += sum(num_splits[virtual] for virtual in num_splits if virtual > 1)
-        total += num_orders * num_sequence_parallel * num_zero * num_recompute * num_pipelines
+        total += num_orders * num_rules * num_zero * num_recompute * num_pipelines
     return total
+
+
+def rule_sets_of(names, model, seq_len, cp, tp):
+    """docs/space.md, "Rules": those of the named ones that admit these degrees, less those that cut as an earlier one does."""
+    heads, kv = model.num_attention_heads, model.num_key_value_heads
+    by_tp = divides(tp, heads) and divides(tp, model.intermediate_size) and (divides(tp, kv) or divides(kv, tp)) and divides(cp, seq_len)
+    admits = {
+        "ddp": tp == cp == 1,
+        "megatron": by_tp,
+        "megatron-sp": by_tp and divides(cp * tp, seq_len),
+        "ulysses": tp == 1 and divides(cp, kv) and divides(cp, seq_len),
+        "megatron-ulysses": by_tp and divides(cp * tp, seq_len) and divides(gcd(tp, kv) * cp, kv),
+    }
+    # with one rank of tp nothing is left of sequence parallelism; with one of both axes nothing but the batch is cut
+    alike = {"megatron-sp": "megatron-sp" if tp > 1 else "megatron", "megatron-ulysses": "megatron-ulysses" if tp > 1 else "ulysses"}
+    alike |= {} if cp > 1 else {"megatron-ulysses": alike["megatron-sp"], "ulysses": "megatron"}
+    return {"megatron" if cp == tp == 1 else alike.get(name, name) for name in names if admits[name]}
 
 
 SMALL = {
@@ -112,6 +129,18 @@ def test_number_of_plans(job, chips):
     result = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False)
     assert result.num_evaluated == count_plans(job, chips)
     assert sum(result.rejected.values()) + result.num_feasible == result.num_evaluated
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("ulysses",), ("ddp",), ("megatron-sp", "ulysses"), ("ulysses", "megatron-ulysses", "megatron"),
+     ("ddp", "megatron", "megatron-sp", "ulysses", "megatron-ulysses")],
+)  # fmt: skip
+@pytest.mark.parametrize("job, chips", [SMALL[name] for name in ("gpt2, 16 chips", "grouped heads, tied", "odd sequence", "six heads")])
+def test_number_of_plans_with_rules_as_a_knob(names, job, chips):
+    space = Space(rules=tuple(load_rule_set(name) for name in names))
+    result = search_plans(estimator_of(job, chips=chips), space, top=1, with_baselines=False)
+    assert result.num_evaluated == count_plans(job, chips, rules=names)
 
 
 def test_unfused_attention_may_be_recomputed_alone():

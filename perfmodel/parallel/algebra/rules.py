@@ -30,25 +30,29 @@ _TENSOR_AXES = frozenset(AXIS_PARTS["tp"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSet:
-    """rules: logical name of a dim -> fine axes that cut it, outermost first. A name that is not there is not cut."""
+    """rules: logical name of a dim -> fine axes that cut it, outermost first. A name that is not there is not cut.
+
+    axes, key   the fine axes that it speaks of; its hash, which every program and condition is looked up by
+    """
 
     name: str
     rules: Mapping[str, tuple[str, ...]]
     source: str = field(compare=False)
+    axes: frozenset[str] = field(init=False, compare=False, repr=False)
+    key: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", frozenset(axis for axes in self.rules.values() for axis in axes))
+        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()))))
 
     def __hash__(self) -> int:
-        return hash((self.name, frozenset(self.rules.items())))
+        return self.key
 
     def sharding(self, operator: Operator) -> Sharding:
         """dims of this operator -> fine axes."""
         sharding = {dim.name: self.rules[dim.logical] for dim in operator.dims if self.rules.get(dim.logical)}
         check_sharding(operator, sharding)
         return sharding
-
-    @property
-    def axes(self) -> frozenset[str]:
-        """The fine axes that it speaks of."""
-        return frozenset(axis for axes in self.rules.values() for axis in axes)
 
     @property
     def scatters_residual(self) -> bool:
@@ -65,14 +69,19 @@ class RuleSet:
         """Whether attention is cut by heads over cp (Ulysses)."""
         return "cp" in self.rules.get("attn_kv_heads", ())
 
-    def among(self, axes: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    def among(self, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
         """What is left of it where only these fine axes have more than one rank: rule sets that leave the same are one plan."""
-        kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in self.rules.items()}
-        return {name: cut for name, cut in kept.items() if cut}
+        return _among(self, axes)
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of its file; the parts of an axis that stand side by side are written as that axis."""
         return {"name": self.name, "source": self.source, "rules": {name: _whole_axes(axes) for name, axes in self.rules.items()}}
+
+
+@lru_cache(maxsize=1024)
+def _among(rules: RuleSet, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+    kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in rules.rules.items()}
+    return {name: cut for name, cut in kept.items() if cut}
 
 
 def _whole_axes(axes: tuple[str, ...]) -> list[str]:
