@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import perfmodel
 from perfmodel.execute.runner import run_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import append_measurement, read_measurements
@@ -70,6 +71,7 @@ def test_losses_of_all_forms_are_the_same(groups):
 ALONE = """
 import sys
 from perfmodel.execute.audit.audit import CountingProcess
+import perfmodel
 from perfmodel.execute.runner import run_plan
 from tests.execute.jobs import tiny_plan
 if __name__ == "__main__":
@@ -100,3 +102,48 @@ def test_one_process_is_a_plan_too_and_its_parent_imports_no_torch_and_leaves_no
 def test_what_cannot_run_is_refused_before_it_starts(plan, options, says):
     with pytest.raises(InputError, match=says):
         run_plan(plan, **options)
+
+
+MINE = """\
+name: heads-by-context
+source: a test
+rules:
+  batch: [dp_replicate, dp_shard]
+  s: [cp]
+  s_res: [cp]
+  attn_kv_heads: [cp]
+  ffn: [tp]
+"""
+
+
+@pytest.mark.usefixtures("audits_share_a_process")
+def test_rules_of_ones_own_are_searched_saved_audited_and_run(groups, tmp_path):
+    """Not one of the shipped sets, but with one rank of tp it cuts as Ulysses does, which the executor realises."""
+    rules, saved = tmp_path / "mine.yaml", tmp_path / "plan.yaml"
+    rules.write_text(MINE, encoding="utf-8")
+    job = dict(model=tiny(), cluster="dgx-h100", chips=2, global_batch=4, seq_len=32, precision="fp32", profile="torch-gloo")
+    found = perfmodel.find_plans(**job, rules=["megatron", rules], cp=2, recompute="none", only_runnable=True, top=50)
+    assert {each.plan.rule_set for each in found.plans} == {"megatron", "heads-by-context"}
+    best = next(each.plan for each in found.plans if each.plan.rule_set == "heads-by-context" and each.plan.micro_batch == 2)
+    perfmodel.write_plan(best, saved)
+    rules.unlink()
+    plan = perfmodel.read_plan(saved)
+    assert plan.rules == best.rules
+    assert perfmodel.audit_plan(plan).differences() == []
+    measured = run_plan(plan, steps=1, warmup=0, group=groups(2))
+    assert measured.gradient_error < 1e-4
+    assert ("all_to_all", "cp") in {(record.kind, record.axis) for record in measured.collectives}
+    append_measurement(measured, tmp_path / "runs.jsonl")
+    assert read_measurements(tmp_path / "runs.jsonl") == (measured,)
+
+
+def test_rules_that_the_executor_does_not_realise_are_refused(tmp_path):
+    rules = tmp_path / "mine.yaml"
+    rules.write_text(MINE, encoding="utf-8")
+    job = dict(model=tiny(), cluster="dgx-h100", chips=2, global_batch=4, seq_len=32, profile="torch-gloo", rules=rules, tp=2)
+    plan = perfmodel.predict(**job).plan
+    for verb in (perfmodel.run_plan, perfmodel.audit_plan):
+        with pytest.raises(InputError, match="rules=heads-by-context: the executor cuts operators as one of megatron"):
+            verb(plan)
+    with pytest.raises(InputError, match="no plan with these knobs"):
+        perfmodel.find_plans(**job, only_runnable=True)
