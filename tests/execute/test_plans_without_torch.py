@@ -162,3 +162,12 @@ def test_the_fewest_ranks_keep_every_axis_in_use():
 def on_two_data_ranks(plan):
     """The same job on two data ranks alone."""
     return make_plan(plan.job, cluster=plan.cluster, num_chips=2)
+
+
+def test_a_shrunk_plan_keeps_its_rules_and_heads_that_divide():
+    job = TrainingJob(model=load_model("llama-3-8b"), global_batch=8, seq_len=8192)
+    plan = make_plan(job, cluster="dgx-h100", num_chips=32, cp=4, tp=2, rules="megatron-ulysses")
+    for ranks in (2, 4, 8):
+        small = shrink(plan, ranks)
+        assert small.rules == plan.rules
+        assert not_executable_reason(small) == ""
