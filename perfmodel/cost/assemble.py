@@ -8,15 +8,15 @@ up with the same functions in the same order, so that a row of it equals the sin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost
+from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
-from perfmodel.cost.parameters import parameter_cost
+from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
 from perfmodel.cost.step import (
     ParameterTerms,
@@ -39,6 +39,8 @@ from perfmodel.parallel.plan import Plan
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,15 +116,18 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
         tier_sizes=machine.tier_sizes,
         num_key_value_heads=first.job.model.num_key_value_heads,
     )
-    micro = microbatch_cost(program, machine, grid, _column(plan.micro_batch for plan in plans))
+    once = _once(estimator, grid)
+    micro_batch = _column(plan.micro_batch for plan in plans)
+    micro = once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch))
     tp, p = grid.degree["tp"], grid.degree["pp"]
     m, v = _column(plan.num_microbatches for plan in plans), _column(plan.virtual_stages for plan in plans)
-    regions = region_times(micro, profile, first.recompute, tp)
+    regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
     stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
     is_pipelined = first.layout.pp > 1
     parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=is_pipelined)
-    terms = parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))
-    hop = hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=first.rules.scatters_residual)
+    terms = once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid)))
+    is_scattered = first.rules.scatters_residual
+    hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=is_scattered))
     schedule = first.schedule
     pipeline = pipeline_step_time(
         regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
@@ -135,7 +140,7 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
             waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
         )
         pipeline = pipeline - hidden_sends
-    tied = tied_time(program, terms, sizes, machine, grid)
+    tied = once(terms, (), lambda: tied_time(program, terms, sizes, machine, grid))
     return StepColumns(
         program=program,
         grid=grid,
@@ -147,6 +152,33 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
         hidden_sends=hidden_sends,
         pipeline=pipeline,
         beside=beside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Once:
+    """Makes terms of one plan once for all plans that agree in what they depend on; columns of several plans each time.
+
+    microbatch, layout   the columns that the cost of a microbatch, and of parameters, depends on
+    """
+
+    estimator: Estimator
+    is_single: bool
+    microbatch: tuple[float, ...]
+    layout: tuple[float, ...]
+
+    def __call__(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
+        return self.estimator.once(of, depends_on, make) if self.is_single else make()
+
+
+def _once(estimator: Estimator, grid: LayoutGrid) -> _Once:
+    if grid.num_rows > 1:
+        return _Once(estimator=estimator, is_single=False, microbatch=(), layout=())
+    return _Once(
+        estimator=estimator,
+        is_single=True,
+        microbatch=tuple(column.item() for column in microbatch_depends_on(grid, estimator.profile)),
+        layout=tuple(column.item() for column in parameters_depend_on(grid)),
     )
 
 

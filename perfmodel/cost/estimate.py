@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from perfmodel.cost.memory import (
     static_memory,
     unreduced_gradients,
 )
-from perfmodel.cost.microbatch import executed_flops
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import (
@@ -60,6 +60,11 @@ from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.operator import REGIONS, Graph
 from perfmodel.workload.transformer import build_graph, causal_mask
 
+_Value = TypeVar("_Value")
+
+_MOST_MADE = 4096
+"""Costs of microbatches and of parameters that an estimator keeps, a few kB each."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
@@ -73,6 +78,17 @@ class Estimator:
     programs: dict[tuple[RuleSet, AttentionKernel, tuple[str, ...]], Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet, int, bool], ParameterProgram] = field(default_factory=dict)
     graphs: dict[AttentionKernel, Graph] = field(default_factory=dict)
+    _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
+        """What `make` makes of `of`, made once for plans that agree in what it depends on. All go where there are many."""
+        key = (id(of), *depends_on)
+        if key not in self._made:
+            if len(self._made) >= _MOST_MADE:
+                self._made.clear()
+            self._made[key] = of, make()  # `of` is kept, so that no other object takes its id
+        value: _Value = self._made[key][1]
+        return value
 
     def program(self, rules: RuleSet | str, attention: AttentionKernel, recompute_operators: tuple[str, ...]) -> Program:
         """`rules`: a rule set, or the name of a shipped one."""
@@ -160,12 +176,15 @@ class PlanRow:
 
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     columns = step_columns(estimator, [plan])
-    profile, machine = estimator.profile, estimator.machine
+    profile, machine, micro = estimator.profile, estimator.machine, columns.micro
+    activations = estimator.once(
+        micro, ("activations", plan.recompute), lambda: activation_terms(micro, plan.recompute, profile, columns.grid.degree["tp"])
+    )
     return PlanRow(
         columns=columns,
         memory_row=memory_row(
             plan,
-            activation_terms(columns.micro, plan.recompute, profile, columns.grid.degree["tp"]),
+            activations,
             columns.terms,
             columns.stages,
             columns.program.activation_bytes,
@@ -182,7 +201,8 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
     job, model, machine = plan.job, plan.job.model, estimator.machine
     tokens = job.tokens_per_step
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
-    dense = 6.0 * (model.num_parameters_non_embedding + model.vocab_size * model.hidden_size)
+    counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
+    dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
     # a query of a layer with a window is multiplied with no more keys than that
     mask = causal_mask(model, job.seq_len)
     keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)
@@ -212,7 +232,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
     """FLOP of all chips in one step, with what is recomputed."""
-    flops = executed_flops(row.columns.program, row.columns.grid, np.array([float(plan.micro_batch)]))[:, 0]
+    flops = row.columns.micro.flops[:, 0]
     total = 0.0
     for region in range(len(REGIONS)):
         by_phase = {phase: float(flops[region * len(PHASES) + i]) for i, phase in enumerate(PHASES)}

@@ -18,11 +18,13 @@ from perfmodel.cost.context import attention_share
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.program import COMM, PHASES, SAVED, Program, Rows
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.operator import REGIONS
 
 Array = NDArray[np.float64]
 
 _SEGMENTS = len(REGIONS) * len(PHASES)
+_FINE_INNER = ("cp", "tp_kv", "tp_q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +36,7 @@ class MicrobatchCost:
     saved                          [regions * len(SAVED), rows] bytes, likewise
     peaks                          [cases * 2, rows] bytes over what is kept, at the peak of a backward pass (`peak_index`)
     boundary, logits               bytes of a stage boundary; logit elements
+    flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
@@ -45,6 +48,7 @@ class MicrobatchCost:
     boundary: Array
     logits: Array
     peaks: Array
+    flops: Array
     crosses_nodes: Array
 
 
@@ -55,6 +59,16 @@ def amounts(program: Program, grid: LayoutGrid, microbatch: Array) -> tuple[Arra
     samples = np.where(a.per_sample, microbatch, 1.0)
     padded = np.ceil(a.padded_size / sizes[a.padded_axes])
     return a.base * samples * padded / sizes[a.axes], sizes
+
+
+def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:
+    """The columns of a grid on which a microbatch's cost depends: rows that agree in all of them cost the same."""
+    columns = [grid.degree["tp"], grid.degree["cp"]]
+    if profile.host_layer_time_per_tp_across_nodes > 0:
+        columns.append(pipeline_crosses_nodes(grid))
+    for tier in grid.inside:
+        columns += [tier[axis] for axis in _FINE_INNER]
+    return columns
 
 
 def _by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
@@ -126,6 +140,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         boundary=amount[program.boundary],
         logits=amount[program.logits],
         peaks=_peaks(program, amount, sizes),
+        flops=_flops(program, amount),
         crosses_nodes=pipeline_crosses_nodes(grid),
     )
 
@@ -166,8 +181,11 @@ def _inside(program: Program, grid: LayoutGrid) -> list[Array]:
 
 
 def executed_flops(program: Program, grid: LayoutGrid, microbatch: Array) -> Array:
-    """[segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice; causal attention counts what it computes."""
-    amount, _ = amounts(program, grid, microbatch)
+    """[segments, rows] FLOP of matrix products on one chip; causal attention counts what it computes."""
+    return _flops(program, amounts(program, grid, microbatch)[0])
+
+
+def _flops(program: Program, amount: Array) -> Array:
     columns = amount.shape[1]
     mm = program.matmul.columns
     flops = 2.0 * amount[mm["batch"]] * amount[mm["m"]] * amount[mm["n"]] * amount[mm["k"]]

@@ -19,6 +19,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows
 from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.operator import REGIONS
 
@@ -166,6 +167,16 @@ def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], 
         if first[:4] == second[:4] and first[5] == second[5] and masks[first[4]] < masks[second[4]]
     ]
     return tuple(sorted(pairs, key=lambda pair: (-len(masks[units[pair[1]][4]]), len(masks[units[pair[0]][4]]))))
+
+
+def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
+    """The columns of a grid on which the cost of parameters, tied ones too, depends: rows that agree in all of them cost the same."""
+    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
+    for tier in grid.inside:
+        columns += list(tier.values())
+    columns += list(grid.hop)  # where the ends of a pipeline meet, for tied embeddings
+    columns.append(np.minimum(grid.degree["pp"], 2.0))
+    return columns
 
 
 def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:

@@ -34,6 +34,8 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
     waiting_memory,
 )
+from perfmodel.cost.microbatch import microbatch_depends_on
+from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import replicas
 from perfmodel.cost.step import (
     ParameterTerms,
@@ -60,11 +62,10 @@ from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.tables import (
     MicrobatchTable,
     ParameterTable,
+    distinct,
     join_grids,
     layout_grid,
-    microbatch_keys,
     microbatch_table,
-    parameter_keys,
     parameter_table,
     take_grid,
 )
@@ -212,7 +213,7 @@ class _Tables:
         self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
         whole = join_grids(self.grids)
         bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
-        first, keys = microbatch_keys(whole, estimator.profile)
+        first, keys = distinct(microbatch_depends_on(whole, estimator.profile))
         self.micro_keys = [keys[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         sizes: set[int] = set()
         for rows in blocks:
@@ -220,7 +221,7 @@ class _Tables:
         self.sizes = sorted(sizes)
         self.micro: dict[int, MicrobatchTable] = {}
         inner = take_grid(whole, first)
-        parameter_first, parameter_key = parameter_keys(whole)
+        parameter_first, parameter_key = distinct(parameters_depend_on(whole))
         self.parameter_keys = [parameter_key[bounds[i] : bounds[i + 1]] for i in range(len(blocks))]
         layouts = take_grid(whole, parameter_first)
         columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]

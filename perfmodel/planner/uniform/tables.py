@@ -13,21 +13,18 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory import ActivationTerms, activation_terms
-from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.parameters import parameter_cost
 from perfmodel.cost.program import Program
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
-from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
-from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.layout import Recompute
 from perfmodel.planner.uniform.space import LayoutRows
 from perfmodel.workload.operator import REGIONS
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
-
-_FINE_INNER = ("cp", "tp_kv", "tp_q")
 
 
 def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str, ...], ...]) -> LayoutGrid:
@@ -68,24 +65,6 @@ def distinct(columns: list[Array]) -> tuple[Index, Index]:
         key = key * len(values) + digit
     _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
     return first, inverse
-
-
-def microbatch_keys(grid: LayoutGrid, profile: ExecutionProfile) -> tuple[Index, Index]:
-    columns = [grid.degree["tp"], grid.degree["cp"]]
-    if profile.host_layer_time_per_tp_across_nodes > 0:
-        columns.append(pipeline_crosses_nodes(grid))
-    for tier in grid.inside:
-        columns += [tier[axis] for axis in _FINE_INNER]
-    return distinct(columns)
-
-
-def parameter_keys(grid: LayoutGrid) -> tuple[Index, Index]:
-    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
-    for tier in grid.inside:
-        columns += list(tier.values())
-    columns += list(grid.hop)  # where the ends of a pipeline meet, for tied embeddings
-    columns.append(np.minimum(grid.degree["pp"], 2.0))
-    return distinct(columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
