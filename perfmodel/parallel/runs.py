@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
-from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, list_rule_sets, load_rule_set, present_axes
+from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, load_rule_set, present_axes
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
 
@@ -43,18 +41,13 @@ class Runs:
     source: str
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
 
-    def cuts(self, axes: frozenset[str]) -> tuple[Mapping[str, tuple[str, ...]], ...]:
-        """What its rule sets leave where only these fine axes have more than one rank."""
-        return _cuts(self.rules, axes)
+    def cuts_as(self, rules: RuleSet, axes: frozenset[str]) -> bool:
+        """Whether one of its rule sets is the same where only these fine axes have more than one rank."""
+        return not self.rules or any(load_rule_set(name).among(axes) == rules.among(axes) for name in self.rules)
 
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
         return zero in stages and (zero == 0 or not replicated or zero in self.zero_of_replicas)
-
-
-@lru_cache(maxsize=256)
-def _cuts(names: tuple[str, ...], axes: frozenset[str]) -> tuple[Mapping[str, tuple[str, ...]], ...]:
-    return tuple(load_rule_set(name).among(axes) for name in names)
 
 
 #: Where a profile says nothing.
@@ -127,7 +120,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
-    if runs.rules and plan.rules.among(axes) not in runs.cuts(axes):
+    if not runs.cuts_as(plan.rules, axes):
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"

@@ -109,12 +109,11 @@ class RuleChoices:
     def _find(self, cp: int, tp: int) -> int:
         model, space = self.job.model, self.space
         axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
-        runnable = space.runs.cuts(axes)
         mask, seen = 0, list[Mapping[str, tuple[str, ...]]]()
         for i, rules in enumerate(space.rule_sets):
             if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
                 continue
-            if runnable and rules.among(axes) not in runnable:
+            if not space.runs.cuts_as(rules, axes):
                 continue
             left = dict(rules.among(axes))
             if model.position != "learned":
