@@ -194,14 +194,14 @@ def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
 
 def _flags_of_plans() -> set[str]:
     """The flags that say what the file of a plan holds: the job, its place and the knobs."""
-    from dataclasses import fields
-
     from typer.main import get_command
 
-    from perfmodel.verbs.requests import Request
-    from perfmodel.verbs.setting import Knobs
+    from perfmodel.cli.options import ChipWords
+    from perfmodel.foundation.words import words_of
+    from perfmodel.parallel.knobs import Knobs
+    from perfmodel.parallel.request import Request
 
-    held = {"chip", "per_node", "scale_up", "scale_out"} | {field.name for kind in (Request, Knobs) for field in fields(kind)}
+    held = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
     parameters = get_command(make_app("predict")).commands["predict"].params  # type: ignore[attr-defined]
     return {name for parameter in parameters if parameter.name in held for name in parameter.opts}
 

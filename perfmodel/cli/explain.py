@@ -9,19 +9,22 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.words import Words, given_words
+from perfmodel.parallel.request import Request
 
 PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
 
 
+@command(assumed=options.ASSUMED)
 def explain(
     plan: PlanPath,
+    *,
     why_not: Annotated[
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
     ] = [],  # noqa: B006  # typer wants a list; nobody changes it
-    profile: options.PlanProfile = None,
-    calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    assumed: Request,
     json: options.Json = False,
 ) -> None:
     """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
@@ -32,11 +35,8 @@ def explain(
     from perfmodel.verbs.setting import load_plan
 
     found = load_plan(plan)
-    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
     asked = [parse_knobs(text) for text in why_not] or [{}]
-    first, *others = (
-        explain_plan(found, why_not=knobs or None, profile=profile, calibration=calibration, memory_headroom=headroom) for knobs in asked
-    )
+    first, *others = (explain_plan(found, why_not=knobs or None, **given_words(assumed)) for knobs in asked)
     answers = [*first.why_not, *(answer for other in others for answer in other.why_not)]
     if json:
         content = explanation_object(first)
@@ -52,28 +52,27 @@ def explain(
     print_tables([parts_table(first.prediction), memory_table(first.prediction), neighbours_table(first)])
 
 
+@command(assumed=options.ASSUMED, files=Words(options.Files, only="plot"))
 def compare(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml PLAN.yaml...", help="Plan files, or expert plans by name.")],
-    profile: options.PlanProfile = None,
-    calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    *,
+    assumed: Request,
     json: options.Json = False,
-    plot: options.Plot = None,
+    files: options.Files,
 ) -> None:
     """Plans side by side: time, parts, memory, and the knobs in which they differ."""
     from perfmodel.report.predictions import comparison_tables, is_one_job, prediction_object
     from perfmodel.verbs.api import compare_plans
 
-    options.check_figure(plot)
+    files.check(json=json)
     if len(plans) < 2:
         raise InputError("compare: needs at least two plans; give their files, or use perfmodel predict for one")
-    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
-    predictions = compare_plans(plans, profile=profile, calibration=calibration, memory_headroom=headroom)
+    predictions = compare_plans(plans, **given_words(assumed))
     names = _short_names(plans)
-    if plot is not None:
+    if files.plot is not None:
         from perfmodel.report.figures import plot_predictions
 
-        plot_predictions(predictions, plot, names=names)
+        plot_predictions(predictions, files.plot, names=names)
     if json:
         print_json(
             {
@@ -86,8 +85,8 @@ def compare(
     print_tables([first, *rest])
     if not is_one_job(predictions):
         print("\nThese are different jobs: their step times do different work; compare tokens/s a chip.")
-    if plot is not None:
-        print(f"\nfigure: {plot}")
+    if files.plot is not None:
+        print(f"\nfigure: {files.plot}")
 
 
 def _short_names(plans: list[str]) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.cli.words import command
+from perfmodel.foundation.words import Words
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.report.table import Table
@@ -22,82 +25,35 @@ _WORDS = {
 }
 
 
-def limits(
-    model: options.Model = "",
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file.")] = "",
-    chip: options.Chip = "",
-    per_node: options.PerNode = "",
-    scale_up: options.ScaleUp = "",
-    scale_out: options.ScaleOut = "",
-    chips: Annotated[
-        str | None, typer.Option("--chips", "--gpus", metavar="N", help="Chips to use; the fewest that fit if left out.")
-    ] = None,
-    seq_len: Annotated[str, typer.Option("--seq-len", "--seq", metavar="N", help="Tokens in a sequence, such as 8k (8192).")] = "",
-    global_batch: Annotated[
-        str | None,
-        typer.Option("--global-batch", "--gbs", metavar="N", help="Sequences in a step; if left out, a micro-batch for every chip."),
-    ] = None,
-    dp: options.Dp = None,
-    fsdp: options.Fsdp = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    cp: options.Cp = None,
-    dp_replicate: options.DpReplicate = None,
-    dp_shard: options.DpShard = None,
-    zero: options.Zero = None,
-    micro_batch: options.MicroBatch = None,
-    virtual_stages: options.VirtualStages = None,
-    schedule: options.Schedule = None,
-    recompute: options.Recompute = None,
-    sequence_parallel: options.SequenceParallel = None,
-    attention: options.Attention = None,
-    precision: options.Precision = "bf16-mixed",
-    optimizer: options.Optimizer = "adamw",
-    profile: options.Profile = None,
-    calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
-    json: options.Json = False,
-) -> None:
+@command(
+    asked=Words(
+        Request,
+        only="model cluster chips seq_len global_batch precision optimizer profile calibration memory_headroom",
+        helps={
+            "chips": "Chips to use; the fewest that fit if left out.",
+            "global_batch": "Sequences in a step; if left out, a micro-batch for every chip.",
+        },
+        defaults={"precision": "bf16-mixed", "optimizer": "adamw"},
+    ),
+    chip=options.ChipWords,
+    knobs=Words(Knobs, without="rules order"),
+    after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "calibration": "profile"},
+)
+def limits(*, asked: Request, chip: options.ChipWords, knobs: Knobs, json: options.Json = False) -> None:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.
 
     A knob that is given is held, but in the question that asks for it; others are searched.
     """
-    from perfmodel.verbs.limits import find_limits
+    from perfmodel.verbs.limits import limits_of
 
-    places = options.with_chip([cluster] if cluster else [], chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
+    places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     options.needed(
-        ("--model", model, "a name from `perfmodel models` or a config.json"),
+        ("--model", asked.model, "a name from `perfmodel models` or a config.json"),
         ("--cluster", len(places) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),
-        ("--seq-len", seq_len, "the tokens of a sequence"),
+        ("--seq-len", asked.seq_len, "the tokens of a sequence"),
     )
     with Progress("limits") as progress:
-        found = find_limits(
-            model=model,
-            cluster=options.only_one(places, "cluster") or "",
-            chips=chips,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            dp=dp,
-            fsdp=fsdp,
-            tp=tp,
-            pp=pp,
-            cp=cp,
-            dp_replicate=dp_replicate,
-            dp_shard=dp_shard,
-            zero=zero,
-            micro_batch=micro_batch,
-            virtual_stages=virtual_stages,
-            schedule=schedule,
-            recompute=recompute,
-            sequence_parallel=sequence_parallel,
-            attention=attention,
-            precision=precision,
-            optimizer=optimizer,
-            profile=profile,
-            calibration=calibration,
-            memory_headroom=options.parse_fraction(memory_headroom, "memory_headroom"),
-            progress=progress.share,
-        )
+        found = limits_of(replace(asked, cluster=options.only_one(places, "cluster") or ""), knobs, progress=progress.share)
     if json:
         print_json(_object(found))
         return

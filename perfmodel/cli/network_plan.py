@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.cli.options import only_one
 from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.foundation.values import share
 from perfmodel.hardware.chip_cluster import short_name
 
 if TYPE_CHECKING:
     from perfmodel.cost.per_operator.predict import NetworkPrediction
+    from perfmodel.parallel.request import Request
     from perfmodel.planner.per_operator.pipeline import PipelinePrediction
     from perfmodel.workload.network import Network
 
 
-def predict_file(path: str, clusters: list[str], *, network: str, headroom: float, json: bool, **given: Any) -> None:
-    """A prediction for each cluster, or for the plan's own. `given`: profile and calibration that stand in for the plan's, unless None."""
+def predict_file(path: str, asked: Request, *, network: str, json: bool) -> None:
+    """A prediction for each cluster, or for the plan's own. A profile and a calibration that are asked for stand in for the plan's."""
     from perfmodel.planner.per_operator.pipeline import PipelinePrediction
     from perfmodel.report.networks import network_prediction_object, pipeline_object
     from perfmodel.verbs.networks import load_network_plan, network_of_plan, predict_network_plan
 
     plan = load_network_plan(path)
     own = network_of_plan(plan, named=network or None)
-    every: list[str | None] = [*clusters] or [None]
+    headroom = share(asked.memory_headroom, "memory_headroom")
+    given: dict[str, Any] = {"profile": only_one(asked.profile, "profile"), "calibration": asked.calibration}
+    every: list[str | None] = [*asked.cluster] or [None]
     found = [predict_network_plan(plan, network=own, cluster=cluster, memory_headroom=headroom, **given) for cluster in every]
     if json:
         objects = [pipeline_object(each) if isinstance(each, PipelinePrediction) else network_prediction_object(each) for each in found]

@@ -8,16 +8,20 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.values import several, whole
+from perfmodel.foundation.words import Words
 
 
+@command(files=Words(options.Files, only="plot"))
 def pase_report(
+    *,
     graph: Annotated[list[str] | None, typer.Option("--graph", metavar="NAME", help="Networks; the paper's if left out.")] = None,
     devices: Annotated[str, typer.Option("--devices", metavar="N[,N...]", help="Numbers of devices p.")] = "4,8,16,32,64",
     figure: Annotated[bool, typer.Option("--figure", help="Also figure 6: predicted and measured speedups.")] = False,
     json: options.Json = False,
-    plot: options.Plot = None,
+    files: options.Files,
 ) -> None:
     """PaSE's experiment (Elango, IPDPS 2021): time of the search by p (Table I), the best strategies (Table II), speedups (figure 6).
 
@@ -29,11 +33,11 @@ def pase_report(
     from perfmodel.papers.pase.search import run_pase
     from perfmodel.papers.pase.tables import PUBLISHED_TIMES, SOURCE, TABLE_2_DEVICES, search_times_table, strategies_table
 
-    options.check_figure(plot)
+    files.check(json=json)
     counts = [whole(each, "devices", most=10**7) for each in several(devices)]
     if not counts:
         raise bad_field("devices", "", "must name at least one number", "write 32 or 4,8,16,32,64")
-    bars = _figure_bars(graph or list(PUBLISHED_TIMES), counts) if figure or plot is not None else []
+    bars = _figure_bars(graph or list(PUBLISHED_TIMES), counts) if figure or files.plot is not None else []
     graphs = [load_pase_graph(name) for name in graph or PUBLISHED_TIMES]
     jobs = [(each, count) for each in graphs for count in counts]
     runs = []
@@ -42,10 +46,10 @@ def pase_report(
             progress.step(index / len(jobs), f"{each.name}, {count} devices")
             runs.append(run_pase(each, count))
     shown = TABLE_2_DEVICES if TABLE_2_DEVICES in counts else max(counts)
-    if plot is not None:
+    if files.plot is not None:
         from perfmodel.papers.pase.plot import plot_figure
 
-        plot_figure(bars, plot)
+        plot_figure(bars, files.plot)
     if json:
         content: dict[str, Any] = {"source": SOURCE, "runs": [run_object(run) for run in runs]}
         if bars:
@@ -63,8 +67,8 @@ def pase_report(
         if TABLE_2_DEVICES in counts:
             print_tables([printed_table(bars)])
     print(f"\nPublished: {SOURCE}; search times on a Sandy-Bridge Xeon. A cost in FLOP over 1e13 is seconds on its devices of 10 TFLOP/s.")
-    if plot is not None:
-        print(f"figure: {plot}")
+    if files.plot is not None:
+        print(f"figure: {files.plot}")
 
 
 def _figure_bars(graphs: list[str], counts: list[int]) -> Any:

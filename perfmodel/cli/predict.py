@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,11 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.words import Words, words_of
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted, Prediction
@@ -18,43 +23,19 @@ if TYPE_CHECKING:
     from perfmodel.verbs.overrides import Change
     from perfmodel.verbs.setting import Confidence
 
+#: What may be said beside a plan of `perfmodel shard`.
+_OF_NETWORK_PLANS = ("cluster", "profile", "calibration", "memory_headroom")
 
+
+@command(asked=Words(Request, several=True), chip=options.ChipWords, knobs=Knobs, files=options.Files)
 def predict(
     plan: Annotated[
         str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name; flags beside it override what it says.")
     ] = "",
-    model: options.Models = [],  # noqa: B006  # typer wants lists; nobody changes them
-    cluster: options.Clusters = [],  # noqa: B006
-    chip: options.Chip = "",
-    per_node: options.PerNode = "",
-    scale_up: options.ScaleUp = "",
-    scale_out: options.ScaleOut = "",
-    chips: options.ChipCounts = [],  # noqa: B006
-    nodes: options.Nodes = [],  # noqa: B006
-    global_batch: options.GlobalBatches = [],  # noqa: B006
-    batch_tokens: options.BatchTokens = [],  # noqa: B006
-    seq_len: options.SeqLens = [],  # noqa: B006
-    profile: options.Profiles = [],  # noqa: B006
-    precision: options.Precisions = [],  # noqa: B006
-    optimizer: options.Optimizers = [],  # noqa: B006
-    dp: options.Dp = None,
-    fsdp: options.Fsdp = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    cp: options.Cp = None,
-    dp_replicate: options.DpReplicate = None,
-    dp_shard: options.DpShard = None,
-    zero: options.Zero = None,
-    micro_batch: options.MicroBatch = None,
-    virtual_stages: options.VirtualStages = None,
-    schedule: options.Schedule = None,
-    recompute: options.Recompute = None,
-    sequence_parallel: options.SequenceParallel = None,
-    rules: options.Rules = None,
-    order: options.Order = None,
-    attention: options.Attention = None,
-    calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    *,
+    asked: Request,
+    chip: options.ChipWords,
+    knobs: Knobs,
     interval: Annotated[
         bool,
         typer.Option("--interval", help="An 80 % interval of the step time, and the parameters that it hangs on most."),
@@ -65,9 +46,7 @@ def predict(
         typer.Option("--network", metavar="MODULE:FACTORY", help="Of a plan of `shard` for a module of your own: that it may be loaded."),
     ] = "",
     json: options.Json = False,
-    csv: options.Csv = None,
-    plot: options.Plot = None,
-    save: options.Save = None,
+    files: options.Files,
 ) -> None:
     """Step time, its parts, memory and utilisation of one plan, or of every combination of several values, in one table.
 
@@ -76,80 +55,38 @@ def predict(
     """
     from perfmodel.verbs.footing import common_footing
     from perfmodel.verbs.requests import make_requests, predict_requests
-    from perfmodel.verbs.setting import Knobs, confidence_in, load_plan
+    from perfmodel.verbs.setting import confidence_in, load_plan
 
-    options.check_figure(plot)
-    options.check_plan_path(save)
-    options.check_csv(csv, json=json)
-    cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
-    knobs = Knobs(
-        dp=dp,
-        fsdp=fsdp,
-        pp=pp,
-        dp_replicate=dp_replicate,
-        dp_shard=dp_shard,
-        cp=cp,
-        tp=tp,
-        zero=zero,
-        micro_batch=micro_batch,
-        virtual_stages=virtual_stages,
-        schedule=schedule,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        rules=rules,  # type: ignore[arg-type]  # read as text
-        order=order,  # type: ignore[arg-type]  # read as text
-        attention=attention,
-    )
-    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    files.check(json=json)
+    asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     num_tokens = options.parse_tokens(tokens)
     if plan and _is_network_plan(plan):
         from perfmodel.cli.network_plan import predict_file
 
-        refused: dict[str, Any] = {
-            "model": model,
-            "chips": chips,
-            "nodes": nodes,
-            "global_batch": global_batch,
-            "batch_tokens": batch_tokens,
-        }
-        refused |= {"seq_len": seq_len, "precision": precision, "optimizer": optimizer, "tokens": tokens, "plot": plot, "save": save}
-        _refuse_beside_a_network_plan(plan, **refused, csv=csv, interval=interval or None, **knobs.given())
-        habits = options.only_one(profile, "profile")
-        predict_file(plan, cluster, network=network, headroom=headroom, json=json, profile=habits, calibration=calibration)
+        decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
+        others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
+        _refuse_beside_a_network_plan(plan, **decided, **others, **knobs.given())
+        predict_file(plan, asked, network=network, json=json)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
-    requests = make_requests(
-        model=model,
-        cluster=cluster,
-        chips=chips,
-        nodes=nodes,
-        global_batch=global_batch,
-        batch_tokens=batch_tokens,
-        seq_len=seq_len,
-        precision=precision,
-        optimizer=optimizer,
-        profile=profile,
-        of_plan=bool(plan),
-        spelled=options.flag,
-    )
-    if save is not None and len(requests) > 1:
+    requests = make_requests(asked, of_plan=bool(plan), spelled=flag)
+    if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
-    file = load_plan(plan) if plan else None
-    answers, failures = predict_requests(requests, knobs, plan=file, calibration=calibration, memory_headroom=headroom)
+    answers, failures = predict_requests(requests, knobs, plan=load_plan(plan) if plan else None)
     predictions = [each.prediction for each in answers]
-    _save_and_plot(predictions, save, plot)
-    if csv is not None:
-        _write_csv(predictions, failures, csv, tokens=num_tokens)
+    _save_and_plot(predictions, files.save, files.plot)
+    if files.csv is not None:
+        _write_csv(predictions, failures, files.csv, tokens=num_tokens)
     confidences = [confidence_in(each.setting, each.prediction.plan) for each in answers] if interval else []
-    if str(csv) == "-":
+    if str(files.csv) == "-":
         return
     if len(requests) > 1:
         footing = common_footing([(each.setting, each.prediction) for each in answers])
         _show_several(predictions, failures, json=json, tokens=num_tokens, confidences=confidences, footing=footing)
     else:
         _show_one(predictions[0], answers[0].changes, json=json, tokens=num_tokens, confidences=confidences)
-    for what, path in (("figure", plot), ("table", csv), ("plan", save)):
+    for what, path in (("figure", files.plot), ("table", files.csv), ("plan", files.save)):
         if path is not None and not json:
             print(f"\n{what}: {path}")
 
@@ -163,9 +100,7 @@ def _is_network_plan(plan: str) -> bool:
 def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:
     for name, value in flags.items():
         if value not in (None, "", []):
-            raise InputError(
-                f"{options.flag(name)}: cannot be given beside the plan {plan} of `perfmodel shard`, which decides it; leave it out"
-            )
+            raise InputError(f"{flag(name)}: cannot be given beside the plan {plan} of `perfmodel shard`, which decides it; leave it out")
 
 
 def _write_csv(predictions: list[Prediction], failures: list[NotPredicted], path: Path, *, tokens: float) -> None:

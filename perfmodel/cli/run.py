@@ -9,16 +9,21 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_facts, print_json, print_tables
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.resources import check_can_be_written
+from perfmodel.foundation.words import Words
+from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.cli.demo import DemoResult
     from perfmodel.parallel.results import Comparison
 
 
+@command(assumed=Words(Request, only="calibration"))
 def run(
     plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
+    *,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps that are timed.")] = 20,
     warmup: Annotated[int, typer.Option("--warmup", metavar="N", help="Steps before them.")] = 3,
     shrink: Annotated[
@@ -28,7 +33,7 @@ def run(
     strategies: Annotated[
         bool, typer.Option("--strategies", help="Of a network's plan: also measure data parallelism and one weird trick, in the same run.")
     ] = False,
-    calibration: options.Calibration = None,
+    assumed: Request,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE.jsonl", help="Append the measurement to a file of JSON lines.")
     ] = None,
@@ -47,13 +52,13 @@ def run(
         if shrink or save is not None:
             flag = "shrink" if shrink else "save"
             raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
-        _run_network(plan, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=calibration, json=json)
+        _run_network(plan, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=assumed.calibration, json=json)
         return
     if strategies:
         raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
     with Progress("run") as progress:
         comparison = run_plan(
-            plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=calibration, progress=progress.note
+            plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
         )
     try:
         if json:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Progress, first_interrupt, print_facts, print_json, print_tables
+from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.words import Words
 from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.parallel.knobs import Knobs, bounded_knobs
+from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
 
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
     from perfmodel.planner.result import SearchResult
-    from perfmodel.verbs.setting import Knobs, Setting
+    from perfmodel.verbs.setting import Setting
 
 EXIT_NOTHING_FITS = 2
 EXIT_INTERRUPTED = 130
@@ -26,53 +31,22 @@ EXIT_INTERRUPTED = 130
 _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 
 
-def _maximum(flag: str) -> Any:
-    return Annotated[int | None, typer.Option(f"--max-{flag}", metavar="N", help=f"Largest --{flag} to try.")]
-
-
+@command(
+    asked=Words(Request, several=True),
+    chip=options.ChipWords,
+    knobs=Words(Knobs, several=True),
+    maximum=largest_of(bounded_knobs()),
+    files=options.Files,
+    after={"maximum": "order"},
+)
 def search(
-    model: options.Models = [],  # noqa: B006  # typer wants lists; nobody changes them
-    cluster: options.Clusters = [],  # noqa: B006
-    chip: options.Chip = "",
-    per_node: options.PerNode = "",
-    scale_up: options.ScaleUp = "",
-    scale_out: options.ScaleOut = "",
-    chips: options.ChipCounts = [],  # noqa: B006
-    nodes: options.Nodes = [],  # noqa: B006
-    global_batch: options.GlobalBatches = [],  # noqa: B006
-    batch_tokens: options.BatchTokens = [],  # noqa: B006
-    seq_len: options.SeqLens = [],  # noqa: B006
-    profile: options.Profiles = [],  # noqa: B006
-    precision: options.Precisions = [],  # noqa: B006
-    optimizer: options.Optimizers = [],  # noqa: B006
+    *,
+    asked: Request,
+    chip: options.ChipWords,
     objective: Annotated[str, typer.Option("--objective", metavar="NAME", help="time, memory or chip-time.")] = "time",
     top: Annotated[int, typer.Option("--top", metavar="N", help="How many plans to show.")] = 10,
-    dp: options.Dp = None,
-    fsdp: options.Fsdp = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    cp: options.Cp = None,
-    dp_replicate: options.DpReplicate = None,
-    dp_shard: options.DpShard = None,
-    zero: options.Zero = None,
-    micro_batch: options.MicroBatch = None,
-    virtual_stages: options.VirtualStages = None,
-    schedule: options.Schedule = None,
-    recompute: options.Recompute = None,
-    sequence_parallel: options.SequenceParallel = None,
-    rules: options.SearchedRules = [],  # noqa: B006
-    order: options.Order = None,
-    max_tp: _maximum("tp") = None,  # type: ignore[valid-type]
-    max_pp: _maximum("pp") = None,  # type: ignore[valid-type]
-    max_cp: _maximum("cp") = None,  # type: ignore[valid-type]
-    max_dp_replicate: _maximum("dp-replicate") = None,  # type: ignore[valid-type]
-    max_dp_shard: _maximum("dp-shard") = None,  # type: ignore[valid-type]
-    max_zero: _maximum("zero") = None,  # type: ignore[valid-type]
-    max_micro_batch: _maximum("micro-batch") = None,  # type: ignore[valid-type]
-    max_virtual_stages: _maximum("virtual-stages") = None,  # type: ignore[valid-type]
-    attention: options.Attention = None,
-    calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    knobs: Knobs,
+    maximum: dict[str, int],
     ties: Annotated[
         str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
     ] = f"{100 * TIES:g}%",
@@ -81,9 +55,7 @@ def search(
     ] = False,
     tokens: options.Tokens = "",
     json: options.Json = False,
-    csv: options.Csv = None,
-    plot: options.Plot = None,
-    save: options.Save = None,
+    files: options.Files,
 ) -> int:
     """The best plans of a job on a cluster: every plan that divides is evaluated (docs/space.md).
 
@@ -92,58 +64,14 @@ def search(
     """
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
-    from perfmodel.verbs.setting import Knobs
 
-    options.check_figure(plot)
-    options.check_plan_path(save)
-    options.check_csv(csv, json=json)
-    cluster = options.with_chip(cluster, chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
-    knobs = Knobs(
-        dp=dp,
-        fsdp=fsdp,
-        pp=pp,
-        dp_replicate=dp_replicate,
-        dp_shard=dp_shard,
-        cp=cp,
-        tp=tp,
-        zero=zero,
-        micro_batch=micro_batch,
-        virtual_stages=virtual_stages,
-        schedule=schedule,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        rules=rules,  # type: ignore[arg-type]  # read as text
-        order=order,  # type: ignore[arg-type]  # read as text
-        attention=attention,
-    )
-    bounds = {
-        "pp": max_pp,
-        "dp_replicate": max_dp_replicate,
-        "dp_shard": max_dp_shard,
-        "cp": max_cp,
-        "tp": max_tp,
-        "zero": max_zero,
-        "micro_batch": max_micro_batch,
-        "virtual_stages": max_virtual_stages,
-    }
-    maximum = {knob: bound for knob, bound in bounds.items() if bound is not None}
-    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
+    files.check(json=json)
+    asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     near = options.parse_fraction(ties, "ties")
     num_tokens = options.parse_tokens(tokens)
-    requests = make_requests(
-        model=model,
-        cluster=cluster,
-        chips=chips,
-        nodes=nodes,
-        global_batch=global_batch,
-        batch_tokens=batch_tokens,
-        seq_len=seq_len,
-        precision=precision,
-        optimizer=optimizer,
-        profile=profile,
-        spelled=options.flag,
-    )
-    if save is not None and len(requests) > 1:
+    requests = make_requests(asked, spelled=flag)
+    headroom = requests[0].memory_headroom
+    if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
     found: list[tuple[Setting, SearchResult]] = []
     if len(requests) > 1:
@@ -152,7 +80,7 @@ def search(
     was_interrupted = False
     for request in requests:
         try:
-            setting = setting_of_request(request, calibration=calibration)
+            setting = setting_of_request(request)
             result, was_interrupted = _search_once(
                 setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near, only_runnable=only_runnable
             )
@@ -164,13 +92,13 @@ def search(
             break
     if not found:
         raise InputError(first_reasons(failures))
-    written = _write(found, save, plot)
-    if csv is not None:
-        _write_csv(found, csv, tokens=num_tokens)
-        written.append(f"table: {csv}")
-    if str(csv) != "-":
+    written = _write(found, files.save, files.plot)
+    if files.csv is not None:
+        _write_csv(found, files.csv, tokens=num_tokens)
+        written.append(f"table: {files.csv}")
+    if str(files.csv) != "-":
         _show(found, failures, json=json, tokens=num_tokens)
-    for line in written if not json and str(csv) != "-" else ():
+    for line in written if not json and str(files.csv) != "-" else ():
         print(f"\n{line}")
     if was_interrupted:
         return EXIT_INTERRUPTED

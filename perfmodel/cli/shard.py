@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,12 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_facts, print_json, print_table, print_tables
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
+from perfmodel.foundation.values import share, whole
+from perfmodel.foundation.words import Words, given_words, word, words_of
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.planner.per_operator.pipeline import PipelinePrediction
@@ -19,76 +26,81 @@ if TYPE_CHECKING:
 OWN, PASE = "own", "pase"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """How a network is built: its sizes, or what a module of one's own is called with."""
+
+    batch: int | None = word("Samples of a step; the network's default if left out", kind=int)
+    size: Sequence[str] | None = word(
+        "A size of a built-in network", several_help="A size of a built-in network: layers=2; may be given several times.",
+        metavar="NAME=N[,N...]", several=True,
+    )  # fmt: skip
+    inputs: Sequence[str] | None = word(
+        "An argument of forward", several_help="An argument of forward of an imported module: x=float32[8,3,224,224].",
+        metavar="NAME=TYPE[SIZES]", several=True,
+    )  # fmt: skip
+
+
+@command(
+    asked=Words(
+        Request, only="cluster chips precision optimizer profile calibration memory_headroom",
+        helps={"precision": "fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out."}, defaults={"optimizer": "adamw"},
+    ),
+    chip=options.ChipWords,
+    built=Words(Built, several=True),
+    knobs=Words(Knobs, only="zero"),
+    files=Words(options.Files, only="save"),
+    after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "calibration": "profile"},
+)  # fmt: skip
 def shard(
     network: Annotated[
         str, typer.Argument(metavar="NETWORK", help="A name (`perfmodel networks`), or module:factory of any torch module with --inputs.")
     ],
-    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME|PATH", help="A cluster's name (`perfmodel clusters`) or file.")] = "",
-    chip: options.Chip = "",
-    per_node: options.PerNode = "",
-    scale_up: options.ScaleUp = "",
-    scale_out: options.ScaleOut = "",
-    chips: Annotated[int | None, typer.Option("--chips", metavar="N", help="Chips to use.")] = None,
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", help="Samples of a step; the network's default if left out.")] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option("--size", metavar="NAME=N[,N...]", help="A size of a built-in network: layers=2; may be given several times."),
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option("--inputs", metavar="NAME=TYPE[SIZES]", help="An argument of forward of an imported module: x=float32[8,3,224,224]."),
-    ] = None,
+    *,
+    asked: Request,
+    chip: options.ChipWords,
+    built: Built,
     cost: Annotated[str, typer.Option("--cost", metavar="NAME", help="own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
     stages: Annotated[
         str, typer.Option("--stages", metavar="N[,N...]|auto", help="Pipeline stages to try around the search; none if left out.")
     ] = "",
     microbatches: Annotated[str, typer.Option("--microbatches", metavar="N[,N...]", help="Microbatches of a step.")] = "",
-    zero: options.Zero = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out.")
-    ] = None,
-    optimizer: options.Optimizer = "adamw",
-    profile: options.Profile = None,
-    calibration: options.Calibration = None,
-    memory_headroom: options.MemoryHeadroom = options.DEFAULT_HEADROOM,
+    knobs: Knobs,
     time_limit: options.TimeLimit = None,
-    save: options.Save = None,
+    files: options.Files,
     json: options.Json = False,
 ) -> None:
     """The best sharding of every operator by itself, with proof, under the chip's memory; common strategies beside it.
 
     Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
     """
-    options.check_plan_path(save)
+    files.check(json=json)
+    save, batch, inputs = files.save, built.batch, list(built.inputs or ())
     if cost not in (OWN, PASE):
         raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
-    sizes = parse_sizes(size or [])
+    sizes = parse_sizes(built.size or ())
     if cost == PASE:
-        _check_pase(network, size=size, batch=batch, inputs=inputs, stages=stages, microbatches=microbatches, zero=zero, save=save)
-        _by_pase_cost(network, chips or 2, inputs or [], json=json)
+        _check_pase(
+            network,
+            **{name: getattr(built, name) for name in words_of(Built)},
+            stages=stages,
+            microbatches=microbatches,
+            zero=knobs.zero,
+            save=save,
+        )
+        _by_pase_cost(network, 2 if asked.chips is None else whole(asked.chips, "chips"), inputs, json=json)
         return
-    places = options.with_chip([cluster] if cluster else [], chip, per_node=per_node, scale_up=scale_up, scale_out=scale_out)
+    places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if len(places) > 1:
         raise InputError("--chip: stands in place of --cluster; give one of the two")
     cluster = places[0] if places else ""
     may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
     options.needed(
         ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
-        ("--chips", may_have_chips or chips, "how many chips the job runs on, for example 64"),
+        ("--chips", may_have_chips or asked.chips, "how many chips the job runs on, for example 64"),
     )
-    headroom = options.parse_fraction(memory_headroom, "memory_headroom")
-    given: dict[str, Any] = {
-        "cluster": cluster,
-        "chips": chips,
-        "sizes": sizes,
-        "precision": precision,
-        "optimizer": optimizer,
-        "zero": zero,
-        "memory_headroom": headroom,
-        "time_limit": time_limit,
-        "profile": profile,
-        "calibration": calibration,
-    }
+    given: dict[str, Any] = given_words(asked) | {"cluster": cluster, "sizes": sizes, "zero": knobs.zero, "time_limit": time_limit}
+    given["memory_headroom"] = share(asked.memory_headroom, "memory_headroom")
     if stages:
         _with_pipeline(network, batch, stages, microbatches, given, save=save, json=json)
         return
@@ -103,7 +115,7 @@ def shard(
     with Progress("shard") as progress:
         result = shard_network(
             network,
-            inputs=inputs or [],
+            inputs=inputs,
             batch=(batch or 0) // counts[0],
             microbatches=counts[0],
             progress=progress.step,
@@ -137,7 +149,7 @@ def _check_pase(network: str, **given: Any) -> None:
 _FLAGS = {"true": True, "false": False}
 
 
-def parse_sizes(given: list[str]) -> dict[str, int | tuple[int, ...]]:
+def parse_sizes(given: Sequence[str]) -> dict[str, int | tuple[int, ...]]:
     """`layers=2`, `filters=4,8,8`, `fused_attention=false`."""
     sizes: dict[str, int | tuple[int, ...]] = {}
     for item in given:

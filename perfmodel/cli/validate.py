@@ -9,14 +9,19 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Progress, print_json, print_tables
+from perfmodel.cli.words import command
 from perfmodel.foundation.resources import check_can_be_written
+from perfmodel.foundation.words import Words
+from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.lab.judgement import ValidationResult
 
 
+@command(assumed=Words(Request, only="calibration"))
 def validate(
     cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line (or packed, .gz).")],
+    *,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="One row for every case, seconds and bytes.")] = None,
     by: Annotated[
         str | None,
@@ -38,7 +43,7 @@ def validate(
         Path | None,
         typer.Option("--plots", metavar="FOLDER", help="Figures: predicted against measured, error by chips, its distribution."),
     ] = None,
-    calibration: options.Calibration = None,
+    assumed: Request,
     json: options.Json = False,
 ) -> None:
     """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
@@ -53,7 +58,7 @@ def validate(
         result = validate_cases(
             cases,
             out=out,
-            calibration=calibration,
+            calibration=assumed.calibration,
             by=fields,
             tier=tier,
             skip_broken_nvlink=skip_broken_nvlink,

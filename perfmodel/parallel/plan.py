@@ -8,14 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.values import text_of, whole, yes_or_no
+from perfmodel.foundation.values import text_of, whole
+from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
-from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped, rule_set_of
+from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     AttentionKernel,
@@ -102,26 +103,30 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "cluster": plan.cluster,
         "num_chips": plan.num_chips,
         "layout": {axis: layout.degree(axis) for axis in reversed(DEFAULT_ORDER)},
-        "order": list(plan.order),
+        **{
+            name: list(value) if isinstance(value, tuple) else value for name, value in _knobs_of(plan).items() if name not in DEFAULT_ORDER
+        },
         "rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(),
         "rule_set": plan.rule_set,
-        "sequence_parallel": plan.sequence_parallel,
-        "zero": int(plan.zero),
-        "micro_batch": plan.micro_batch,
-        "recompute": str(plan.recompute),
         "recompute_operators": list(plan.recompute_operators),
-        "schedule": str(plan.schedule),
-        "virtual_stages": plan.virtual_stages,
         "stage_layers": list(plan.stage_layers),
-        "attention": str(plan.attention),
         "profile": plan.profile,
         "calibration": plan.calibration,
     }
 
 
+def _knobs_of(plan: Plan) -> dict[str, Any]:
+    """Name and plain value of every knob."""
+    found: dict[str, Any] = {}
+    for name in plan_keys():
+        value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name)
+        found[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
+    return found | {"zero": int(plan.zero)}
+
+
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """Name and plain value of what flags say of a job, its place and its plan."""
-    job, layout = plan.job, plan.layout
+    job = plan.job
     return {
         "model": job.model.name,
         "cluster": plan.cluster,
@@ -131,16 +136,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
         "profile": plan.profile,
-        **{axis: layout.degree(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
-        "zero": int(plan.zero),
-        "rules": plan.rule_set,
-        "sequence_parallel": plan.sequence_parallel,
-        "micro_batch": plan.micro_batch,
-        "schedule": str(plan.schedule),
-        "virtual_stages": plan.virtual_stages,
-        "recompute": str(plan.recompute),
-        "attention": str(plan.attention),
-        "order": plan.order,
+        **_knobs_of(plan),
         "calibration": plan.calibration,
     }
 
@@ -259,27 +255,15 @@ def _check_degrees(plan: Plan) -> None:
     raise InputError(f"{found.named}={ways}: must divide {found.field}={found.size}; use {_choices(found.size)}")
 
 
+@takes(knobs=Knobs)
 def make_plan(
     job: TrainingJob,
     *,
     cluster: str,
     num_chips: int,
-    pp: int = 1,
-    dp_replicate: int | None = None,
-    dp_shard: int | None = None,
-    cp: int = 1,
-    tp: int = 1,
-    zero: int | None = None,
-    order: tuple[str, ...] = DEFAULT_ORDER,
-    sequence_parallel: bool | None = None,
-    rules: str | Path | RuleSet | None = None,
-    micro_batch: int = 1,
-    recompute: str = "none",
+    knobs: Knobs,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
-    schedule: str | None = None,
-    virtual_stages: int = 1,
     stage_layers: tuple[int, ...] | None = None,
-    attention: str = "flash",
     profile: str = "megatron",
     calibration: str = "",
 ) -> Plan:
@@ -289,16 +273,12 @@ def make_plan(
     dp_shard without a ZeRO stage means stage 3 (FSDP). Without rules they are Megatron's, with sequence parallelism where tp > 1 unless
     that is said.
     """
-    pp, cp, tp = whole(pp, "pp"), whole(cp, "cp"), whole(tp, "tp")
-    dp_replicate = None if dp_replicate is None else whole(dp_replicate, "dp_replicate")
-    dp_shard = None if dp_shard is None else whole(dp_shard, "dp_shard")
-    micro_batch, virtual_stages = whole(micro_batch, "micro_batch"), whole(virtual_stages, "virtual_stages")
     num_chips = whole(num_chips, "chips")
-    zero = None if zero is None else whole(zero, "zero", least=0)
     cluster, profile = text_of(cluster, "cluster", "its name"), text_of(profile, "profile", "its name")
     calibration = text_of(calibration, "calibration", "its name, or nothing")
-    if sequence_parallel is not None:
-        sequence_parallel = yes_or_no(sequence_parallel, "sequence_parallel")
+    said = knobs.planned()
+    pp, cp, tp = said.get("pp", 1), said.get("cp", 1), said.get("tp", 1)
+    dp_replicate, dp_shard, zero = said.get("dp_replicate"), said.get("dp_shard"), said.get("zero")
     degrees = {"pp": pp, "dp_replicate": dp_replicate, "dp_shard": dp_shard, "cp": cp, "tp": tp}
     given = pp * cp * tp * (dp_replicate or 1) * (dp_shard or 1)
     if num_chips % given:
@@ -331,54 +311,53 @@ def make_plan(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
-    if schedule is None:
-        schedule = "interleaved" if virtual_stages > 1 else "1f1b"
+    if said.get("virtual_stages", 1) > 1:
+        said = {"schedule": "interleaved"} | said
     if stage_layers is not None:
         if not isinstance(stage_layers, (list, tuple)):
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
         stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
     else:
-        stage_layers = even_stage_layers(job.model.num_hidden_layers, pp * virtual_stages)
+        stage_layers = even_stage_layers(job.model.num_hidden_layers, pp * said.get("virtual_stages", 1))
     return Plan(
         job=job,
         cluster=cluster,
         num_chips=num_chips,
         layout=layout,
-        order=check_order(order),
-        rules=_rules(rules, sequence_parallel, tp),
+        rules=_rules(said.get("rules"), said.get("sequence_parallel"), tp),
         zero=ZeroStage(zero),
-        micro_batch=micro_batch,
-        recompute=_choice(Recompute, recompute, "recompute"),
         recompute_operators=_names(recompute_operators, "recompute_operators"),
-        schedule=_choice(PipelineSchedule, schedule, "schedule"),
-        virtual_stages=virtual_stages,
         stage_layers=stage_layers,
-        attention=_choice(AttentionKernel, attention, "attention"),
         profile=profile,
         calibration=calibration,
+        **{name: _chosen(name, said.get(name, words_of(Knobs)[name].in_files)) for name in _AS_GIVEN},
     )
 
 
-def _rules(rules: str | Path | RuleSet | None, sequence_parallel: bool | None, tp: int) -> RuleSet:
+#: Knobs that a plan has as they are given.
+_AS_GIVEN = tuple(each.name for each in fields(Plan) if each.name in plan_keys() and each.name not in ("rules", "zero"))
+
+
+def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> RuleSet:
     """The rules that are given, or those that the sequence-parallel switch stands for."""
     if sequence_parallel and tp == 1:
         raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
     if rules is None:
         return default_rules(sequence_parallel=tp > 1 if sequence_parallel is None else sequence_parallel)
-    found = rule_set_of(rules)
     if sequence_parallel is not None:
-        check_agrees(found, sequence_parallel)
-    return found
+        check_agrees(rules, sequence_parallel)
+    return rules
 
 
-_Choice = TypeVar("_Choice", Recompute, PipelineSchedule, AttentionKernel)
-
-
-def _choice(kind: type[_Choice], value: str, field: str) -> _Choice:
+def _chosen(name: str, value: Any) -> Any:
+    """The member of a closed choice that is meant; anything else as it is."""
+    kind = words_of(Knobs)[name].choices
+    if kind is None:
+        return value
     try:
         return kind(value)
     except ValueError:
-        raise bad_field(field, value, "not known", f"use {', '.join(kind)}") from None
+        raise bad_field(name, value, "not known", f"use {', '.join(kind)}") from None
 
 
 def _names(value: object, field: str) -> tuple[str, ...]:

@@ -16,7 +16,9 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.files import listed, read_yaml
 from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.values import check_path
+from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
+from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
@@ -24,10 +26,11 @@ from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.operator import OperatorKind
 from perfmodel.workload.transformer import build_graph
 
+#: The knobs that a plan's file has beside its layout, and all of its keys.
+_KNOBS = tuple(name for name in plan_keys() if name not in DEFAULT_ORDER)
 _PLAN_KEYS = {
-    "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "order", "rules", "rule_set", "sequence_parallel",
-    "zero", "micro_batch", "recompute", "recompute_operators", "schedule", "virtual_stages", "stage_layers", "attention", "profile",
-    "calibration",
+    "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "rule_set", "recompute_operators",
+    "stage_layers", "profile", "calibration", *_KNOBS,
 }  # fmt: skip
 #: What `kind` says; the second is that of plans in which every operator has a sharding of its own (`network_plan_file.py`).
 _KIND, _NETWORK_KIND = "plan", "network"
@@ -101,6 +104,17 @@ class _Fields:
             self.wrong(str(error))
             return None
 
+    def knob(self, name: str) -> Any:
+        """The value of a knob, or what leaving it out means."""
+        if name == "rules":
+            return self.rules()
+        known = words_of(Knobs)[name]
+        if known.kind is bool:
+            return self.flag(name)
+        if isinstance(known.in_files, tuple):
+            return self.strings(name, known.in_files)
+        return self.whole(name, known.in_files) if known.kind is int else self.text(name, known.in_files)
+
     def whole_numbers(self, key: str, otherwise: str) -> tuple[int, ...] | None:
         value = self.data.get(key)
         if value is None:
@@ -143,23 +157,15 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
     values: dict[str, Any] = {
         "cluster": plan_fields.text("cluster"),
         "num_chips": plan_fields.whole("num_chips"),
-        **{axis: layout.whole(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
-        "zero": plan_fields.whole("zero", 0),
-        "order": plan_fields.strings("order", DEFAULT_ORDER),
-        "rules": plan_fields.rules(),
-        "micro_batch": plan_fields.whole("micro_batch", 1),
-        "recompute": plan_fields.text("recompute", "none"),
+        **{axis: layout.whole(axis, 1) for axis in DEFAULT_ORDER},
+        **{name: plan_fields.knob(name) for name in _KNOBS},
         "recompute_operators": plan_fields.strings("recompute_operators", DEFAULT_RECOMPUTE_OPERATORS),
-        "schedule": plan_fields.text("schedule", "1f1b"),
-        "virtual_stages": plan_fields.whole("virtual_stages", 1),
         "stage_layers": plan_fields.whole_numbers("stage_layers", "leave it out for even stages"),
-        "attention": plan_fields.text("attention", "flash"),
         "profile": plan_fields.text("profile", "megatron"),
         "calibration": plan_fields.text("calibration", ""),
     }
-    scatters = plan_fields.flag("sequence_parallel")
-    if values["rules"] is None:
-        values["sequence_parallel"] = scatters
+    if values["rules"] is not None:
+        del values["sequence_parallel"]  # which they say; `_check_rules_agree` looks whether the file does too
     if faults or model is None:
         raise InputError(f"{where}: {listed(list(dict.fromkeys(faults)))}")
     plan = make_plan(TrainingJob(model=model, **job_values), **values)

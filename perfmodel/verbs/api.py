@@ -13,20 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
 from perfmodel.foundation.resources import require_torch as require_torch
 from perfmodel.foundation.values import share, whole
+from perfmodel.foundation.words import Words, takes
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Predictions
+from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.requests import make_requests, predict_requests, setting_of_request
 from perfmodel.verbs.searching import search_in
 from perfmodel.verbs.setting import (
-    Knobs,
     Name,
     load_plan,
     make_setting,
@@ -35,13 +37,11 @@ from perfmodel.verbs.setting import (
     setting_of_plan,
     told,
 )
-from perfmodel.workload.config import TransformerConfig
 
 if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.lab.judgement import ValidationResult
-    from perfmodel.parallel.algebra.rules import RuleSet
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.results import Comparison, Measurement
@@ -49,48 +49,14 @@ if TYPE_CHECKING:
     from perfmodel.planner.result import SearchResult
     from perfmodel.workload.imported.graph import ImportedGraph
 
-#: One value, several as a list, or none.
-_Value = TypeVar("_Value")
-Several: TypeAlias = "_Value | Sequence[_Value] | None"
-
 
 # ---------------------------------------------------------------------------------------------------------------------------------
 # The verbs
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def predict(
-    plan: Plan | Name | None = None,
-    *,
-    model: Several[Name | TransformerConfig] = None,
-    cluster: Several[Name | Cluster] = None,
-    chips: Several[int | str] = None,
-    nodes: Several[int | str] = None,
-    global_batch: Several[int | str] = None,
-    batch_tokens: Several[int | str] = None,
-    seq_len: Several[int | str] = None,
-    pp: int | None = None,
-    dp: int | None = None,
-    fsdp: int | None = None,
-    dp_replicate: int | None = None,
-    dp_shard: int | None = None,
-    cp: int | None = None,
-    tp: int | None = None,
-    zero: int | None = None,
-    micro_batch: int | None = None,
-    virtual_stages: int | None = None,
-    schedule: str | None = None,
-    recompute: str | None = None,
-    sequence_parallel: bool | None = None,
-    rules: Name | RuleSet | None = None,
-    order: Sequence[str] | str | None = None,
-    attention: str | None = None,
-    precision: Several[str] = None,
-    optimizer: Several[str] = None,
-    profile: Several[Name | ExecutionProfile] = None,
-    calibration: Name | Calibration | None = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
-) -> Prediction | Any:
+@takes(asked=Words(Request, several=True), knobs=Knobs)
+def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Knobs) -> Prediction | Any:
     """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
 
     A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free.
@@ -102,44 +68,8 @@ def predict(
     dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
     rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
     """
-    requests = make_requests(
-        model=model,
-        cluster=cluster,
-        chips=chips,
-        nodes=nodes,
-        global_batch=global_batch,
-        batch_tokens=batch_tokens,
-        seq_len=seq_len,
-        precision=precision,
-        optimizer=optimizer,
-        profile=profile,
-        of_plan=plan is not None,
-    )
-    knobs = Knobs(
-        pp=pp,
-        dp=dp,
-        fsdp=fsdp,
-        dp_replicate=dp_replicate,
-        dp_shard=dp_shard,
-        cp=cp,
-        tp=tp,
-        zero=zero,
-        micro_batch=micro_batch,
-        virtual_stages=virtual_stages,
-        schedule=schedule,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        rules=rules,  # type: ignore[arg-type]  # names and files are read
-        order=order,
-        attention=attention,
-    )
-    answers, failures = predict_requests(
-        requests,
-        knobs,
-        plan=None if plan is None else load_plan(plan),
-        calibration=calibration,
-        memory_headroom=share(memory_headroom, "memory_headroom"),
-    )
+    requests = make_requests(asked, of_plan=plan is not None)
+    answers, failures = predict_requests(requests, knobs, plan=None if plan is None else load_plan(plan))
     if len(requests) == 1:
         return answers[0].prediction
     return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))
@@ -159,39 +89,14 @@ def predict_plan(
     return predict_in(setting, placed(found, setting), memory_headroom=share(memory_headroom, "memory_headroom"))
 
 
+@takes(asked=Words(Request, several=True), knobs=Words(Knobs, several=True))
 def find_plans(
     *,
-    model: Several[Name | TransformerConfig] = None,
-    cluster: Several[Name | Cluster] = None,
-    global_batch: Several[int | str] = None,
-    batch_tokens: Several[int | str] = None,
-    seq_len: Several[int | str] = None,
-    chips: Several[int | str] = None,
-    nodes: Several[int | str] = None,
-    pp: int | None = None,
-    dp: int | None = None,
-    fsdp: int | None = None,
-    dp_replicate: int | None = None,
-    dp_shard: int | None = None,
-    cp: int | None = None,
-    tp: int | None = None,
-    zero: int | None = None,
-    micro_batch: int | None = None,
-    virtual_stages: int | None = None,
-    schedule: str | None = None,
-    recompute: str | None = None,
-    sequence_parallel: bool | None = None,
-    rules: Several[Name | RuleSet] = None,
-    order: Sequence[str] | str | None = None,
-    attention: str | None = None,
+    asked: Request,
+    knobs: Knobs,
     maximum: Mapping[str, int] | None = None,
     objective: str = "time",
     top: int = 10,
-    precision: Several[str] = None,
-    optimizer: Several[str] = None,
-    profile: Several[Name | ExecutionProfile] = None,
-    calibration: Name | Calibration | None = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
     ties: float | str = TIES,
     only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
@@ -207,49 +112,19 @@ def find_plans(
     only_runnable   search only what the assumed framework can run (the group `runs` of its profile)
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
-    requests = make_requests(
-        model=model,
-        cluster=cluster,
-        chips=chips,
-        nodes=nodes,
-        global_batch=global_batch,
-        batch_tokens=batch_tokens,
-        seq_len=seq_len,
-        precision=precision,
-        optimizer=optimizer,
-        profile=profile,
-    )
-    knobs = Knobs(
-        pp=pp,
-        dp=dp,
-        fsdp=fsdp,
-        dp_replicate=dp_replicate,
-        dp_shard=dp_shard,
-        cp=cp,
-        tp=tp,
-        zero=zero,
-        micro_batch=micro_batch,
-        virtual_stages=virtual_stages,
-        schedule=schedule,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        rules=rules,  # type: ignore[arg-type]  # names and files are read
-        order=order,
-        attention=attention,
-    )
     found = tuple(
         search_in(
-            setting_of_request(request, calibration=calibration),
+            setting_of_request(request),
             knobs,
             {} if maximum is None else maximum,
             objective=objective,
             top=top,
-            memory_headroom=share(memory_headroom, "memory_headroom"),
+            memory_headroom=request.memory_headroom,
             ties=share(ties, "ties"),
             only_runnable=only_runnable,
             progress=progress,
         )
-        for request in requests
+        for request in make_requests(asked)
     )
     return found[0] if len(found) == 1 else found
 

@@ -8,23 +8,22 @@ print(found.micro_batch.value, found.seq_len.value, found.chips.value)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.foundation.memory_room import check_headroom
 from perfmodel.foundation.values import share, whole
-from perfmodel.hardware.cluster import Cluster
-from perfmodel.verbs.setting import Knobs, Name, Setting, make_job, make_setting, told
-from perfmodel.workload.config import TransformerConfig
+from perfmodel.foundation.words import Words, takes
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.setting import Setting, make_job, make_setting, told
 from perfmodel.workload.job import Optimizer, Precision
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
-    from perfmodel.hardware.calibration import Calibration
-    from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.planner.limits import Limit
 
 
@@ -48,72 +47,45 @@ class Limits:
         return iter((self.micro_batch, self.global_batch, self.seq_len, self.chips))
 
 
-def find_limits(
-    *,
-    model: Name | TransformerConfig,
-    cluster: Name | Cluster,
-    seq_len: int | str,
-    chips: int | str | None = None,
-    global_batch: int | str | None = None,
-    dp: int | None = None,
-    fsdp: int | None = None,
-    pp: int | None = None,
-    dp_replicate: int | None = None,
-    dp_shard: int | None = None,
-    cp: int | None = None,
-    tp: int | None = None,
-    zero: int | None = None,
-    micro_batch: int | None = None,
-    virtual_stages: int | None = None,
-    schedule: str | None = None,
-    recompute: str | None = None,
-    sequence_parallel: bool | None = None,
-    order: Sequence[str] | None = None,
-    attention: str | None = None,
-    precision: str = Precision.BF16_MIXED,
-    optimizer: str = Optimizer.ADAMW,
-    profile: Name | ExecutionProfile | None = None,
-    calibration: Name | Calibration | None = None,
-    memory_headroom: float | str = DEFAULT_HEADROOM,
-    progress: Callable[[float], None] | None = None,
-) -> Limits:
+@takes(
+    asked=Words(Request, without="nodes batch_tokens", needed="model cluster seq_len"),
+    knobs=Words(Knobs, without="rules"),
+)
+def find_limits(*, asked: Request, knobs: Knobs, progress: Callable[[float], None] | None = None) -> Limits:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and what limits each.
 
     A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
     are chips, times the micro-batch. chips: None: the fewest. progress: called with the share of the questions that are answered.
     """
+    return limits_of(asked, knobs, progress=progress)
+
+
+def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None] | None = None) -> Limits:
+    """What `find_limits` answers."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 
-    headroom = share(memory_headroom, "memory_headroom")
+    headroom = share(asked.memory_headroom, "memory_headroom")
     check_headroom(headroom)
-    knobs = Knobs(
-        dp=dp,
-        fsdp=fsdp,
-        pp=pp,
-        dp_replicate=dp_replicate,
-        dp_shard=dp_shard,
-        cp=cp,
-        tp=tp,
-        zero=zero,
-        micro_batch=micro_batch,
-        virtual_stages=virtual_stages,
-        schedule=schedule,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        order=order,
-        attention=attention,
+    chips = asked.chips
+    batch = 0 if asked.global_batch is None else whole(asked.global_batch, "global_batch")
+    job = make_job(
+        asked.model,
+        global_batch=batch or 1,
+        seq_len=asked.seq_len,
+        precision=asked.precision or Precision.BF16_MIXED,
+        optimizer=asked.optimizer or Optimizer.ADAMW,
     )
-    batch = 0 if global_batch is None else whole(global_batch, "global_batch")
-    job = make_job(model, global_batch=batch or 1, seq_len=seq_len, precision=precision, optimizer=optimizer)
     if job.model.position == "learned" and job.seq_len > job.model.max_position_embeddings:
         rule = f"{job.model.name} has learned positions for {job.model.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
-    setting = make_setting(job, cluster, chips=1 if chips is None else chips, calibration=calibration, profile=profile)
+    setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, calibration=asked.calibration, profile=asked.profile)
 
-    measured = calibration if isinstance(calibration, Calibration) else choose_calibration(setting.cluster.chip, calibration or "")
+    measured = asked.calibration
+    if not isinstance(measured, Calibration):
+        measured = choose_calibration(setting.cluster.chip, measured or "")
 
     def make(length: int, count: int) -> Estimator:
         placed = setting.cluster.with_chips(count)
@@ -136,14 +108,14 @@ def find_limits(
     if chips is None:
         if not fewest.value:
             raise InputError(f"chips: no number that {setting.reference} can have is enough ({fewest.reason}); free a knob")
-        setting = make_setting(job, cluster, chips=fewest.value, calibration=calibration, profile=profile)
+        setting = make_setting(job, asked.cluster, chips=fewest.value, calibration=asked.calibration, profile=asked.profile)
         prober.chips = fewest.value
     any_micro = replace(prober, fixed={knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"})
     answers = {"chips": fewest}
     questions = {"micro_batch": (largest_micro_batch, any_micro), "global_batch": (largest_global_batch, prober)}
     questions["seq_len"] = (longest_sequence, prober)
-    for name, (question, asked) in questions.items():
-        answers[name] = question(asked)
+    for name, (question, prober_of) in questions.items():
+        answers[name] = question(prober_of)
         report((1 + len(answers)) / 5)
     named = {name: replace(each, prediction=tuple(map(partial(told, setting=setting), each.prediction))) for name, each in answers.items()}
     return Limits(setting=setting, given_batch=batch, memory_headroom=headroom, **named)

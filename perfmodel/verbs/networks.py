@@ -21,9 +21,11 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, room
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.values import seconds, share
+from perfmodel.foundation.words import Words, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.prediction import facts_text
+from perfmodel.parallel.request import Request
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.network import Network
 
@@ -170,6 +172,10 @@ def find_place(
     return Place(reference=reference, cluster=found, calibration=chosen, profile=habits, machine=machine, policy=policy)
 
 
+def _place_of(asked: Request) -> Place:
+    return find_place(asked.cluster, chips=asked.chips, precision=asked.precision, calibration=asked.calibration, profile=asked.profile)
+
+
 def step_setting(place: Place, *, optimizer: str, zero: int, num_microbatches: int = 1) -> StepSetting:
     from perfmodel.cost.per_operator.operators import StepSetting
 
@@ -182,21 +188,20 @@ def step_setting(place: Place, *, optimizer: str, zero: int, num_microbatches: i
     )
 
 
+#: What a per-operator search takes of a request: where it runs and what is assumed.
+_ASKED = Words(Request, only="cluster chips precision optimizer profile calibration memory_headroom", needed="cluster")
+
+
+@takes(asked=_ASKED)
 def shard_network(
     network: Name | Network,
     *,
-    cluster: Name | Cluster,
-    chips: int | None = None,
+    asked: Request,
     inputs: Sequence[str] = (),
     batch: int = 0,
     sizes: Sizes | None = None,
     microbatches: int = 1,
-    precision: str | None = None,
-    optimizer: str = Optimizer.ADAMW,
     zero: int | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
-    profile: Name | ExecutionProfile | None = None,
-    calibration: Name | Calibration | None = None,
     time_limit: float | str | None = None,
     with_strategies: bool = True,
     progress: Callable[[float, str], None] | None = None,
@@ -213,10 +218,10 @@ def shard_network(
     from perfmodel.search.budget import MOST_WORK
 
     budget = _budget(time_limit)
-    place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
+    place, optimizer, calibration = _place_of(asked), asked.optimizer or Optimizer.ADAMW, asked.calibration
     sizes = _as_run_by(place.profile, network, sizes)
     found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
-    memory_headroom = share(memory_headroom, "memory_headroom")
+    memory_headroom = share(asked.memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
     limit = room(place.machine.memory_usable, memory_headroom)
     searches: dict[int, NetworkSearch] = {}
@@ -330,21 +335,16 @@ def _strategies(planner: NetworkPlanner, network: Network) -> dict[str, NetworkP
     return found
 
 
+@takes(asked=_ASKED)
 def shard_pipeline(
     network: str,
     *,
-    cluster: Name | Cluster,
+    asked: Request,
     global_batch: int,
-    chips: int | None = None,
     sizes: Sizes | None = None,
     stages: Sequence[int] = (),
     microbatches: Sequence[int] = (),
-    precision: str | None = None,
-    optimizer: str = Optimizer.ADAMW,
     zero: int | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
-    profile: Name | ExecutionProfile | None = None,
-    calibration: Name | Calibration | None = None,
     time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> tuple[int, PipelinePrediction]:
@@ -360,7 +360,7 @@ def shard_pipeline(
     budget = _budget(time_limit)
     if ":" in network:
         raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
-    place = find_place(cluster, chips=chips, precision=precision, calibration=calibration, profile=profile)
+    place, optimizer = _place_of(asked), asked.optimizer or Optimizer.ADAMW
     sizes = _as_run_by(place.profile, network, sizes)
     found: dict[int, PipelinePrediction] = {}
     reasons: list[InputError] = []
@@ -383,7 +383,7 @@ def shard_pipeline(
                 num_chips=place.cluster.num_chips,
                 machine=place.machine,
                 setting=step_setting(place, optimizer=optimizer, zero=stage),
-                memory_limit=room(place.machine.memory_usable, memory_headroom),
+                memory_limit=room(place.machine.memory_usable, share(asked.memory_headroom, "memory_headroom")),
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((plan.step_time for plan in found.values()), default=math.inf),
@@ -396,7 +396,8 @@ def shard_pipeline(
         raise reasons[-1]
     best = min(found, key=lambda stage: found[stage].step_time)
     plan = replace(found[best], cut_off="time limit") if is_late else found[best]
-    return best, replace(plan, plan=_recorded(plan.plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=calibration))
+    recorded = _recorded(plan.plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=asked.calibration)
+    return best, replace(plan, plan=recorded)
 
 
 def predict_network_plan(

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.parallel.algebra.rules import default_rule_sets
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
-from perfmodel.verbs.setting import Knobs, Setting
+from perfmodel.verbs.setting import Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

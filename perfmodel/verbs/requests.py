@@ -5,21 +5,23 @@ The verbs take single values, lists, and texts such as `64,128`; the command lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
-from perfmodel.foundation.values import check_name, is_path, several, whole
+from perfmodel.foundation.values import check_name, is_path, several, share, whole
+from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
+from perfmodel.parallel.request import Request
 from perfmodel.verbs.overrides import Change, changes, overridden
 from perfmodel.verbs.setting import (
-    Knobs,
     Setting,
     choice_of,
     make_job,
@@ -31,9 +33,6 @@ from perfmodel.verbs.setting import (
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
-if TYPE_CHECKING:
-    from perfmodel.hardware.calibration import Calibration
-
 #: What a request cannot do without, and what each means; `chips` may be left out for this machine and for a cluster's own file.
 _NEEDED = {
     "model": "a name from `perfmodel models` or the path of a config.json",
@@ -44,59 +43,37 @@ _NEEDED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One value of everything; None is the default, or what the plan says."""
-
-    model: Any = None
-    cluster: Any = None
-    chips: int | None = None
-    nodes: int | None = None
-    global_batch: int | None = None
-    batch_tokens: int | None = None
-    seq_len: int | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    profile: Any = None
-
-    def described(self) -> dict[str, Any]:
-        """What was asked for, as plain values; what was left out is not in it."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        named = {name: getattr(value, "name", value) for name, value in given.items() if value is not None}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in named.items()}
+def _whole(field: str, **bounds: int) -> Callable[[Any, Callable[[str], str]], list[int]]:
+    return lambda value, spelled: [whole(each, field, **bounds) for each in several(value)]
 
 
-def make_requests(
-    *,
-    model: Any = None,
-    cluster: Any = None,
-    chips: Any = None,
-    nodes: Any = None,
-    global_batch: Any = None,
-    batch_tokens: Any = None,
-    seq_len: Any = None,
-    precision: Any = None,
-    optimizer: Any = None,
-    profile: Any = None,
-    of_plan: bool = False,
-    spelled: Callable[[str], str] = str,
-) -> list[Request]:
+def _chosen(kind: type[StrEnum], field: str) -> Callable[[Any, Callable[[str], str]], list[StrEnum]]:
+    return lambda value, spelled: [choice_of(kind, each, field) for each in several(value)]
+
+
+#: How the values of a word are read, where they are not names.
+_READ: Mapping[str, Callable[[Any, Callable[[str], str]], Sequence[Any]]] = {
+    "chips": _whole("chips", most=10**7),
+    "nodes": _whole("nodes", most=10**7),
+    "global_batch": lambda value, spelled: [_global_batch(each, spelled) for each in several(value)],
+    "batch_tokens": _whole("batch_tokens", most=2**60),
+    "seq_len": _whole("seq_len"),
+    "precision": _chosen(Precision, "precision"),
+    "optimizer": _chosen(Optimizer, "optimizer"),
+}
+
+
+def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[str], str] = str) -> list[Request]:
     """Every combination of the values, the last named varying fastest. What is missing is refused all at once.
 
     of_plan   a plan says what is left out
     spelled   how a field is written where the values come from: the command line's flags
     """
-    asked: dict[str, list[Any]] = {
-        "model": _names(model),
-        "cluster": _names(cluster),
-        "chips": [whole(each, "chips", most=10**7) for each in several(chips)],
-        "nodes": [whole(each, "nodes", most=10**7) for each in several(nodes)],
-        "global_batch": [_global_batch(each, spelled) for each in several(global_batch)],
-        "batch_tokens": [whole(each, "batch_tokens", most=2**60) for each in several(batch_tokens)],
-        "seq_len": [whole(each, "seq_len") for each in several(seq_len)],
-        "precision": [choice_of(Precision, each, "precision") for each in several(precision)],
-        "optimizer": [choice_of(Optimizer, each, "optimizer") for each in several(optimizer)],
-        "profile": _names(profile),
+    headroom = share(given.memory_headroom, "memory_headroom")
+    asked: dict[str, Sequence[Any]] = {
+        name: _READ[name](getattr(given, name), spelled) if name in _READ else _names(getattr(given, name))
+        for name, each in words_of(Request).items()
+        if each.several
     }
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
@@ -108,7 +85,7 @@ def make_requests(
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     distinct = [_once(each) or [None] for each in asked.values()]
-    return [Request(**dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+    return [replace(given, memory_headroom=headroom, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
 
 
 def _global_batch(value: Any, spelled: Callable[[str], str]) -> int:
@@ -119,7 +96,7 @@ def _global_batch(value: Any, spelled: Callable[[str], str]) -> int:
     return whole(value, "global_batch")
 
 
-def _once(values: list[Any]) -> list[Any]:
+def _once(values: Sequence[Any]) -> list[Any]:
     """Each value once; clusters and models given as objects have no hash."""
     return [value for index, value in enumerate(values) if not any(value is other or value == other for other in values[:index])]
 
@@ -133,7 +110,7 @@ def _names(value: Any) -> list[Any]:
     return several(value)
 
 
-def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
+def _check_complete(asked: Mapping[str, Sequence[Any]], spelled: Callable[[str], str]) -> None:
     absent = {name for name in _NEEDED if not asked[name]}
     if asked["nodes"] or (asked["cluster"] and not any(_needs_chips(each) for each in asked["cluster"])):
         absent.discard("chips")
@@ -164,14 +141,7 @@ class Answer:
     changes: tuple[Change, ...] = ()
 
 
-def predict_requests(
-    requests: list[Request],
-    knobs: Knobs,
-    *,
-    plan: Plan | None = None,
-    calibration: str | Path | Calibration | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
-) -> tuple[list[Answer], list[NotPredicted]]:
+def predict_requests(requests: list[Request], knobs: Knobs, *, plan: Plan | None = None) -> tuple[list[Answer], list[NotPredicted]]:
     """Predictions, and why there are no others; where nothing can be predicted, the first reason is raised.
 
     An unknown name is refused: it is no line of a table. A combination that cannot be, such as too many chips, is one.
@@ -181,7 +151,7 @@ def predict_requests(
         check_names(requests)
     for request in requests:
         try:
-            answers.append(_answer(request, knobs, plan, calibration, memory_headroom))
+            answers.append(_answer(request, knobs, plan))
         except InputError as error:
             if len(requests) == 1:
                 raise
@@ -204,21 +174,19 @@ def check_names(requests: Iterable[Request]) -> None:
                 load(name)  # type: ignore[operator]
 
 
-def _answer(
-    request: Request, knobs: Knobs, plan: Plan | None, calibration: str | Path | Calibration | None, memory_headroom: float
-) -> Answer:
-    setting = setting_of_request(request, plan=plan, calibration=calibration)
+def _answer(request: Request, knobs: Knobs, plan: Plan | None) -> Answer:
+    setting = setting_of_request(request, plan=plan)
     if plan is None:
         wanted = plan_in(setting, knobs)
     else:
         wanted = overridden(plan, setting, knobs)
     setting = replace(setting, notes=(*setting.notes, *_notes_on(knobs, wanted)))
-    prediction = predict_in(setting, wanted, memory_headroom=memory_headroom)
+    prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom)
     given = {*knobs.given(), *request.described()}
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 
 
-def setting_of_request(request: Request, *, plan: Plan | None = None, calibration: str | Path | Calibration | None = None) -> Setting:
+def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:
     """The job on the cluster; what the request leaves out is the plan's."""
     from perfmodel.hardware.reader import load_cluster
 
@@ -226,7 +194,7 @@ def setting_of_request(request: Request, *, plan: Plan | None = None, calibratio
     if request.nodes is not None:
         place = request.cluster if request.cluster is not None or plan is None else plan.cluster
         chips = request.nodes * (place if isinstance(place, Cluster) else load_cluster(place)).chips_per_node
-    job = _job_of(request, plan)
+    job, calibration = _job_of(request, plan), request.calibration
     if plan is None:
         return make_setting(job, request.cluster, chips=chips, calibration=calibration, profile=request.profile)
     return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, profile=request.profile)

@@ -11,9 +11,9 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.foundation.values import text_of, whole
 from perfmodel.parallel.algebra.rules import check_agrees
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
-    Knobs,
     Setting,
     choice_of,
     make_setting,

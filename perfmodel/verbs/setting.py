@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
-from perfmodel.foundation.values import check_name, is_path, several, text_of, whole, yes_or_no
+from perfmodel.foundation.values import check_name, is_path, whole
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -21,111 +21,12 @@ if TYPE_CHECKING:
     from perfmodel.cost.sensitivity import Sensitivity
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
-    from perfmodel.parallel.algebra.rules import RuleSet
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.residuals import StepInterval
 
 Name: TypeAlias = str | Path
 Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """What a person may say of a plan; None leaves it to the default, or to the search.
-
-    rules  rule sets, names or files of them: one, of which a search takes several
-    dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
-    fsdp   dp_shard with ZeRO stage 3
-    """
-
-    pp: int | None = None
-    dp_replicate: int | None = None
-    dp_shard: int | None = None
-    cp: int | None = None
-    tp: int | None = None
-    zero: int | None = None
-    micro_batch: int | None = None
-    virtual_stages: int | None = None
-    schedule: str | None = None
-    recompute: str | None = None
-    sequence_parallel: bool | None = None
-    rules: Sequence[RuleSet] | None = None
-    order: Sequence[str] | None = None
-    attention: str | None = None
-    dp: int | None = None
-    fsdp: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in self.given().items():
-            object.__setattr__(self, name, _read_knob(name, value))
-
-    def given(self) -> dict[str, Any]:
-        """The knobs that are not left out."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if getattr(self, field.name) is not None}
-
-    def searched(self) -> dict[str, Any]:
-        """The knobs as a search fixes them: `fsdp` said in the plan's own words, `dp` as the product that it is."""
-        given = self.given()
-        fsdp = given.pop("fsdp", None)
-        if fsdp is not None:
-            if given.get("dp_shard", fsdp) != fsdp or given.get("zero", 3) != 3:
-                raise InputError(f"fsdp={fsdp}: is dp_shard={fsdp} with zero=3; leave out dp_shard and zero, or say it with them alone")
-            given |= {"dp_shard": fsdp, "zero": 3}
-        shard, replicate = given.get("dp_shard", 1), given.get("dp_replicate", 1)
-        if "dp" in given and given["dp"] % (shard * replicate):
-            raise InputError(f"dp={given['dp']}: is dp_replicate*dp_shard, of which {shard * replicate} is given; use a multiple of it")
-        return given
-
-    def planned(self) -> dict[str, Any]:
-        """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
-        given = self.searched()
-        if "rules" in given:
-            if len(given["rules"]) > 1:
-                names = ",".join(each.name for each in given["rules"])
-                raise InputError(f"rules={names}: a plan has one rule set; give one of them (a search takes several)")
-            given["rules"] = given["rules"][0]
-        dp = given.pop("dp", None)
-        if dp is not None:
-            to_shard = "dp_shard" not in given and (given.get("zero") or 0) > 0
-            kept = given.get("dp_replicate" if to_shard else "dp_shard", 1)
-            given |= {"dp_shard": dp // kept, "dp_replicate": kept} if to_shard else {"dp_replicate": dp // kept, "dp_shard": kept}
-        return given
-
-
-def _read_knob(name: str, value: Any) -> Any:
-    if name == "sequence_parallel":
-        return yes_or_no(value, name)
-    if name == "order":
-        return read_order(value)
-    if name == "rules":
-        return read_rules(value)
-    if name in ("schedule", "recompute", "attention"):
-        return text_of(value, name, "its name")
-    return whole(value, name, least=0 if name == "zero" else 1)
-
-
-def read_rules(value: Any) -> tuple[RuleSet, ...] | None:
-    """Rule sets, names and files of them, one or several; None where the list is empty."""
-    from perfmodel.parallel.algebra.rules import rule_set_of
-
-    found: list[RuleSet] = []
-    for each in value if isinstance(value, (list, tuple)) else (value,):
-        for one in several(each) if isinstance(each, str) and not Path(each).exists() else (each,):
-            rules = rule_set_of(one)
-            if rules not in found:
-                found.append(rules)
-    return tuple(found) or None
-
-
-def read_order(value: Any) -> tuple[str, ...]:
-    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
-    from perfmodel.parallel.layout import check_order
-
-    if isinstance(value, str):
-        plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
-        value = [axis.strip() for axis in plain.split("-")]
-    return check_order(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -141,9 +141,8 @@ def test_ctrl_c_while_modules_load_is_a_sentence():
 
 
 def test_a_polite_end_is_a_sentence_and_its_own_code(tmp_path):
-    code = (
-        "import sys, signal\nfrom perfmodel import cli\ncli.run = lambda _: signal.raise_signal(getattr(signal, sys.argv[1]))\ncli.main()\n"
-    )
+    ends = "cli.run = lambda _: signal.raise_signal(getattr(signal, sys.argv[1]))"
+    code = f"import sys, signal\nfrom perfmodel.cli import app as cli\n{ends}\ncli.main()\n"
     for name, number in (("SIGTERM", 143), ("SIGHUP", 129)):
         done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, timeout=500)
         assert (done.returncode, done.stderr) == (number, f"perfmodel: ended ({name})\n")
@@ -210,7 +209,7 @@ def test_values_of_any_length_and_kind_are_one_short_sentence(arguments, capfd):
 def test_an_ascii_terminal_gets_every_name(tmp_path):
     folder = tmp_path / "modèle"
     folder.mkdir()
-    shutil.copy(Path(cli.__file__).parent / "workload" / "models" / "gpt2.json", folder / "config.json")
+    shutil.copy(Path(cli.__file__).parents[1] / "workload" / "models" / "gpt2.json", folder / "config.json")
     command = [sys.executable, "-m", "perfmodel", "models", str(folder)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     text = subprocess.run(command, capture_output=True, env=environment, check=True, cwd=tmp_path)

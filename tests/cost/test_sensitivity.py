@@ -3,7 +3,8 @@
 import pytest
 
 from perfmodel.cost.sensitivity import STEP, sensitivities
-from perfmodel.verbs.setting import Knobs, make_job, make_setting, plan_in
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.verbs.setting import make_job, make_setting, plan_in
 
 JOB = dict(global_batch=128, seq_len=4096)
 

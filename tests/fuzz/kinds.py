@@ -33,6 +33,7 @@ from perfmodel.hardware.reader import (
 from perfmodel.lab.cases import parse_case
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.algebra.rules import list_rule_sets, load_rule_set, rule_set_from_dict
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.plan_file import network_plan_from_dict, network_plan_to_dict
 from perfmodel.parallel.plan import plan_to_dict
@@ -40,7 +41,7 @@ from perfmodel.parallel.plan_file import list_plans, plan_from_dict, read_plan
 from perfmodel.parallel.profile import list_profiles, load_profile, profile_from_dict
 from perfmodel.parallel.residuals import load_residuals
 from perfmodel.verbs.networks import network_of_plan, shard_network
-from perfmodel.verbs.setting import Knobs, Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
+from perfmodel.verbs.setting import Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.models import list_models, load_model
 from tests.fuzz.checks import check_json, check_prediction, check_refusal, check_step, require

@@ -15,10 +15,11 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.chip import MemoryTier
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import parse_cluster
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS
-from perfmodel.verbs.setting import Knobs, make_setting, plan_in, predict_in
+from perfmodel.verbs.setting import make_setting, plan_in, predict_in
 from perfmodel.workload.job import Precision
 from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict
 from tests.cost.machines import make_tier

@@ -6,9 +6,10 @@ import pytest
 
 import perfmodel
 from perfmodel import InputError
+from perfmodel.parallel.knobs import Knobs
 from perfmodel.verbs.api import compare_measurement
 from perfmodel.verbs.searching import least_chips_that_fit
-from perfmodel.verbs.setting import Knobs, make_job, make_setting, told
+from perfmodel.verbs.setting import make_job, make_setting, told
 from tests.parallel.test_results import MEASUREMENT
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)

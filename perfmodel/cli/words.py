@@ -1,0 +1,117 @@
+"""Options from records: each word of a record (`foundation/words.py`) is an option, with its help, names and kind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from perfmodel.foundation.words import Word, Words
+
+Result = TypeVar("Result")
+
+#: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
+_ORDER = (
+    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "precision", "optimizer",
+    "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "zero", "micro_batch", "virtual_stages", "schedule", "recompute",
+    "sequence_parallel", "rules", "order", "attention",
+)  # fmt: skip
+#: Options that stand elsewhere than the rest of their record: after an option, or after all of a record.
+_AFTER = {"chip": "cluster", "calibration": "knobs", "memory_headroom": "calibration"}
+
+
+def flag(field: str) -> str:
+    """How the command line spells a field."""
+    return "--" + field.replace("_", "-")
+
+
+def command(
+    *,
+    after: Mapping[str, str] = {},
+    **groups: type | Words | Group,  # nobody changes it
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A verb whose parameters of these names are records, with an option for each word of them.
+
+    after   what stands elsewhere in help: parameter or option -> the one that it follows
+    """
+    chosen = {name: group if isinstance(group, Group) else Group.of(group) for name, group in groups.items()}
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        blocks: list[tuple[str, str, inspect.Parameter]] = []  # name of the option, of what it belongs to
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+            parts = chosen[name].options if name in chosen else {name: parameter}
+            blocks += [(option, name, each) for option, each in parts.items()]
+        for moved, anchor in [*after.items(), *((name, where) for name, where in _AFTER.items() if name not in after)]:
+            names = {each for block in blocks for each in block[:2]}
+            if moved in names and anchor in names:
+                block = [each for each in blocks if moved in each[:2]]
+                blocks = [each for each in blocks if moved not in each[:2]]
+                place = max(index for index, each in enumerate(blocks) if anchor in each[:2]) + 1
+                blocks[place:place] = block
+        home = {option: name for option, name, _ in blocks}
+
+        @wraps(function)
+        def call(**given: Any) -> Result:
+            own = {name: value for name, value in given.items() if home[name] not in chosen}
+            for name, group in chosen.items():
+                own[name] = group.make({option: value for option, value in given.items() if home[option] == name})
+            return function(**own)
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        call.__signature__ = inspect.Signature([each.replace(kind=kind) for _, _, each in blocks])  # type: ignore[attr-defined]
+        call.__annotations__ = {}
+        return call
+
+    return decorate
+
+
+class Group:
+    """Options that make one argument of a verb."""
+
+    def __init__(self, options: Mapping[str, inspect.Parameter], make: Callable[[dict[str, Any]], Any]) -> None:
+        self.options, self.make = options, make
+
+    @classmethod
+    def of(cls, chosen: type | Words) -> Group:
+        words = chosen if isinstance(chosen, Words) else Words(chosen)
+        names = words.words()
+        ordered = sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER and not words.only else len(_ORDER))
+        options = {name: _parameter(names[name], name, words) for name in ordered}
+        return cls(options, lambda given: words.record(**{name: value for name, value in given.items() if value is not None}))
+
+
+def largest_of(knobs: tuple[str, ...]) -> Group:
+    """`--max-tp` and the like, as knob -> largest value of those that are given."""
+    ordered = sorted(knobs, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in ordered}
+    options = {name: _made(name, _typed(each, name, help=_help(each)), None) for name, each in words.items()}
+    return Group(options, lambda given: {name.removeprefix("max_"): value for name, value in given.items() if value is not None})
+
+
+def _parameter(each: Word, name: str, words: Words) -> inspect.Parameter:
+    many = words.several and each.several
+    default = words.defaults.get(name, each.default_text) or None
+    if many:
+        help = each.several_help or f"{_help(each, each.otherwise)} [*]"
+    else:
+        help = words.helps.get(name) or _help(each, "" if name in words.defaults else each.otherwise)
+    return _made(name, _typed(each, name, help=help, many=many), [] if many else default)
+
+
+def _help(each: Word, otherwise: str = "") -> str:
+    return f"{each.help}; {otherwise}." if otherwise else f"{each.help}."
+
+
+def _typed(each: Word, name: str, *, help: str, many: bool = False) -> Any:
+    if each.kind is bool:
+        plain = flag(name)
+        return Annotated[bool | None, typer.Option(f"{plain}/--no-{plain[2:]}", help=help, show_default=False)]
+    kind = list[str] if many else each.kind | None
+    return Annotated[kind, typer.Option(flag(name), *each.aliases, metavar=each.metavar, help=help)]
+
+
+def _made(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

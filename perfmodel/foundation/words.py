@@ -1,0 +1,166 @@
+"""Words that people give to a verb, each written once: as a field of a record.
+
+A record is a frozen dataclass whose fields are made by `word`. Arguments in Python (`takes`), options of a command line
+(`cli/options.py`), keys of files and names of knobs come from its fields, so a new word is one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from enum import StrEnum
+from functools import cache, wraps
+from typing import Any, TypeAlias, TypeVar, cast
+
+from perfmodel.foundation.errors import suggest
+
+Read = Callable[[Any, str], Any]
+Result = TypeVar("Result")
+Value = TypeVar("Value")
+#: One value, several as a list, or none.
+Several: TypeAlias = "Value | Sequence[Value] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What is known of a word beside its name.
+
+    help, otherwise   what it means, and what holds where it is left out
+    metavar           what stands for its value in help
+    kind              what a command line gives: int, str, bool or Path
+    aliases           other names of its option
+    takes             of what types a program gives it; empty: as the field is annotated
+    read              makes the value of what was given, or refuses it; the second argument is the word's name
+    several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
+    default_text      its default as a command line shows it
+    choices           the values that there are, of a closed choice
+    is_searched       a search tries several values of it and keeps them apart
+    is_shorthand      says what other words say, which files then hold
+    in_files          what a file means that leaves it out; None: nothing by itself
+    """
+
+    help: str
+    otherwise: str = ""
+    metavar: str = "N"
+    kind: type = str
+    aliases: tuple[str, ...] = ()
+    takes: str = ""
+    read: Read | None = None
+    several: bool = False
+    several_help: str = ""
+    default_text: str = ""
+    choices: type[StrEnum] | None = None
+    is_searched: bool = False
+    is_shorthand: bool = False
+    in_files: Any = None
+
+
+def word(help: str, *, default: Any = None, **more: Any) -> Any:
+    """A field of a record."""
+    return field(default=default, metadata={"word": Word(help=help, **more)})
+
+
+def words_of(record: type) -> Mapping[str, Word]:
+    """The words of a record by name, in its order."""
+    return _words_of(cast(Any, record))
+
+
+@cache
+def _words_of(record: Any) -> Mapping[str, Word]:
+    return {each.name: each.metadata["word"] for each in fields(record)}
+
+
+def given_words(record: Any) -> dict[str, Any]:
+    """The words of a record that were given, by name: those that are not left out."""
+    return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Some words of a record, as a verb takes them.
+
+    only, without   names, separated by spaces: the only ones, or all but these
+    needed          those that cannot be left out
+    several         whether the verb takes several values of the words that may have several
+    helps           what is said of a word of this verb in place of its own help
+    defaults        defaults of this verb, as they are shown
+    """
+
+    record: type
+    only: str = ""
+    without: str = ""
+    needed: str = ""
+    several: bool = False
+    helps: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def words(self) -> Mapping[str, Word]:
+        found = words_of(self.record)
+        names = self.only.split() or [name for name in found if name not in self.without.split()]
+        return {name: found[name] for name in names}
+
+
+def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """A function whose parameters of these names are records, as one that takes their words by name.
+
+    `@takes(knobs=Knobs) def predict(plan, *, knobs)` is called as `predict(plan, tp=2)`; its signature lists every word.
+    """
+    chosen = {name: group if isinstance(group, Words) else Words(group) for name, group in groups.items()}
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        own = inspect.signature(function)
+        others = [name for name in own.parameters if name not in chosen]
+        positional = [name for name in others if own.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        home = {name: group for group, words in chosen.items() for name in words.words()}
+        needed = [name for words in chosen.values() for name in words.needed.split()]
+
+        @wraps(function)
+        def call(*args: Any, **given: Any) -> Result:
+            if len(args) > len(positional):
+                takes_only = (
+                    f"takes {len(positional)} without a name ({', '.join(positional)})" if positional else "takes arguments by name"
+                )
+                raise TypeError(f"{function.__name__}() {takes_only}, not {len(args)}; write name=value")
+            parts: dict[str, dict[str, Any]] = {group: {} for group in chosen}
+            rest: dict[str, Any] = {}
+            for name, value in given.items():
+                if name in home:
+                    parts[home[name]][name] = value
+                elif name in others:
+                    rest[name] = value
+                else:
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}{suggest(name, [*others, *home])}")
+            absent = [name for name in needed if name not in given]
+            if absent:
+                raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")
+            return function(*args, **rest, **{group: words.record(**parts[group]) for group, words in chosen.items()})
+
+        call.__signature__ = _spelled_out(own, chosen)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _spelled_out(own: inspect.Signature, chosen: Mapping[str, Words]) -> inspect.Signature:
+    """The signature with the words of each record in its place."""
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.parameters.items():
+        parameters += _arguments(chosen[name]) if name in chosen else [parameter]
+    return own.replace(parameters=parameters)
+
+
+def _arguments(words: Words) -> list[inspect.Parameter]:
+    by_name = {each.name: each for each in fields(words.record)}
+    found = []
+    for name, each in words.words().items():
+        kind, default = each.takes or str(by_name[name].type).removesuffix(" | None"), by_name[name].default
+        if name in words.needed.split():
+            annotation, default = kind, MISSING
+        elif words.several and each.several:
+            annotation = f"Several[{kind}]"
+        else:
+            annotation = f"{kind} | None" if default is None else kind
+        empty = inspect.Parameter.empty if default is MISSING else default
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=empty, annotation=annotation))
+    return found

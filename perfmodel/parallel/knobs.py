@@ -1,0 +1,142 @@
+"""The knobs of a plan, written once: their options, arguments, keys in plan files and names in a search come from this record.
+
+A new knob is a field of `Knobs`, and the formula that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.values import several, text_of, whole, yes_or_no
+from perfmodel.foundation.words import given_words, word, words_of
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
+
+if TYPE_CHECKING:
+    from perfmodel.parallel.algebra.rules import RuleSet
+
+
+def read_name(value: Any, name: str) -> str:
+    return text_of(value, name, "its name")
+
+
+def read_rules(value: Any, name: str) -> tuple[RuleSet, ...] | None:
+    """Rule sets, names and files of them, one or several; None where the list is empty."""
+    from perfmodel.parallel.algebra.rules import rule_set_of
+
+    found: list[RuleSet] = []
+    for each in value if isinstance(value, (list, tuple)) else (value,):
+        for one in several(each) if isinstance(each, str) and not Path(each).exists() else (each,):
+            rules = rule_set_of(one)
+            if rules not in found:
+                found.append(rules)
+    return tuple(found) or None
+
+
+def read_order(value: Any, name: str) -> tuple[str, ...]:
+    """`tp-cp-dp_shard-dp_replicate-pp`, also with commas and with dp-shard written as the flag is, or a sequence of names."""
+    if isinstance(value, str):
+        plain = value.replace("dp-shard", "dp_shard").replace("dp-replicate", "dp_replicate").replace(",", "-")
+        value = [axis.strip() for axis in plain.split("-")]
+    return check_order(value)
+
+
+#: What a whole number is, and what a choice by name is.
+_count = partial(word, kind=int, read=whole)
+_searched = partial(_count, is_searched=True)
+_choice = partial(word, metavar="NAME", read=read_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """What a person may say of a plan; None leaves it to the default, or to the search.
+
+    rules  rule sets, names or files of them: one, of which a search takes several
+    dp     ranks that see different sequences, however their state is kept: dp_replicate * dp_shard
+    fsdp   dp_shard with ZeRO stage 3
+    """
+
+    pp: int | None = _searched("Pipeline-parallel degree", in_files=1)
+    dp_replicate: int | None = _searched("Data-parallel replicas", in_files=1)
+    dp_shard: int | None = _searched("Data-parallel ranks that shard (FSDP; see --zero)", in_files=1)
+    cp: int | None = _searched("Context-parallel degree", in_files=1)
+    tp: int | None = _searched("Tensor-parallel degree", in_files=1)
+    zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", read=partial(whole, least=0), in_files=0)
+    rules: Sequence[RuleSet] | None = word(
+        "How operators are cut by the axes (docs/rules.md)", otherwise="megatron, or megatron-sp with tp, if left out",
+        metavar="NAME|FILE", takes="Name | RuleSet", read=read_rules, several=True,
+        several_help="Rule sets to try (docs/rules.md), several again and again; megatron and megatron-sp if left out.",
+    )  # fmt: skip
+    sequence_parallel: bool | None = word("Shard the residual stream over tp", kind=bool, read=yes_or_no, is_searched=True)
+    micro_batch: int | None = _searched("Sequences of a rank in one pass", aliases=("--mbs",), in_files=1)
+    schedule: str | None = _choice("gpipe, 1f1b or interleaved", choices=PipelineSchedule, is_searched=True, in_files="1f1b")
+    virtual_stages: int | None = _searched("Model chunks of a pipeline rank (interleaved)", in_files=1)
+    recompute: str | None = _choice("none, selective or full", choices=Recompute, is_searched=True, in_files="none")
+    attention: str | None = _choice("flash or unfused", otherwise="the profile's if left out", choices=AttentionKernel, in_files="flash")
+    order: Sequence[str] | None = word(
+        f"Axes on the network, innermost first: {'-'.join(DEFAULT_ORDER)}",
+        metavar="AXES", takes="Sequence[str] | str", read=read_order, in_files=DEFAULT_ORDER,
+    )  # fmt: skip
+    dp: int | None = _count("The whole data-parallel degree: dp-shard under ZeRO 1 to 3, else dp-replicate", is_shorthand=True)
+    fsdp: int | None = _count("--dp-shard N --zero 3", is_shorthand=True)
+
+    def __post_init__(self) -> None:
+        known = words_of(type(self))
+        for name, value in self.given().items():
+            object.__setattr__(self, name, known[name].read(value, name))  # type: ignore[misc]  # every knob is read
+
+    def given(self) -> dict[str, Any]:
+        """The knobs that are not left out."""
+        return given_words(self)
+
+    def searched(self) -> dict[str, Any]:
+        """The knobs as a search fixes them: `fsdp` said in the plan's own words, `dp` as the product that it is."""
+        given = self.given()
+        fsdp = given.pop("fsdp", None)
+        if fsdp is not None:
+            if given.get("dp_shard", fsdp) != fsdp or given.get("zero", 3) != 3:
+                raise InputError(f"fsdp={fsdp}: is dp_shard={fsdp} with zero=3; leave out dp_shard and zero, or say it with them alone")
+            given |= {"dp_shard": fsdp, "zero": 3}
+        shard, replicate = given.get("dp_shard", 1), given.get("dp_replicate", 1)
+        if "dp" in given and given["dp"] % (shard * replicate):
+            raise InputError(f"dp={given['dp']}: is dp_replicate*dp_shard, of which {shard * replicate} is given; use a multiple of it")
+        return given
+
+    def planned(self) -> dict[str, Any]:
+        """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
+        given = self.searched()
+        if "rules" in given:
+            if len(given["rules"]) > 1:
+                names = ",".join(each.name for each in given["rules"])
+                raise InputError(f"rules={names}: a plan has one rule set; give one of them (a search takes several)")
+            given["rules"] = given["rules"][0]
+        dp = given.pop("dp", None)
+        if dp is not None:
+            to_shard = "dp_shard" not in given and (given.get("zero") or 0) > 0
+            kept = given.get("dp_replicate" if to_shard else "dp_shard", 1)
+            given |= {"dp_shard": dp // kept, "dp_replicate": kept} if to_shard else {"dp_replicate": dp // kept, "dp_shard": kept}
+        return given
+
+
+def searched_knobs(record: type = Knobs) -> tuple[str, ...]:
+    """The knobs that a search fixes, bounds and tries, by name."""
+    return tuple(name for name, each in words_of(record).items() if each.is_searched)
+
+
+def bounded_knobs(record: type = Knobs) -> tuple[str, ...]:
+    """Those of them that have a largest value."""
+    return tuple(name for name, each in words_of(record).items() if each.is_searched and each.kind is int)
+
+
+def plan_keys(record: type = Knobs) -> tuple[str, ...]:
+    """The knobs that a plan and its file have, by name."""
+    return tuple(name for name, each in words_of(record).items() if not each.is_shorthand)
+
+
+def choices_of(record: type = Knobs) -> Mapping[str, Iterable[str]]:
+    """The knobs whose values are a closed choice."""
+    return {name: each.choices for name, each in words_of(record).items() if each.choices is not None}

@@ -1,0 +1,53 @@
+"""What a verb is asked about, written once: the job, where it runs and what is assumed, as a program or a command line gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
+from perfmodel.foundation.words import word, words_of
+
+#: Words of which several values give one answer for each combination.
+_several = partial(word, several=True)
+_sizes = partial(_several, takes="int | str")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One value of everything, or several; None is the default, or what the plan says."""
+
+    model: Any = _several(
+        "A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig"
+    )  # fmt: skip
+    cluster: Any = _several("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")
+    chips: Any = _sizes("Chips to use", aliases=("--gpus",))
+    nodes: Any = _sizes("In place of --chips: nodes of the cluster")
+    global_batch: Any = _sizes("Sequences in a step, on all chips together", aliases=("--gbs",))
+    batch_tokens: Any = _sizes("In place of --global-batch: tokens in a step, such as 4M (4194304)")
+    seq_len: Any = _sizes("Tokens in a sequence, such as 8k (8192)", aliases=("--seq",))
+    precision: Any = _several(
+        "fp32, bf16-mixed, fp16-mixed or bf16", otherwise="bf16-mixed if left out", metavar="NAME", takes="str"
+    )  # fmt: skip
+    optimizer: Any = _several("sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str")
+    profile: Any = _several(
+        "The framework that is assumed (`perfmodel profiles`)", otherwise="by the chip's maker if left out: megatron on NVIDIA's",
+        metavar="NAME|PATH", takes="Name | ExecutionProfile",
+    )  # fmt: skip
+    calibration: Any = word(
+        "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
+        metavar="NAME|PATH", takes="Name | Calibration",
+    )  # fmt: skip
+    memory_headroom: Any = word(
+        "Share of the usable memory that a plan that fits leaves free; 0: none",
+        metavar="SHARE", takes="float | str", default=DEFAULT_HEADROOM, default_text=f"{DEFAULT_HEADROOM:.0%}",
+    )  # fmt: skip
+
+    def described(self) -> dict[str, Any]:
+        """What was asked for, as plain values; what was left out is not in it."""
+        named = {
+            name: getattr(getattr(self, name), "name", getattr(self, name)) for name, each in words_of(type(self)).items() if each.several
+        }
+        return {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
