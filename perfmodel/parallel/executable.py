@@ -5,7 +5,8 @@ A plan that is not executable is predicted all the same: other frameworks may ru
 
 from __future__ import annotations
 
-from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set, present_axes
+from perfmodel.parallel.algebra.rules import load_rule_set, present_axes
+from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.job import Precision
@@ -18,13 +19,7 @@ def realised_as(plan: Plan) -> str:
     """The rule set as which the executor runs the plan's own; empty where it has none that cuts alike."""
     layout = plan.layout
     axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
-    own = _cuts(plan.rules, plan, axes)
-    return next((name for name in RULE_SETS if _cuts(load_rule_set(name), plan, axes) == own), "")
-
-
-def _cuts(rules: RuleSet, plan: Plan, axes: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """What the rules cut of this plan's model where only these axes have more than one rank."""
-    return {name: cut for name, cut in rules.among(axes).items() if name != "positions" or plan.job.model.position == "learned"}
+    return next((name for name in RULE_SETS if cuts_alike(plan, load_rule_set(name), axes)), "")
 
 
 def not_executable_reason(plan: Plan) -> str:

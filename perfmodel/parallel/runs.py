@@ -104,6 +104,12 @@ def runs_from_dict(data: object) -> Runs:
     return Runs(**values)
 
 
+def _cuts_alike(plan: Plan, runs: Runs, axes: frozenset[str]) -> bool:
+    from perfmodel.parallel.assignment import cuts_alike
+
+    return not runs.rules or any(cuts_alike(plan, load_rule_set(name), axes) for name in runs.rules)
+
+
 def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
     """Why the framework cannot run a plan of this form; empty if it can. balanced_context: it cuts a sequence in 2 cp chunks."""
     layout = plan.layout
@@ -120,7 +126,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
-    if not runs.cuts_as(plan.rules, axes):
+    if not (_cuts_alike(plan, runs, axes) if plan.rules.operators else runs.cuts_as(plan.rules, axes)):
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"

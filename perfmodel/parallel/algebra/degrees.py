@@ -68,7 +68,7 @@ def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[
     """What the rule set asks of the degrees of cp and tp for this model, heads first."""
 
     def cuts(names: tuple[str, ...], axes: tuple[str, ...]) -> bool:
-        return any(axis in rules.rules.get(name, ()) for name in names for axis in axes)
+        return any(axis in cut for name, cut in rules.cuts() if name in names for axis in axes)
 
     heads, kv = model.num_attention_heads, model.num_key_value_heads
     found: list[Condition] = []
@@ -78,8 +78,9 @@ def conditions(rules: RuleSet, model: TransformerConfig, seq_len: int) -> tuple[
         # tp_kv is the part of tp that divides the key-value heads: what is left of it is whole heads for each
         found.append(Condition(axes=_TP, field="num_key_value_heads", size=kv, is_multiple=True))
     sizes = logical_sizes(model, seq_len)
-    by_name = sorted((name for name, axes in rules.rules.items() if axes and name in sizes and name in _FIELDS), key=list(_FIELDS).index)
-    found += [Condition(axes=rules.rules[name], field=_FIELDS[name], size=sizes[name]) for name in by_name]
+    said = [(name, axes) for name, axes in rules.cuts() if axes and name in sizes and name in _FIELDS]
+    said.sort(key=lambda each: list(_FIELDS).index(each[0]))
+    found += [Condition(axes=axes, field=_FIELDS[name], size=sizes[name]) for name, axes in said]
     return tuple(dict.fromkeys(found))
 
 

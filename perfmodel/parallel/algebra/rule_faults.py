@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, one_line, suggest
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, whole_dims
 from perfmodel.workload.models import load_model
@@ -39,10 +39,20 @@ def _graphs() -> tuple[Graph, ...]:
 
 
 def _faults(rules: RuleSet) -> Iterator[str]:
-    if sorted(rules.rules.get("batch", ())) != sorted(_BATCH):
+    if any(
+        sorted(axes) != sorted(_BATCH) for axes in (rules.rules.get("batch", ()), *(cut for name, cut in rules.cuts() if name == "batch"))
+    ):
         # every operator has it: the microbatch is counted for each data-parallel rank
         yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
     graphs = _graphs()
+    known = {operator.name: {dim.logical for dim in operator.dims} for graph in graphs for operator in graph.operators}
+    for name, own in rules.operators.items():
+        if name not in known:
+            yield f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}"
+        else:
+            yield from (
+                f"{name}.{dim}: {name} has no such dim; it has {', '.join(sorted(known[name]))}" for dim in own if dim not in known[name]
+            )
     of_operators = list(dict.fromkeys(fault for graph in graphs for operator in graph.operators for fault in _of_operator(rules, operator)))
     yield from of_operators
     if of_operators:
@@ -58,7 +68,7 @@ def _of_operator(rules: RuleSet, operator: Operator) -> Iterator[str]:
     cut: dict[str, list[str]] = {}
     whole = whole_dims(operator)
     for dim in operator.dims:
-        axes = rules.rules.get(dim.logical, ())
+        axes = rules.cut(operator.name, dim.logical)
         for axis in axes:
             cut.setdefault(axis, []).append(dim.logical)
         if axes and dim.name in whole:

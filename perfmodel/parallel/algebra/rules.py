@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,53 +21,75 @@ LOGICAL_NAMES = (
     "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
     "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
 )  # fmt: skip
+#: Fields of a rule set's file.
+_FIELDS = ("name", "source", "rules", "operators")
 #: Names that rule sets of old plan files and the sequence-parallel switch stand for.
 MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
 _TENSOR_AXES = frozenset(AXIS_PARTS["tp"])
+#: The operator that stands where a layer begins, and a pipeline may cut.
+_BOUNDARY = "block_input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSet:
     """rules: logical name of a dim -> fine axes that cut it, outermost first. A name that is not there is not cut.
 
+    operators   name of an operator -> what it cuts otherwise: each operator may have a sharding of its own
     axes, key   the fine axes that it speaks of; its hash, which every program and condition is looked up by
     """
 
     name: str
     rules: Mapping[str, tuple[str, ...]]
     source: str = field(compare=False)
+    operators: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     axes: frozenset[str] = field(init=False, compare=False, repr=False)
     key: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", frozenset(axis for axes in self.rules.values() for axis in axes))
-        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()))))
+        object.__setattr__(self, "axes", frozenset(axis for _, axes in self.cuts() for axis in axes))
+        own = frozenset((name, frozenset(cuts.items())) for name, cuts in self.operators.items())
+        object.__setattr__(self, "key", hash((self.name, frozenset(self.rules.items()), own)))
 
     def __hash__(self) -> int:
         return self.key
 
     def sharding(self, operator: Operator) -> Sharding:
         """dims of this operator -> fine axes."""
-        sharding = {dim.name: self.rules[dim.logical] for dim in operator.dims if self.rules.get(dim.logical)}
+        sharding = {dim.name: axes for dim in operator.dims if (axes := self.cut(operator.name, dim.logical))}
         check_sharding(operator, sharding)
         return sharding
+
+    def cut(self, operator: str, logical: str) -> tuple[str, ...]:
+        """The axes that cut this dim of this operator."""
+        rule = self.rules.get(logical, ())
+        own = self.operators.get(operator)
+        return rule if own is None else own.get(logical, rule)
+
+    def cuts(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Every (dim, axes) that is said, of all operators and of single ones."""
+        yield from self.rules.items()
+        for own in self.operators.values():
+            yield from own.items()
+
+    def _anywhere(self, logical: str) -> frozenset[str]:
+        return frozenset(axis for name, axes in self.cuts() if name == logical for axis in axes)
 
     @property
     def scatters_residual(self) -> bool:
         """Whether the residual stream, and with it what a pipeline sends, is cut over tp: sequence parallelism."""
-        return any(axis in _TENSOR_AXES for name in ("s_res", "hidden") for axis in self.rules.get(name, ()))
+        return any(axis in _TENSOR_AXES for name in ("s_res", "hidden") for axis in self.cut(_BOUNDARY, name))
 
     @property
     def cuts_queries(self) -> bool:
         """Whether the ranks of cp share the queries of a sequence in attention; else each has all of them, of some heads or of all."""
-        return "cp" in self.rules.get("s_query", ())
+        return "cp" in self._anywhere("s_query")
 
     @property
     def exchanges_heads(self) -> bool:
         """Whether attention is cut by heads over cp (Ulysses)."""
-        return "cp" in self.rules.get("attn_kv_heads", ())
+        return "cp" in self._anywhere("attn_kv_heads")
 
     def among(self, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
         """What is left of it where only these fine axes have more than one rank: rule sets that leave the same are one plan."""
@@ -75,13 +97,24 @@ class RuleSet:
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of its file; the parts of an axis that stand side by side are written as that axis."""
-        return {"name": self.name, "source": self.source, "rules": {name: _whole_axes(axes) for name, axes in self.rules.items()}}
+
+        def written(cuts: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+            return {name: _whole_axes(axes) for name, axes in cuts.items()}
+
+        own = {"operators": {name: written(cuts) for name, cuts in self.operators.items()}} if self.operators else {}
+        return {"name": self.name, "source": self.source, "rules": written(self.rules), **own}
 
 
 @lru_cache(maxsize=1024)
 def _among(rules: RuleSet, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
     kept = {name: tuple(axis for axis in cut if axis in axes) for name, cut in rules.rules.items()}
-    return {name: cut for name, cut in kept.items() if cut}
+    found = {name: cut for name, cut in kept.items() if cut}
+    for operator, own in rules.operators.items():
+        for name, cut in own.items():
+            left = tuple(axis for axis in cut if axis in axes)
+            if left != kept.get(name, ()):
+                found[f"{operator}.{name}"] = left
+    return found
 
 
 def _whole_axes(axes: tuple[str, ...]) -> list[str]:
@@ -100,24 +133,35 @@ def rule_set_from_dict(
 
     if not isinstance(data, Mapping) or not isinstance(data.get("rules"), Mapping):
         raise InputError(f"{where}: must be a mapping with name, source and rules; see strategies/rules for examples")
-    faults = [f"unknown field {shown(key)}; use name, source and rules" for key in data if key not in ("name", "source", "rules")]
+    faults = [f"unknown field {shown(key)}; use {', '.join(_FIELDS)}" for key in data if key not in _FIELDS]
     for key in ("name", "source"):
         if not isinstance(data.get(key, ""), str):
             faults.append(f"{key}={shown(data[key])}: must be a text; write one")
     name = data.get("name", default_name)
     if isinstance(name, str) and name and not _NAME.fullmatch(name):
         faults.append(f"name={shown(name)}: must be letters, digits and . _ + - alone, 40 at most; give it a short name")
-    rules: dict[str, tuple[str, ...]] = {}
-    for dim, axes in data["rules"].items():
-        if dim not in known_names:
-            faults.append(f"unknown dim {shown(dim)}{_near(dim, known_names)}; use one of {', '.join(known_names)}")
-        elif not isinstance(axes, list):
-            faults.append(f"{dim}={shown(axes)}: must be a list of axes, outermost cut first; write [tp]")
-        else:
-            rules[dim] = _fine_axes(dim, axes, faults)
+    rules = _read_cuts(data["rules"], known_names, faults)
+    operators: dict[str, dict[str, tuple[str, ...]]] = {}
+    given = data.get("operators", {})
+    if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
+        faults.append("operators: must be a map from operators to dims and their axes; write operators: {o_proj: {hidden: [tp]}}")
+    else:
+        operators = {str(operator): _read_cuts(own, known_names, faults, f"{one_line(operator)}.") for operator, own in given.items()}
     if faults:
         raise InputError(f"{where}: {listed(faults)}")
-    return RuleSet(name=name, rules=rules, source=data.get("source", ""))
+    return RuleSet(name=name, rules=rules, source=data.get("source", ""), operators=operators)
+
+
+def _read_cuts(data: Mapping[Any, Any], known_names: tuple[str, ...], faults: list[str], within: str = "") -> dict[str, tuple[str, ...]]:
+    cuts: dict[str, tuple[str, ...]] = {}
+    for dim, axes in data.items():
+        if dim not in known_names:
+            faults.append(f"{within}unknown dim {shown(dim)}{_near(dim, known_names)}; use one of {', '.join(known_names)}")
+        elif not isinstance(axes, list):
+            faults.append(f"{within}{dim}={shown(axes)}: must be a list of axes, outermost cut first; write [tp]")
+        else:
+            cuts[dim] = _fine_axes(f"{within}{dim}", axes, faults)
+    return cuts
 
 
 def _near(value: object, known: Collection[str]) -> str:
@@ -171,7 +215,7 @@ def load_rule_set(name: str | Path) -> RuleSet:
     if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
         raise InputError(f"rules={one_line(name, 200)}: no such file; give the path of a rule set, or one of {', '.join(list_rule_sets())}")
     found = rule_set_from_dict(read_yaml(path), where=str(path), default_name=path.stem)
-    if found.name in list_rule_sets() and found.rules != _shipped(found.name).rules:
+    if found.name in list_rule_sets() and (found.operators or found.rules != _shipped(found.name).rules):
         raise InputError(f"{path}: name={found.name}: is that of a shipped rule set with other rules; give yours a name of its own")
     return check_rule_set(found, where=str(path))
 
@@ -198,7 +242,7 @@ def rule_set_of(value: object) -> RuleSet:
 
 def is_shipped(rules: RuleSet) -> bool:
     """Whether its name alone says all of it."""
-    return rules.name in _names() and _shipped(rules.name).rules == rules.rules
+    return rules.name in _names() and _shipped(rules.name).rules == rules.rules and not rules.operators
 
 
 @lru_cache(maxsize=1)
