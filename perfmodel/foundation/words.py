@@ -14,6 +14,7 @@ from functools import cache, wraps
 from typing import Any, TypeAlias, TypeVar, cast
 
 from perfmodel.foundation.errors import suggest
+from perfmodel.foundation.values import text_of, whole, yes_or_no
 
 Read = Callable[[Any, str], Any]
 Result = TypeVar("Result")
@@ -31,7 +32,9 @@ class Word:
     kind              what a command line gives: int, str, bool or Path
     aliases           other names of its option
     takes             of what types a program gives it; empty: as the field is annotated
-    read              makes the value of what was given, or refuses it; the second argument is the word's name
+    read              makes the value of what was given, or refuses it, where its kind alone does not say how; the second argument is
+                      the word's name
+    least             the smallest number
     several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
     default_text      its default as a command line shows it
     choices           the values that there are, of a closed choice
@@ -47,6 +50,7 @@ class Word:
     aliases: tuple[str, ...] = ()
     takes: str = ""
     read: Read | None = None
+    least: int = 1
     several: bool = False
     several_help: str = ""
     default_text: str = ""
@@ -54,6 +58,14 @@ class Word:
     is_searched: bool = False
     is_shorthand: bool = False
     in_files: Any = None
+
+    def value(self, given: Any, name: str) -> Any:
+        """What was given, read; InputError where it cannot be."""
+        if self.read is not None:
+            return self.read(given, name)
+        if self.kind is int:
+            return whole(given, name, least=self.least)
+        return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
 
 
 def word(help: str, *, default: Any = None, **more: Any) -> Any:

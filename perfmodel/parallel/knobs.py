@@ -5,23 +5,20 @@ A new knob is a field of `Knobs`, and the formula that uses it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.values import several, text_of, whole, yes_or_no
+from perfmodel.foundation.values import several
 from perfmodel.foundation.words import given_words, word, words_of
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
 
 if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
-
-
-def read_name(value: Any, name: str) -> str:
-    return text_of(value, name, "its name")
 
 
 def read_rules(value: Any, name: str) -> tuple[RuleSet, ...] | None:
@@ -45,10 +42,9 @@ def read_order(value: Any, name: str) -> tuple[str, ...]:
     return check_order(value)
 
 
-#: What a whole number is, and what a choice by name is.
-_count = partial(word, kind=int, read=whole)
+_count = partial(word, kind=int)
 _searched = partial(_count, is_searched=True)
-_choice = partial(word, metavar="NAME", read=read_name)
+_choice = partial(word, metavar="NAME")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +61,13 @@ class Knobs:
     dp_shard: int | None = _searched("Data-parallel ranks that shard (FSDP; see --zero)", in_files=1)
     cp: int | None = _searched("Context-parallel degree", in_files=1)
     tp: int | None = _searched("Tensor-parallel degree", in_files=1)
-    zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", read=partial(whole, least=0), in_files=0)
+    zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", least=0, in_files=0)
     rules: Sequence[RuleSet] | None = word(
         "How operators are cut by the axes (docs/rules.md)", otherwise="megatron, or megatron-sp with tp, if left out",
         metavar="NAME|FILE", takes="Name | RuleSet", read=read_rules, several=True,
         several_help="Rule sets to try (docs/rules.md), several again and again; megatron and megatron-sp if left out.",
     )  # fmt: skip
-    sequence_parallel: bool | None = word("Shard the residual stream over tp", kind=bool, read=yes_or_no, is_searched=True)
+    sequence_parallel: bool | None = word("Shard the residual stream over tp", kind=bool, is_searched=True)
     micro_batch: int | None = _searched("Sequences of a rank in one pass", aliases=("--mbs",), in_files=1)
     schedule: str | None = _choice("gpipe, 1f1b or interleaved", choices=PipelineSchedule, is_searched=True, in_files="1f1b")
     virtual_stages: int | None = _searched("Model chunks of a pipeline rank (interleaved)", in_files=1)
@@ -87,7 +83,7 @@ class Knobs:
     def __post_init__(self) -> None:
         known = words_of(type(self))
         for name, value in self.given().items():
-            object.__setattr__(self, name, known[name].read(value, name))  # type: ignore[misc]  # every knob is read
+            object.__setattr__(self, name, known[name].value(value, name))
 
     def given(self) -> dict[str, Any]:
         """The knobs that are not left out."""
@@ -137,6 +133,6 @@ def plan_keys(record: type = Knobs) -> tuple[str, ...]:
     return tuple(name for name, each in words_of(record).items() if not each.is_shorthand)
 
 
-def choices_of(record: type = Knobs) -> Mapping[str, Iterable[str]]:
+def choices_of(record: type = Knobs) -> Mapping[str, type[StrEnum]]:
     """The knobs whose values are a closed choice."""
     return {name: each.choices for name, each in words_of(record).items() if each.choices is not None}

@@ -10,8 +10,9 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest, whole_number
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, room
 from perfmodel.foundation.units import format_bytes, format_step, format_time
-from perfmodel.foundation.values import whole, yes_or_no
+from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
+from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
@@ -19,12 +20,12 @@ from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.uniform.space import KNOBS, Space
 from perfmodel.planner.uniform.sweep import sweep
 
-_WHOLE = frozenset(("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "zero", "micro_batch"))
+_WHOLE = frozenset(bounded_knobs())
 #: What is said of the plan itself where it does not fit with the headroom.
 _UNFIT: Mapping[Verdict, str] = {Verdict.TIGHT: "is tight", Verdict.DOES_NOT_FIT: "does not fit"}
 #: What may be asked for: the knobs of a space, and a rule set by its name or file.
 _ASKED = (*KNOBS, "rules")
-_WORDS: Mapping[str, tuple[str, ...]] = {"recompute": tuple(Recompute), "schedule": tuple(PipelineSchedule)}
+_WORDS: Mapping[str, tuple[str, ...]] = {name: tuple(kind) for name, kind in choices_of().items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +76,15 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
         if name not in _ASKED:
             raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, _ASKED)}")
         if name in _WHOLE:
-            count = whole_number(value)
-            if count is None or (count < 1 and name != "zero"):
-                raise InputError(
-                    f"why-not={item.strip()}: {name} must be a whole number of at least {0 if name == 'zero' else 1}; give one"
-                )
+            count, least = whole_number(value), words_of(Knobs)[name].least
+            if count is None or count < least:
+                raise InputError(f"why-not={item.strip()}: {name} must be a whole number of at least {least}; give one")
             knobs[name] = count
         elif name == "rules":
             knobs[name] = value
-        elif name == "sequence_parallel":
+        elif words_of(Knobs)[name].kind is bool:
             if value.lower() not in ("true", "false"):
-                raise InputError(f"why-not={item.strip()}: sequence_parallel must be true or false; write one of them")
+                raise InputError(f"why-not={item.strip()}: {name} must be true or false; write one of them")
             knobs[name] = value.lower() == "true"
         else:
             if value not in _WORDS[name]:
@@ -102,16 +101,9 @@ def check_knobs(knobs: object) -> dict[str, int | str | bool]:
     for name, value in knobs.items():
         if name not in _ASKED:
             raise InputError(f"why_not: {name!r} is not a knob{suggest(name, _ASKED)}")
-        if name in _WHOLE:
-            found[name] = whole(value, name, least=0 if name == "zero" else 1)
-        elif name == "rules":
-            found[name] = str(value)
-        elif name == "sequence_parallel":
-            found[name] = yes_or_no(value, name)
-        elif value in _WORDS[name]:
-            found[name] = str(value)
-        else:
+        if name in _WORDS and value not in _WORDS[name]:
             raise bad_field(name, value, f"not known{suggest(value, _WORDS[name])}")
+        found[name] = str(value) if name == "rules" or name in _WORDS else words_of(Knobs)[name].value(value, name)
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.parallel.algebra.rules import default_rule_sets
-from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
 from perfmodel.verbs.setting import Setting
@@ -27,12 +27,9 @@ def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
     given = knobs.planned()
     same_chips = setting.cluster.num_chips == plan.num_chips
     same_layers = setting.job.model.num_hidden_layers == plan.job.model.num_hidden_layers
-    own: dict[str, Any] = {axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}
-    own |= {
-        name: getattr(plan, name) for name in ("order", "rules", "micro_batch", "recompute_operators", "virtual_stages", "stage_layers")
-    }
-    own |= {"zero": int(plan.zero), "recompute": str(plan.recompute), "schedule": str(plan.schedule), "attention": str(plan.attention)}
-    before = own | {"sequence_parallel": plan.sequence_parallel}
+    before = {name: plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name) for name in plan_keys()}
+    own: dict[str, Any] = before | {"recompute_operators": plan.recompute_operators, "stage_layers": plan.stage_layers}
+    del own["sequence_parallel"]  # which the rules say
     changed = {name for name, value in given.items() if before[name] != value}
     if not same_chips or changed & {*DEFAULT_ORDER, "zero"}:
         own |= _open_data_degrees(plan, given)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.foundation.values import text_of, whole
+from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import check_agrees
-from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
     Setting,
@@ -80,7 +81,7 @@ def search_in(
 
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tuple[Space, AttentionKernel]:
     """The part of the space that the knobs leave, and the attention kernel."""
-    from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute
+    from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
 
     if not isinstance(maximum, Mapping):
@@ -90,16 +91,14 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     order = fixed.pop("order", None)
     rules = fixed.pop("rules", ())
     _check_rules(rules, fixed.get("sequence_parallel"))
-    if "recompute" in fixed:
-        fixed["recompute"] = str(choice_of(Recompute, fixed["recompute"], "recompute"))
-    if "schedule" in fixed:
-        fixed["schedule"] = str(choice_of(PipelineSchedule, fixed["schedule"], "schedule"))
+    fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in (0, 1, 2, 3):
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
-    words = [name for name in maximum if name in ("recompute", "schedule", "sequence_parallel", "rules")]
+    known = words_of(Knobs)
+    words = [name for name in maximum if name in known and name not in bounded_knobs()]
     if words:
         raise bad_field("maximum", words[0], "has no largest value", f"fix it: {words[0]}=...")
-    maximum = {name: whole(value, name, least=0 if name == "zero" else 1) for name, value in maximum.items()}
+    maximum = {name: known[name].value(value, name) if name in known else whole(value, name) for name, value in maximum.items()}
     orders = SEARCHED_ORDERS if order is None else (order,)
     return Space(fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules), attention
 

@@ -61,7 +61,8 @@ def test_why_not_what_the_plan_has_or_would_be_better(call):
     assert better.startswith("Why not tp=4: it would be better: ")
     assert " % faster (" in better
     assert " s against 13.6 s), mostly " in better
-    assert ", with virtual_stages=" in better
+    assert ", with dp_shard=" in better
+    assert ", virtual_stages=" in better
     assert " % slower (" in worse
     assert "better" not in worse
 

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 import perfmodel
 from perfmodel.cli.words import command, largest_of
-from perfmodel.foundation.values import whole
 from perfmodel.foundation.words import takes, word, words_of
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, plan_keys, searched_knobs
 from perfmodel.parallel.request import Request
@@ -24,7 +23,7 @@ PACKAGE = Path(perfmodel.__file__).parent
 class Toy(Knobs):
     """The record with one line more."""
 
-    toys: int | None = word("Toys of a rank", kind=int, read=whole, aliases=("--ts",), is_searched=True, in_files=1)
+    toys: int | None = word("Toys of a rank", kind=int, aliases=("--ts",), is_searched=True, in_files=1)
 
 
 def test_a_new_field_is_an_argument():

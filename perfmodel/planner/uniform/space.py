@@ -14,6 +14,7 @@ from perfmodel.cost.step import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.degrees import admits
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
+from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
@@ -39,9 +40,8 @@ SEARCHED_ORDERS: tuple[tuple[str, ...], ...] = (
     ("tp", "dp_shard", "dp_replicate", "cp", "pp"),
 )
 
-KNOBS = (
-    "pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "sequence_parallel", "zero", "micro_batch", "recompute", "schedule",
-)  # fmt: skip
+#: What a search fixes, bounds and tries.
+KNOBS = searched_knobs()
 
 #: Bits of `LayoutRows.rules`.
 MOST_RULE_SETS = 62
