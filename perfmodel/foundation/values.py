@@ -9,10 +9,11 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.foundation.errors import bad_field, shown, suggest
 from perfmodel.foundation.units import QuantityKind, parse_quantity
 
 MAX_WHOLE = 2**31 - 1
@@ -90,6 +91,17 @@ def text_of(value: object, field: str, example: str) -> str:
     if not isinstance(value, str):
         raise bad_field(field, _quoted(value), "must be a text", f"write {example}")
     return value
+
+
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
+def choice_of(kind: type[_Member], value: str, field: str) -> _Member:
+    """One of a closed choice."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise bad_field(field, value, f"not known{suggest(value, kind)}") from None
 
 
 def check_name(value: object, field: str, kind: type, remedy: str) -> None:

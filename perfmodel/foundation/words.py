@@ -37,6 +37,7 @@ class Word:
     least             the smallest number
     several           several values may be given where a verb takes several; several_help: what is said there, where that is not `help`
     default_text      its default as a command line shows it
+    missing           what to give, where no answer is possible without it
     choices           the values that there are, of a closed choice
     is_searched       a search tries several values of it and keeps them apart
     is_shorthand      says what other words say, which files then hold
@@ -54,6 +55,7 @@ class Word:
     several: bool = False
     several_help: str = ""
     default_text: str = ""
+    missing: str = ""
     choices: type[StrEnum] | None = None
     is_searched: bool = False
     is_shorthand: bool = False
@@ -125,6 +127,7 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
         others = [name for name in own.parameters if name not in chosen]
         positional = [name for name in others if own.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         home = {name: group for group, words in chosen.items() for name in words.words()}
+        short = {alias.strip("-"): name for words in chosen.values() for name, each in words.words().items() for alias in each.aliases}
         needed = [name for words in chosen.values() for name in words.needed.split()]
 
         @wraps(function)
@@ -142,7 +145,8 @@ def takes(**groups: type | Words) -> Callable[[Callable[..., Result]], Callable[
                 elif name in others:
                     rest[name] = value
                 else:
-                    raise TypeError(f"{function.__name__}() has no argument {name!r}{suggest(name, [*others, *home])}")
+                    remedy = f"; here it is {short[name]!r}" if name in short else suggest(name, [*others, *home])
+                    raise TypeError(f"{function.__name__}() has no argument {name!r}{remedy}")
             absent = [name for name in needed if name not in given]
             if absent:
                 raise TypeError(f"{function.__name__}() needs {', '.join(absent)}; give it by name: {absent[0]}=...")

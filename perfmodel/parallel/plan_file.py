@@ -34,7 +34,7 @@ _PLAN_KEYS = {
 }  # fmt: skip
 #: What `kind` says; the second is that of plans in which every operator has a sharding of its own (`network_plan_file.py`).
 _KIND, _NETWORK_KIND = "plan", "network"
-_JOB_KEYS = {"model", "global_batch", "seq_len", "precision", "optimizer"}
+_JOB_KEYS = {each.name for each in fields(TrainingJob)}
 
 
 class _Fields:

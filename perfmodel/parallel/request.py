@@ -8,11 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
+from perfmodel.foundation.values import MAX_WHOLE, choice_of, whole
 from perfmodel.foundation.words import word, words_of
+
+
+def _precision(value: Any, name: str) -> Any:
+    from perfmodel.workload.job import Precision
+
+    return choice_of(Precision, value, name)
+
+
+def _optimizer(value: Any, name: str) -> Any:
+    from perfmodel.workload.job import Optimizer
+
+    return choice_of(Optimizer, value, name)
+
 
 #: Words of which several values give one answer for each combination.
 _several = partial(word, several=True)
-_sizes = partial(_several, takes="int | str")
+
+
+def _sizes(help: str, *, most: int = MAX_WHOLE, **more: Any) -> Any:
+    return _several(help, takes="int | str", read=partial(whole, most=most), **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,18 +37,29 @@ class Request:
     """One value of everything, or several; None is the default, or what the plan says."""
 
     model: Any = _several(
-        "A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig"
+        "A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig",
+        missing="a name from `perfmodel models` or the path of a config.json",
     )  # fmt: skip
-    cluster: Any = _several("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")
-    chips: Any = _sizes("Chips to use", aliases=("--gpus",))
-    nodes: Any = _sizes("In place of --chips: nodes of the cluster")
-    global_batch: Any = _sizes("Sequences in a step, on all chips together", aliases=("--gbs",))
-    batch_tokens: Any = _sizes("In place of --global-batch: tokens in a step, such as 4M (4194304)")
-    seq_len: Any = _sizes("Tokens in a sequence, such as 8k (8192)", aliases=("--seq",))
+    cluster: Any = _several(
+        "A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster",
+        missing="a name from `perfmodel clusters` or the path of a cluster file",
+    )  # fmt: skip
+    chips: Any = _sizes(
+        "Chips to use", aliases=("--gpus",), most=10**7, missing="how many chips the job runs on, for example 64 (or {nodes})"
+    )  # fmt: skip
+    nodes: Any = _sizes("In place of --chips: nodes of the cluster", most=10**7)
+    global_batch: Any = _sizes(
+        "Sequences in a step, on all chips together", aliases=("--gbs",),
+        missing="the sequences of a step (or its tokens as {batch_tokens})",
+    )  # fmt: skip
+    batch_tokens: Any = _sizes("In place of --global-batch: tokens in a step, such as 4M (4194304)", most=2**60)
+    seq_len: Any = _sizes("Tokens in a sequence, such as 8k (8192)", aliases=("--seq",), missing="the tokens of a sequence")
     precision: Any = _several(
-        "fp32, bf16-mixed, fp16-mixed or bf16", otherwise="bf16-mixed if left out", metavar="NAME", takes="str"
+        "fp32, bf16-mixed, fp16-mixed or bf16", otherwise="bf16-mixed if left out", metavar="NAME", takes="str", read=_precision
     )  # fmt: skip
-    optimizer: Any = _several("sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str")
+    optimizer: Any = _several(
+        "sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer
+    )  # fmt: skip
     profile: Any = _several(
         "The framework that is assumed (`perfmodel profiles`)", otherwise="by the chip's maker if left out: megatron on NVIDIA's",
         metavar="NAME|PATH", takes="Name | ExecutionProfile",

@@ -5,15 +5,14 @@ The verbs take single values, lists, and texts such as `64,128`; the command lin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.values import check_name, is_path, several, share, whole
+from perfmodel.foundation.values import check_name, is_path, several, share
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
@@ -23,7 +22,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.verbs.overrides import Change, changes, overridden
 from perfmodel.verbs.setting import (
     Setting,
-    choice_of,
     make_job,
     make_setting,
     plan_in,
@@ -33,35 +31,6 @@ from perfmodel.verbs.setting import (
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
-#: What a request cannot do without, and what each means; `chips` may be left out for this machine and for a cluster's own file.
-_NEEDED = {
-    "model": "a name from `perfmodel models` or the path of a config.json",
-    "cluster": "a name from `perfmodel clusters` or the path of a cluster file",
-    "chips": "how many chips the job runs on, for example 64 (or {nodes})",
-    "global_batch": "the sequences of a step (or its tokens as {batch_tokens})",
-    "seq_len": "the tokens of a sequence",
-}
-
-
-def _whole(field: str, **bounds: int) -> Callable[[Any, Callable[[str], str]], list[int]]:
-    return lambda value, spelled: [whole(each, field, **bounds) for each in several(value)]
-
-
-def _chosen(kind: type[StrEnum], field: str) -> Callable[[Any, Callable[[str], str]], list[StrEnum]]:
-    return lambda value, spelled: [choice_of(kind, each, field) for each in several(value)]
-
-
-#: How the values of a word are read, where they are not names.
-_READ: Mapping[str, Callable[[Any, Callable[[str], str]], Sequence[Any]]] = {
-    "chips": _whole("chips", most=10**7),
-    "nodes": _whole("nodes", most=10**7),
-    "global_batch": lambda value, spelled: [_global_batch(each, spelled) for each in several(value)],
-    "batch_tokens": _whole("batch_tokens", most=2**60),
-    "seq_len": _whole("seq_len"),
-    "precision": _chosen(Precision, "precision"),
-    "optimizer": _chosen(Optimizer, "optimizer"),
-}
-
 
 def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[str], str] = str) -> list[Request]:
     """Every combination of the values, the last named varying fastest. What is missing is refused all at once.
@@ -70,8 +39,9 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     spelled   how a field is written where the values come from: the command line's flags
     """
     headroom = share(given.memory_headroom, "memory_headroom")
-    asked: dict[str, Sequence[Any]] = {
-        name: _READ[name](getattr(given, name), spelled) if name in _READ else _names(getattr(given, name))
+    _refuse_millions(given.global_batch, spelled)
+    asked: dict[str, list[Any]] = {
+        name: [each.read(value, name) for value in several(getattr(given, name))] if each.read else _names(getattr(given, name))
         for name, each in words_of(Request).items()
         if each.several
     }
@@ -88,15 +58,15 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     return [replace(given, memory_headroom=headroom, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
 
 
-def _global_batch(value: Any, spelled: Callable[[str], str]) -> int:
+def _refuse_millions(given: Any, spelled: Callable[[str], str]) -> None:
     """A batch of millions is one of tokens, whatever the field: taken as sequences it would give days where seconds are meant."""
-    if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
-        rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
-        raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
-    return whole(value, "global_batch")
+    for value in several(given):
+        if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
+            rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
+            raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
 
 
-def _once(values: Sequence[Any]) -> list[Any]:
+def _once(values: list[Any]) -> list[Any]:
     """Each value once; clusters and models given as objects have no hash."""
     return [value for index, value in enumerate(values) if not any(value is other or value == other for other in values[:index])]
 
@@ -110,15 +80,16 @@ def _names(value: Any) -> list[Any]:
     return several(value)
 
 
-def _check_complete(asked: Mapping[str, Sequence[Any]], spelled: Callable[[str], str]) -> None:
-    absent = {name for name in _NEEDED if not asked[name]}
+def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
+    needed = {name: each.missing for name, each in words_of(Request).items() if each.missing}
+    absent = {name for name in needed if not asked[name]}
     if asked["nodes"] or (asked["cluster"] and not any(_needs_chips(each) for each in asked["cluster"])):
         absent.discard("chips")
     if asked["batch_tokens"]:
         absent.discard("global_batch")
     if absent:
         others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
-        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in _NEEDED.items() if name in absent)
+        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in needed.items() if name in absent)
         raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
 
 

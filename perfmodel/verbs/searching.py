@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
-from perfmodel.foundation.values import text_of, whole
+from perfmodel.foundation.values import choice_of, text_of, whole
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import check_agrees
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.setting import (
     Setting,
-    choice_of,
     make_setting,
     plan_in,
     told,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
-from perfmodel.foundation.values import check_name, is_path, whole
+from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
@@ -299,17 +298,3 @@ def load_plan(plan: Plan | Name) -> Plan:
 
     check_name(plan, "plan", Plan, "see strategies/plans for examples")
     return plan if isinstance(plan, Plan) else read_plan(plan)
-
-
-_Member = TypeVar("_Member", bound=StrEnum)
-
-
-def choice_of(kind: type[_Member], value: str, field: str) -> _Member:
-    try:
-        return kind(value)
-    except ValueError:
-        raise bad_field(field, value, f"not known{suggest(value, kind)}") from None
-
-
-def missing(field: str, meaning: str) -> NoReturn:
-    raise InputError(f"{field}: is missing; give {meaning}")
