@@ -23,7 +23,7 @@ from perfmodel.workload.models import load_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class GpuCase:
     """One training step to measure. layers=0 keeps the model's own depth."""
 
     model: str
@@ -56,25 +56,25 @@ class Case:
 
 #: Ordered by what they tell: a short run has the most useful ones. Sizes leave room on an 80 GB chip.
 CASES = (
-    Case(model="gpt2", seq_len=1024, micro_batch=2, precision=Precision.FP32, checks=True),
-    Case(model="gpt2", seq_len=1024, micro_batch=16),
-    Case(model="llama-3-8b", layers=8, seq_len=4096, micro_batch=1),
-    Case(model="llama-3-8b", layers=8, seq_len=4096, micro_batch=1, recompute="full"),
-    Case(model="gpt2-xl", seq_len=1024, micro_batch=4),
-    Case(model="gpt2-xl", seq_len=1024, micro_batch=4, recompute="full"),
-    Case(model="gpt2-xl", seq_len=1024, micro_batch=4, attention="unfused"),
-    Case(model="gpt2-xl", seq_len=1024, micro_batch=4, attention="unfused", recompute="selective"),
-    Case(model="llama-2-7b", layers=8, seq_len=4096, micro_batch=2),
-    Case(model="llama-3-8b", layers=4, seq_len=8192, micro_batch=2, num_microbatches=2),
-    Case(model="llama-3-8b", layers=4, seq_len=16384, micro_batch=1, recompute="full"),
-    Case(model="llama-3-70b", layers=2, seq_len=4096, micro_batch=1),
-    Case(model="gpt2-medium", seq_len=1024, micro_batch=8, num_microbatches=4),
-    Case(model="gpt2-medium", seq_len=512, micro_batch=8, precision=Precision.FP32),
-    Case(model="gpt2-large", seq_len=1024, micro_batch=8, precision=Precision.BF16),
+    GpuCase(model="gpt2", seq_len=1024, micro_batch=2, precision=Precision.FP32, checks=True),
+    GpuCase(model="gpt2", seq_len=1024, micro_batch=16),
+    GpuCase(model="llama-3-8b", layers=8, seq_len=4096, micro_batch=1),
+    GpuCase(model="llama-3-8b", layers=8, seq_len=4096, micro_batch=1, recompute="full"),
+    GpuCase(model="gpt2-xl", seq_len=1024, micro_batch=4),
+    GpuCase(model="gpt2-xl", seq_len=1024, micro_batch=4, recompute="full"),
+    GpuCase(model="gpt2-xl", seq_len=1024, micro_batch=4, attention="unfused"),
+    GpuCase(model="gpt2-xl", seq_len=1024, micro_batch=4, attention="unfused", recompute="selective"),
+    GpuCase(model="llama-2-7b", layers=8, seq_len=4096, micro_batch=2),
+    GpuCase(model="llama-3-8b", layers=4, seq_len=8192, micro_batch=2, num_microbatches=2),
+    GpuCase(model="llama-3-8b", layers=4, seq_len=16384, micro_batch=1, recompute="full"),
+    GpuCase(model="llama-3-70b", layers=2, seq_len=4096, micro_batch=1),
+    GpuCase(model="gpt2-medium", seq_len=1024, micro_batch=8, num_microbatches=4),
+    GpuCase(model="gpt2-medium", seq_len=512, micro_batch=8, precision=Precision.FP32),
+    GpuCase(model="gpt2-large", seq_len=1024, micro_batch=8, precision=Precision.BF16),
 )
 
 
-def run_cases(cases: tuple[Case, ...], *, steps: int, time_limit: float) -> list[dict[str, Any]]:
+def run_cases(cases: tuple[GpuCase, ...], *, steps: int, time_limit: float) -> list[dict[str, Any]]:
     """Each case's measurement or its error; what does not start within `time_limit` seconds is said to be skipped."""
     start, records = time.monotonic(), []
     group: WorkerGroup | None = None

@@ -22,12 +22,16 @@ class ZeroStage(IntEnum):
 
 
 class Recompute(StrEnum):
+    """What of a layer's forward pass backward computes again instead of keeping it: nothing, a set of operators, all."""
+
     NONE = "none"
     SELECTIVE = "selective"
     FULL = "full"
 
 
 class PipelineSchedule(StrEnum):
+    """The order in which a pipeline rank runs the passes of its microbatches."""
+
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from perfmodel.foundation.errors import bad_field
 from perfmodel.search.bounds import Relaxation
 from perfmodel.search.budget import ENTRIES_OF_AN_ITEM, Budget
-from perfmodel.search.fronts import Amounts, ReducedCosts, Window, enumerate_labels, labels_that_fit
+from perfmodel.search.fronts import ReducedCosts, Sums, Window, enumerate_labels, labels_that_fit
 from perfmodel.search.order import best_order, line_up
 from perfmodel.search.problem import Array, Edge, Labels, Problem, Reader, read_problem
 from perfmodel.search.solve import BYTES_OF_AN_ENTRY, eliminate, filled, sweep_effort
@@ -178,9 +178,9 @@ class _Space:
         vectors = [mixed(cost, weight) for cost, weight in zip(self.costs, self.weights, strict=True)]
         return vectors, [(u, v, mixed(cost, weight)) for u, v, cost, weight in self.edges]
 
-    def amounts(self) -> tuple[Amounts, Amounts]:
-        costs = Amounts(self.costs, [(u, v, cost) for u, v, cost, _ in self.edges])
-        return costs, Amounts(self.weights, [(u, v, weight) for u, v, _, weight in self.edges])
+    def amounts(self) -> tuple[Sums, Sums]:
+        costs = Sums(self.costs, [(u, v, cost) for u, v, cost, _ in self.edges])
+        return costs, Sums(self.weights, [(u, v, weight) for u, v, _, weight in self.edges])
 
     def cost(self, choice: Sequence[int]) -> float:
         return math.fsum(_entries(self.costs, self.given_costs, choice))
@@ -316,7 +316,7 @@ class _Search:
                 break
 
     def enumerate(
-        self, kept: list[Labels], reduced: list[tuple[float, ReducedCosts]], amounts: tuple[Amounts, Amounts], target: float, most: int
+        self, kept: list[Labels], reduced: list[tuple[float, ReducedCosts]], amounts: tuple[Sums, Sums], target: float, most: int
     ) -> bool:
         """Look at the choices within the limit that cost at most `target`, and say whether at all that could be the best."""
         windows = []

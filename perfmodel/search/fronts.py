@@ -164,7 +164,7 @@ class Enumeration:
     num_labels: int
 
 
-class Amounts:
+class Sums:
     """One kind of amount (cost or weight) of configurations and pairs, as integers: equal sums are equal whatever their order."""
 
     def __init__(self, vectors: Sequence[Array], edges: Sequence[tuple[int, int, Array]]) -> None:
@@ -202,7 +202,7 @@ def _largest(array: Array) -> float:
 
 
 def enumerate_labels(
-    windows: Sequence[Window], costs: Amounts, weights: Amounts, *, most_labels: int, memory_limit: float, budget: Budget
+    windows: Sequence[Window], costs: Sums, weights: Sums, *, most_labels: int, memory_limit: float, budget: Budget
 ) -> Enumeration:
     """All that the windows leave; where there are more than `most_labels`, those of least reduced cost and some of every weight."""
     scopes = windows[0].reduced.scopes
@@ -240,7 +240,7 @@ def labels_that_fit(memory_limit: float) -> int:
 
 
 def _extend(
-    labels: Labels, start: int, stop: int, v: int, rest: Sequence[int], windows: Sequence[Window], costs: Amounts, weights: Amounts
+    labels: Labels, start: int, stop: int, v: int, rest: Sequence[int], windows: Sequence[Window], costs: Sums, weights: Sums
 ) -> Labels:
     """The labels from `start` to `stop` with each configuration of v that the windows leave."""
     own = slice(start, stop)

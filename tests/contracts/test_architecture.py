@@ -1,9 +1,14 @@
-"""ARCHITECTURE.md names folders and files that exist."""
+"""ARCHITECTURE.md names folders and files that exist; a type has one meaning; what people call is documented."""
 
+import ast
 import re
+from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import perfmodel
+from perfmodel.cli.app import VERBS
 
 PACKAGE = Path(perfmodel.__file__).parent
 ROOT = PACKAGE.parent
@@ -37,3 +42,22 @@ def test_what_the_map_names_is_there():
 def test_a_name_that_is_not_there_is_found():
     assert not exists("cost/nothing.py")
     assert list(places("| x | `cost/step.py`, `nothing.py`; `search/` |")) == ["cost/step.py", "cost/nothing.py", "search/"]
+
+
+def test_no_type_name_has_two_meanings():
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
+    names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, times in names.items() if times > 1 and not name.startswith("_")] == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_is_in_the_documents(verb):
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(f"perfmodel {verb}" in text or f"`{verb}`" in text for text in (page.read_text(encoding="utf-8") for page in pages))
+
+
+@pytest.mark.parametrize("name", sorted(set(perfmodel.__all__) - {"__version__"}))
+def test_every_public_name_says_what_it_is(name):
+    value = getattr(perfmodel, name)
+    assert value.__doc__, f"{name}: write a docstring"
+    assert not value.__doc__.startswith(f"{name}("), f"{name}: dataclasses write that line themselves; say what it is"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.execute.gpu_checks import Case, run_cases
+from perfmodel.execute.gpu_checks import GpuCase, run_cases
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.runner import run_plan
 from perfmodel.workload.job import Precision
@@ -26,7 +26,7 @@ def test_gradients_on_the_gpu(variant, gpu):
 
 def test_memory_covers_the_states_and_recomputation_saves():
     gpt2 = dict(model="gpt2", seq_len=1024, micro_batch=8)
-    plain, full = run_cases((Case(**gpt2), Case(**gpt2, recompute="full")), steps=5, time_limit=240.0)
+    plain, full = run_cases((GpuCase(**gpt2), GpuCase(**gpt2, recompute="full")), steps=5, time_limit=240.0)
     states = 18 * 124_439_808  # bf16 weights, fp32 gradients, master weights and two moments
     assert states < full["measurement"]["peak_memory"] < plain["measurement"]["peak_memory"]
     assert full["measurement"]["step_time"] > plain["measurement"]["step_time"]
@@ -34,7 +34,7 @@ def test_memory_covers_the_states_and_recomputation_saves():
 
 def test_bf16_is_faster_than_fp32():
     slow, fast = run_cases(
-        (Case(model="gpt2", seq_len=1024, micro_batch=4, precision=Precision.FP32), Case(model="gpt2", seq_len=1024, micro_batch=4)),
+        (GpuCase(model="gpt2", seq_len=1024, micro_batch=4, precision=Precision.FP32), GpuCase(model="gpt2", seq_len=1024, micro_batch=4)),
         steps=5,
         time_limit=240.0,
     )

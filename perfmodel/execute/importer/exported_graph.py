@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.imported.aten_rules import Call, Space, operand_dims, recognise
+from perfmodel.workload.imported.aten_rules import Call, IterationSpace, operand_dims, recognise
 from perfmodel.workload.imported.graph import (
     DimLink,
     ImportedEdge,
@@ -226,7 +226,7 @@ class _Reader:
 
     def _inputs(
         self,
-        space: Space | None,
+        space: IterationSpace | None,
         sources: Mapping[str, Any],
         consumer: int,
         *,
@@ -267,7 +267,7 @@ class _Reader:
         self,
         node: Any,
         target: str,
-        space: Space,
+        space: IterationSpace,
         sources: Mapping[str, Any],
         results: Sequence[torch.Tensor],
         *,
@@ -307,7 +307,13 @@ class _Reader:
             self.values[node] = [replace(made, view=reshaped(made.view, _shape(results[0])), is_whole=False)]
 
     def _join(
-        self, node: Any, target: str, space: Space, sources: Mapping[str, Any], outputs: tuple[ImportedOperand, ...], written: float
+        self,
+        node: Any,
+        target: str,
+        space: IterationSpace,
+        sources: Mapping[str, Any],
+        outputs: tuple[ImportedOperand, ...],
+        written: float,
     ) -> bool:
         """Make an elementwise operator part of the elementwise one just before it, where nothing else reads that one's tensor."""
         last = len(self.drafts) - 1

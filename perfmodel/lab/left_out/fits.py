@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.lab.accuracy_lines import is_narrow
 from perfmodel.lab.fit_profiles import Constant, FittedConstants, fit_constants
-from perfmodel.lab.left_out.runs import Run, StepTimes
+from perfmodel.lab.left_out.runs import PublishedRun, StepTimes
 
 Array = NDArray[np.float64]
 
@@ -136,10 +136,10 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class PredictedRun:
     """Of one run. fold: what the fit that predicted it had seen."""
 
-    run: Run
+    run: PublishedRun
     predicted: float
     fold: str
 
@@ -152,7 +152,7 @@ class Prediction:
 class LeftOut:
     """Fits of every framework, each made once."""
 
-    runs: Sequence[Run]
+    runs: Sequence[PublishedRun]
     fits: Mapping[str, ProfileFit] = field(default_factory=lambda: FITS)
     times: StepTimes = field(init=False)
     measured: Array = field(init=False)
@@ -198,9 +198,9 @@ class LeftOut:
         own = any(run.model == model and run.profile in fit.profiles for run in self.runs)
         return own or any(self._sees(item.relative, model) for item in fit.constants if item.relative)
 
-    def predictions(self) -> list[Prediction]:
+    def predictions(self) -> list[PredictedRun]:
         """Every run by the fit of its framework without its model; a framework of one model by what its relatives say."""
-        found: list[Prediction | None] = [None] * len(self.runs)
+        found: list[PredictedRun | None] = [None] * len(self.runs)
         for name, fit in self.fits.items():
             own = [index for index, run in enumerate(self.runs) if run.profile in fit.profiles]
             for model in dict.fromkeys(self.runs[index].model for index in own):
@@ -208,7 +208,9 @@ class LeftOut:
                 fitted = self.fitted(name, without=model)
                 times = self.times.predict(rows, fitted.values)
                 for index, time in zip(rows, times, strict=True):
-                    found[index] = Prediction(run=self.runs[index], predicted=float(time), fold=_fold(name, self.runs[index].model, fitted))
+                    found[index] = PredictedRun(
+                        run=self.runs[index], predicted=float(time), fold=_fold(name, self.runs[index].model, fitted)
+                    )
         return [prediction for prediction in found if prediction is not None]
 
 

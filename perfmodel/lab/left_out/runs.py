@@ -34,7 +34,7 @@ CLOCK = "clock."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublishedRun:
     """A published step.
 
     model     its architecture and size, whatever its name: what is left out together
@@ -65,7 +65,7 @@ class Run:
         return calibration_of(self.planned.hardware).name
 
 
-def read_runs(path: str | Path) -> tuple[Run, ...]:
+def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
     """Training runs of dense decoders of more than one layer, with a step time; Megatron-LM's tests have none that counts.
 
     Primary ones, and of NVIDIA's recipes all: none of their tables states the recomputation.
@@ -85,14 +85,14 @@ def _is_scored(case: Case) -> bool:
     return not model.get("num_experts") and model.get("kind") == "decoder" and (model.get("num_hidden_layers") or 0) > 1
 
 
-def _run(case: Case) -> Run | None:
+def _run(case: Case) -> PublishedRun | None:
     try:
         planned = plan_of_case(case.inputs)
     except InputError:
         return None
     settings = case.inputs.get("settings")
     model = planned.plan.job.model
-    return Run(
+    return PublishedRun(
         id=case.id,
         model=f"L{model.num_hidden_layers} h{model.hidden_size} a{model.num_attention_heads}/{model.num_key_value_heads} "
         f"f{model.intermediate_size}",
@@ -164,7 +164,7 @@ _PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
 class StepTimes:
     """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together."""
 
-    runs: Sequence[Run]
+    runs: Sequence[PublishedRun]
     _estimators: dict[Any, Estimator] = field(default_factory=dict)
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
@@ -201,7 +201,7 @@ class StepTimes:
             times[places] = _step_times(estimators[key[:4]], [self.runs[chosen[place]].planned.plan for place in places])
         return times
 
-    def _estimator(self, run: Run, software: Any, profile: ExecutionProfile, clock: float | None) -> Estimator:
+    def _estimator(self, run: PublishedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> Estimator:
         machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
         compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - _READ_LATE)))

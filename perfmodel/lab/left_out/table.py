@@ -28,7 +28,7 @@ from perfmodel.lab import accuracy_lines as rules
 from perfmodel.lab.accuracy import AccuracyReport
 from perfmodel.lab.judgement import error_summary
 from perfmodel.lab.kernels.cross_validate import cross_validate, summary
-from perfmodel.lab.left_out.fits import LeftOut, Prediction
+from perfmodel.lab.left_out.fits import LeftOut, PredictedRun
 from perfmodel.lab.left_out.runs import read_runs
 from perfmodel.lab.plan_choice import PlanChoices, plan_choices
 from perfmodel.lab.run_labels import RunLabels
@@ -86,7 +86,7 @@ class LeftOutTable:
     choices: PlanChoices
 
 
-def judge(predictions: Sequence[Prediction]) -> LeftOutTable:
+def judge(predictions: Sequence[PredictedRun]) -> LeftOutTable:
     found, counted, means = {}, [], []
     for line in LINES:
         errors = [prediction.error for prediction in predictions if line.holds(prediction.run.choice.labels)]
@@ -121,7 +121,7 @@ def table_text(table: LeftOutTable) -> str:
     return "\n".join(lines)
 
 
-def intervals_text(cases: Path, predictions: Sequence[Prediction]) -> str:
+def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
     """How many of the rows that count lie in the 80 % interval around their prediction."""
     result = validate_cases([cases], skip_broken_nvlink=True)
     found = {
@@ -150,7 +150,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def rows_text(predictions: Sequence[Prediction], *, as_json: bool) -> str:
+def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
     """One row for every run, in the order of COLUMNS; seconds."""
     rows = [
         (each.run.id, each.run.source, each.run.choice.labels.model, each.run.measured, each.predicted, each.fold) for each in predictions

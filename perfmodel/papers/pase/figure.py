@@ -55,7 +55,7 @@ REDUCTIONS_AT_ONCE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedConstants:
+class FigureConstants:
     """What neither the paper nor a data sheet tells, the same for every network, cluster, strategy and number of devices.
 
     operator_time         host time of one operator on one GPU                            [s]
@@ -74,7 +74,7 @@ class FittedConstants:
 #: placements held and tested on the fourth, in turn: median errors 8 % (expert) and 18 % (PaSE), 25 of 26 signs. 13 us is an
 #: operator's way through TensorFlow's executor, 2.2 ms a message through its remote calls behind those of the node's other GPUs; 4
 #: GB/s are what 40 or 56 Gbit/s leave, 2 GB/s an eighth of PCIe 3.0 x16.
-FITTED = FittedConstants(operator_time=13e-6, message_time=2.2e-3, staged_bandwidth=2e9, infiniband_bandwidth=4e9)
+FITTED = FigureConstants(operator_time=13e-6, message_time=2.2e-3, staged_bandwidth=2e9, infiniband_bandwidth=4e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ def figure_points(
     networks: Sequence[str] = FIGURE_NETWORKS,
     clusters: Sequence[str] = FIGURE_CLUSTERS,
     devices: Sequence[int] = FIGURE_DEVICES,
-    constants: FittedConstants = FITTED,
+    constants: FigureConstants = FITTED,
 ) -> Iterator[FigurePoint]:
     """Each point as it is predicted: networks outermost, clusters innermost."""
     _check(networks, clusters, devices)
@@ -132,7 +132,7 @@ def predicted_time(
     num_devices: int,
     parts: Mapping[str, Mapping[str, int]],
     apart: int = 1,
-    constants: FittedConstants = FITTED,
+    constants: FigureConstants = FITTED,
 ) -> float:
     """Step time where operators by name have so many parts of each dim, under the conditions of figure 6. [s]
 
@@ -166,7 +166,7 @@ def _check(networks: Sequence[str], clusters: Sequence[str], devices: Sequence[i
 class _Bench:
     """One network on one cluster."""
 
-    def __init__(self, network: Network, space: NetworkSpace, cluster: Cluster, constants: FittedConstants) -> None:
+    def __init__(self, network: Network, space: NetworkSpace, cluster: Cluster, constants: FigureConstants) -> None:
         self.network, self.space, self.cluster = network, space, cluster
         self.constants = constants
         self.machine = mesh_tensorflow_machine(cluster, constants)
@@ -234,7 +234,7 @@ def _restricted(space: NetworkSpace, allowed: Filter) -> NetworkSpace:
     return replace(space, operators=tuple(operators))
 
 
-def mesh_tensorflow_machine(cluster: Cluster, constants: FittedConstants = FITTED, *, reductions_at_once: float = 1.0) -> Machine:
+def mesh_tensorflow_machine(cluster: Cluster, constants: FigureConstants = FITTED, *, reductions_at_once: float = 1.0) -> Machine:
     """A cluster of the paper under Mesh-TensorFlow: chains of hops, each of which the host issues on every GPU of its node.
 
     reductions_at_once   all-reduces that wait for their messages together; their bytes still queue

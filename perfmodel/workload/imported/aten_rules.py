@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
+class IterationSpace:
     """What a rule makes of a call: dims of each tensor argument that has any, by the names of `Call.tensors`, and of each output."""
 
     kind: ImportedKind
@@ -47,7 +47,7 @@ class Space:
     is_view: bool = field(default=False)
 
 
-Rule = Callable[[Call], Space]
+Rule = Callable[[Call], IterationSpace]
 
 _BY_RANK = {0: "", 1: "b", 2: "bd", 3: "bsd", 4: "bchw", 5: "bcuhw"}
 _LEADS = "bstuvw"
@@ -88,7 +88,7 @@ def _aligned(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _linear(call: Call) -> Space:
+def _linear(call: Call) -> IterationSpace:
     """x[.., c] * W[n, c] -> [.., n]"""
     x, weight = call.tensors["input"], call.tensors["weight"]
     leads = _leads(len(x) - 1)
@@ -98,14 +98,14 @@ def _linear(call: Call) -> Space:
     return _product(dims, reads, (*leads, *out_features))
 
 
-def _product(dims: Mapping[str, int], reads: Mapping[str, Dims], output: Dims) -> Space:
-    return Space(kind=ImportedKind.MATMUL, dims=dims, reads=reads, writes=(output,), flops=2.0 * prod(dims.values()))
+def _product(dims: Mapping[str, int], reads: Mapping[str, Dims], output: Dims) -> IterationSpace:
+    return IterationSpace(kind=ImportedKind.MATMUL, dims=dims, reads=reads, writes=(output,), flops=2.0 * prod(dims.values()))
 
 
 def _matmul(first: str, second: str, added: str = "") -> Rule:
     """[.., m, k] * [.., k, n] -> [.., m, n]; leading dims are broadcast, and a vector has no m or n."""
 
-    def rule(call: Call) -> Space:
+    def rule(call: Call) -> IterationSpace:
         left, right = call.tensors[first], call.tensors[second]
         rows = ("m",) if len(left) > 1 else ()
         columns = ("n",) if len(right) > 1 else ()
@@ -123,7 +123,7 @@ def _matmul(first: str, second: str, added: str = "") -> Rule:
     return rule
 
 
-def _einsum(call: Call) -> Space | None:
+def _einsum(call: Call) -> IterationSpace | None:
     equation = str(call.values["equation"]).replace(" ", "")
     operands = [name for name in call.tensors if name.startswith("tensors.")]
     if "->" not in equation or "." in equation or len(operands) != 2:
@@ -142,13 +142,13 @@ def _einsum(call: Call) -> Space | None:
     }
     space = _product(dims, reads, tuple(output))
     contracted = (set(terms[0]) & set(terms[1])) - set(output)
-    return space if contracted else Space(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=space.writes)
+    return space if contracted else IterationSpace(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=space.writes)
 
 
 _SPATIAL = {1: ("w", "s"), 2: ("hw", "rs"), 3: ("uhw", "qrs")}
 
 
-def _convolution(call: Call) -> Space | None:
+def _convolution(call: Call) -> IterationSpace | None:
     """x[b, g c, h, w] * W[g n, c, r, s] -> [b, g n, h, w], h and w of the output; g groups, of which there is often one."""
     x, weight, output = call.tensors["input"], call.tensors["weight"], call.outputs[0]
     if len(weight) - 2 not in _SPATIAL or len(x) != len(weight):
@@ -168,7 +168,7 @@ def _convolution(call: Call) -> Space | None:
     if is_transposed and groups > 1:
         reads["weight"] = (channels_in, "", *window)
     grouped = groups if channels_in == "c" else 1
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.CONVOLUTION,
         dims=dims,
         reads=reads,
@@ -178,7 +178,7 @@ def _convolution(call: Call) -> Space | None:
     )
 
 
-def _attention(call: Call) -> Space | None:
+def _attention(call: Call) -> IterationSpace | None:
     """q[b, h, s, d], k[b, h, z, d], v[b, h, z, e] -> [b, h, s, e]; h of k and v may be fewer heads, each for a run of those of q."""
     q, k, v = (call.tensors[name] for name in ("query", "key", "value"))
     if len(q) < 3 or not len(q) == len(k) == len(v):
@@ -195,7 +195,7 @@ def _attention(call: Call) -> Space | None:
         "attn_mask": _aligned(call.tensors.get("attn_mask", ()), (*leads, *heads, "s", "z"), dims),
     }
     rows = prod(dims[name] for name in (*leads, *heads)) * dims["s"] * dims["z"]
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.ATTENTION,
         dims=dims,
         reads=reads,
@@ -205,7 +205,7 @@ def _attention(call: Call) -> Space | None:
     )
 
 
-def _recurrent(call: Call) -> Space | None:
+def _recurrent(call: Call) -> IterationSpace | None:
     """x[b, s, d] -> [b, s, e] through l layers; time steps follow one another."""
     x, output = call.tensors["input"], call.outputs[0]
     weights = [shape for name, shape in call.tensors.items() if name.startswith("params.") and len(shape) == 2]
@@ -219,7 +219,7 @@ def _recurrent(call: Call) -> Space | None:
     reads = {"input": (*lead, "d")} | {name: ("",) * len(shape) for name, shape in call.tensors.items() if name != "input"}
     states = tuple(("",) * len(shape) for shape in call.outputs[1:])
     work = 2.0 * tokens * sum(prod(shape) for shape in weights)
-    return Space(kind=ImportedKind.RECURRENT, dims=dims, reads=reads, writes=((*lead, "e"), *states), flops=work, unsplit=("s",))
+    return IterationSpace(kind=ImportedKind.RECURRENT, dims=dims, reads=reads, writes=((*lead, "e"), *states), flops=work, unsplit=("s",))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -227,23 +227,23 @@ def _recurrent(call: Call) -> Space | None:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _embedding(call: Call) -> Space:
+def _embedding(call: Call) -> IterationSpace:
     """W[v, d], index[..] -> [.., d]"""
     leads = _leads(len(call.tensors["indices"]))
     dims = {**_sizes(leads, call.tensors["indices"]), **_sizes(("v", "d"), call.tensors["weight"])}
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.EMBEDDING, dims=dims, reads={"weight": ("v", "d"), "indices": leads}, writes=((*leads, "d"),), reduced=("v",)
     )
 
 
-def _embedding_bag(call: Call) -> Space:
+def _embedding_bag(call: Call) -> IterationSpace:
     """W[v, d], index[b of several entries each] -> [b, d]; bags are taken to be equally long where the number of entries allows."""
     indices, output = call.tensors["indices"], call.outputs[0]
     are_alike = len(indices) == 2 or indices[0] % output[0] == 0
     reads: dict[str, Dims] = {"weight": ("v", "d"), "indices": (("b" if are_alike else ""), "")[: len(indices)]}
     if call.tensors.get("offsets") == output[:1]:
         reads["offsets"] = ("b",)
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.EMBEDDING,
         dims={"b": output[0], **_sizes(("v", "d"), call.tensors["weight"])},
         reads=reads,
@@ -252,23 +252,23 @@ def _embedding_bag(call: Call) -> Space:
     )
 
 
-def _gather(call: Call) -> Space:
+def _gather(call: Call) -> IterationSpace:
     """Entries of one dim, picked for every position of the index."""
     index = call.tensors["index"]
     names = _names(len(index))
     dims = _sizes(names, index)
     axis = names[_axis(call.values["dim"], len(index))]
     read = tuple("" if name == axis else name for name in _aligned(call.tensors["self"], names, dims))
-    return Space(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, "index": names}, writes=(names,), unsplit=(axis,))
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={"self": read, "index": names}, writes=(names,), unsplit=(axis,))
 
 
-def _last_position(call: Call) -> Space:
+def _last_position(call: Call) -> IterationSpace:
     """A last position is made or taken away (one-hot vectors, complex numbers as pairs); the others stay."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
     longer = max(shape, output, key=len)
     names = _names(len(longer))
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.ELEMENTWISE, dims=_sizes(names, longer), reads={first: names[: len(shape)]}, writes=(names[: len(output)],)
     )
 
@@ -276,7 +276,7 @@ def _last_position(call: Call) -> Space:
 def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
     """Of the first operand's shape, with some dims reduced that stay in the output; scales and shifts are aligned with those."""
 
-    def rule(call: Call) -> Space:
+    def rule(call: Call) -> IterationSpace:
         first = operand or next(iter(call.tensors))
         shape = call.tensors[first]
         names = _names(len(shape))
@@ -284,7 +284,7 @@ def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], 
         axes = axes_of(call, len(shape))
         reads = {name: _aligned(other, names, dims) for name, other in call.tensors.items()} | {first: names}
         writes = tuple(names if output == shape else _aligned_statistics(output, names, dims) for output in call.outputs)
-        return Space(kind=kind, dims=dims, reads=reads, writes=writes, reduced=tuple(names[axis] for axis in axes))
+        return IterationSpace(kind=kind, dims=dims, reads=reads, writes=writes, reduced=tuple(names[axis] for axis in axes))
 
     return rule
 
@@ -308,13 +308,13 @@ def _named_axis(call: Call, rank: int) -> tuple[int, ...]:
 def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
     """Norms whose scale belongs to position 1: of the batch (batch norm) or of each sample (group and instance norm)."""
 
-    def rule(call: Call) -> Space:
+    def rule(call: Call) -> IterationSpace:
         shape = call.tensors["input"]
         names = _names(len(shape))
         scales = {name: ("",) * len(other) for name, other in call.tensors.items()}
         scales |= {name: (names[1],) for name, other in call.tensors.items() if other == (shape[1],)}
         axes = [axis for axis in range(len(shape)) if axis > 1 or (axis == 0 if reduces_batch else axis == 1)]
-        return Space(
+        return IterationSpace(
             kind=kind,
             dims=_sizes(names, shape),
             reads=scales | {"input": names},
@@ -325,7 +325,7 @@ def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
     return rule
 
 
-def _cross_entropy(call: Call) -> Space:
+def _cross_entropy(call: Call) -> IterationSpace:
     """scores[b, v, ..], target[b, ..]; v is position 1, or the only one."""
     scores = call.tensors["self"]
     others = _leads(len(scores) - 1)
@@ -337,25 +337,25 @@ def _cross_entropy(call: Call) -> Space:
         others if output and output == tuple(scores[i] for i, n in enumerate(names) if n != "v") else ("",) * len(output)
         for output in call.outputs
     )
-    return Space(kind=ImportedKind.CROSS_ENTROPY, dims=_sizes(names, scores), reads=reads, writes=writes, reduced=("v",))
+    return IterationSpace(kind=ImportedKind.CROSS_ENTROPY, dims=_sizes(names, scores), reads=reads, writes=writes, reduced=("v",))
 
 
-def _loss(call: Call) -> Space:
+def _loss(call: Call) -> IterationSpace:
     """Elementwise on two tensors and then a mean or a sum."""
     shape = call.tensors["self"]
     names = _names(len(shape))
     dims = _sizes(names, shape)
     reads = {name: _aligned(other, names, dims) for name, other in call.tensors.items()}
     writes = tuple(names if output == shape else ("",) * len(output) for output in call.outputs)
-    return Space(kind=ImportedKind.REDUCTION, dims=dims, reads=reads, writes=writes, reduced=names)
+    return IterationSpace(kind=ImportedKind.REDUCTION, dims=dims, reads=reads, writes=writes, reduced=names)
 
 
-def _pooling(call: Call) -> Space:
+def _pooling(call: Call) -> IterationSpace:
     """[b, c, h, w] -> [b, c, h, w], with h and w of the output."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
     names = _names(len(output))
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.POOLING,
         dims=_sizes(names, output),
         reads={first: names[len(names) - len(shape) :]},
@@ -363,7 +363,7 @@ def _pooling(call: Call) -> Space:
     )
 
 
-def _reduction(call: Call) -> Space:
+def _reduction(call: Call) -> IterationSpace:
     first = next(iter(call.tensors))
     shape = call.tensors[first]
     names = _names(len(shape))
@@ -371,7 +371,7 @@ def _reduction(call: Call) -> Space:
     kept = tuple("" if axis in axes else name for axis, name in enumerate(names))
     without = tuple(name for name in kept if name)
     writes = tuple(kept if len(output) == len(shape) else without for output in call.outputs)
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.REDUCTION,
         dims=_sizes(names, shape),
         reads={first: names},
@@ -380,24 +380,24 @@ def _reduction(call: Call) -> Space:
     )
 
 
-def _elementwise(call: Call) -> Space | None:
+def _elementwise(call: Call) -> IterationSpace | None:
     if not call.outputs:
         return None
     names = _names(len(call.outputs[0]))
     dims = _sizes(names, call.outputs[0])
     reads = {name: _aligned(shape, names, dims) for name, shape in call.tensors.items()}
     writes = tuple(names if output == call.outputs[0] else ("",) * len(output) for output in call.outputs)
-    return Space(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=writes)
+    return IterationSpace(kind=ImportedKind.ELEMENTWISE, dims=dims, reads=reads, writes=writes)
 
 
-def _outer(call: Call) -> Space:
+def _outer(call: Call) -> IterationSpace:
     first, second = call.tensors
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.ELEMENTWISE, dims=_sizes(("m", "n"), call.outputs[0]), reads={first: ("m",), second: ("n",)}, writes=(("m", "n"),)
     )
 
 
-def _concat(call: Call) -> Space:
+def _concat(call: Call) -> IterationSpace:
     output = call.outputs[0]
     names = _names(len(output))
     dims = _sizes(names, output)
@@ -406,10 +406,10 @@ def _concat(call: Call) -> Space:
     own = tuple(name for index, name in enumerate(names) if index != axis) if is_stack else names
     own = tuple("" if name == names[axis] else name for name in own)
     reads = {name: own if len(shape) == len(own) else ("",) * len(shape) for name, shape in call.tensors.items()}
-    return Space(kind=ImportedKind.CONCAT, dims=dims, reads=reads, writes=(names,), unsplit=(names[axis],))
+    return IterationSpace(kind=ImportedKind.CONCAT, dims=dims, reads=reads, writes=(names,), unsplit=(names[axis],))
 
 
-def _split(call: Call) -> Space:
+def _split(call: Call) -> IterationSpace:
     """Parts along one dim, which stays whole: chunk, split, slice keep the position, unbind and select drop it."""
     first = next(iter(call.tensors))
     shape = call.tensors[first]
@@ -419,7 +419,7 @@ def _split(call: Call) -> Space:
     for output in call.outputs:
         own = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
         writes.append(own if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.SPLIT,
         dims=_sizes(names, shape),
         reads={first: names},
@@ -429,7 +429,7 @@ def _split(call: Call) -> Space:
     )
 
 
-def _rearrange(call: Call) -> Space:
+def _rearrange(call: Call) -> IterationSpace:
     """Positions whose size stays are kept; the others are read and written whole."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
@@ -443,17 +443,17 @@ def _rearrange(call: Call) -> Space:
     }
     read = tuple("" if name in moved else name for name in _aligned(shape, names, dims))
     unsplit = tuple(name for name in names if name not in read)
-    return Space(kind=ImportedKind.REARRANGE, dims=dims, reads={first: read}, writes=(names,) * len(call.outputs), unsplit=unsplit)
+    return IterationSpace(kind=ImportedKind.REARRANGE, dims=dims, reads={first: read}, writes=(names,) * len(call.outputs), unsplit=unsplit)
 
 
-def _scan(call: Call) -> Space:
+def _scan(call: Call) -> IterationSpace:
     """Along one dim that stays in the output but cannot be cut: running sums, sorts, the largest entries."""
     first = next(iter(call.tensors))
     shape = call.tensors[first]
     names = _names(len(shape))
     axis = _axis(call.values.get("dim", len(shape) - 1), len(shape))
     own = tuple("" if index == axis else name for index, name in enumerate(names))
-    return Space(
+    return IterationSpace(
         kind=ImportedKind.REARRANGE,
         dims=_sizes(names, shape),
         reads={first: own},
@@ -462,16 +462,16 @@ def _scan(call: Call) -> Space:
     )
 
 
-def _constant(call: Call) -> Space:
-    return Space(kind=ImportedKind.CONSTANT, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
+def _constant(call: Call) -> IterationSpace:
+    return IterationSpace(kind=ImportedKind.CONSTANT, dims={}, reads={}, writes=tuple(("",) * len(output) for output in call.outputs))
 
 
-def _rules(rule: Rule | Callable[[Call], Space | None], names: str) -> dict[str, Callable[[Call], Space | None]]:
+def _rules(rule: Rule | Callable[[Call], IterationSpace | None], names: str) -> dict[str, Callable[[Call], IterationSpace | None]]:
     return dict.fromkeys(names.split(), rule)
 
 
 #: Operators by name, without overload and without the underscore of the in-place form.
-RULES: Mapping[str, Callable[[Call], Space | None]] = {
+RULES: Mapping[str, Callable[[Call], IterationSpace | None]] = {
     **_rules(_linear, "linear"),
     **_rules(_matmul("self", "other"), "matmul"),
     **_rules(_matmul("self", "mat2"), "mm bmm"),
@@ -524,7 +524,7 @@ RULES: Mapping[str, Callable[[Call], Space | None]] = {
 }
 
 
-def recognise(call: Call) -> Space | None:
+def recognise(call: Call) -> IterationSpace | None:
     """The iteration space of an operator; None: there is no rule for it."""
     rule = RULES.get(call.name, RULES.get(call.name.removesuffix("_")))
     if rule is None and call.is_pointwise:
@@ -532,7 +532,7 @@ def recognise(call: Call) -> Space | None:
     return rule(call) if rule is not None and call.outputs else None
 
 
-def operand_dims(space: Space, name: str, shape: Sequence[int]) -> Dims:
+def operand_dims(space: IterationSpace, name: str, shape: Sequence[int]) -> Dims:
     """Dims of a tensor argument; one that the rule does not speak of has none."""
     dims = space.reads.get(name, ())
     return dims if len(dims) == len(shape) else ("",) * len(shape)

@@ -14,7 +14,7 @@ from perfmodel.workload.imported.graph import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Stride:
     """`size` entries of a dim, each `inner` of the dim's entries apart. dim "": a broadcast, or a dim that was lost."""
 
     dim: str
@@ -22,12 +22,12 @@ class Run:
     inner: int
 
 
-Position = tuple[Run, ...]
+Position = tuple[Stride, ...]
 
 
 def whole(shape: Shape, dims: Sequence[str]) -> tuple[Position, ...]:
     """The view of a tensor as it was made."""
-    return tuple((Run(dim=dim, size=size, inner=1),) if size != 1 else () for size, dim in zip(shape, dims, strict=True))
+    return tuple((Stride(dim=dim, size=size, inner=1),) if size != 1 else () for size, dim in zip(shape, dims, strict=True))
 
 
 def lost(shape: Shape) -> tuple[Position, ...]:
@@ -39,7 +39,7 @@ def reshaped(view: Sequence[Position], shape: Shape) -> tuple[Position, ...]:
     runs = _joined([run for position in view for run in position])
     positions: list[Position] = []
     for size in shape:
-        taken: list[Run] = []
+        taken: list[Stride] = []
         while (rest := size // prod(run.size for run in taken)) > 1:
             if not runs:
                 return lost(shape)
@@ -48,21 +48,21 @@ def reshaped(view: Sequence[Position], shape: Shape) -> tuple[Position, ...]:
                 taken.append(run)
             elif run.size % rest == 0:
                 within = run.size // rest
-                taken.append(Run(dim=run.dim, size=rest, inner=run.inner * within))
-                runs.insert(0, Run(dim=run.dim, size=within, inner=run.inner))
+                taken.append(Stride(dim=run.dim, size=rest, inner=run.inner * within))
+                runs.insert(0, Stride(dim=run.dim, size=within, inner=run.inner))
             else:
                 return lost(shape)
         positions.append(tuple(_joined(taken)))
     return tuple(positions)
 
 
-def _joined(runs: Sequence[Run]) -> list[Run]:
+def _joined(runs: Sequence[Stride]) -> list[Stride]:
     """Neighbours that are one run of one dim become one."""
-    result: list[Run] = []
+    result: list[Stride] = []
     for run in runs:
         last = result[-1] if result else None
         if last is not None and last.dim == run.dim and run.dim and last.inner == run.inner * run.size:
-            result[-1] = Run(dim=run.dim, size=last.size * run.size, inner=run.inner)
+            result[-1] = Stride(dim=run.dim, size=last.size * run.size, inner=run.inner)
         else:
             result.append(run)
     return result
@@ -76,6 +76,6 @@ def expanded(view: Sequence[Position], shape: Shape) -> tuple[Position, ...]:
     """Broadcast to `shape`, aligned at the last position."""
     aligned = [(), *[()] * (len(shape) - len(view)), *view][1:]
     return tuple(
-        position if prod(run.size for run in position) == size else (Run(dim="", size=size, inner=1),)
+        position if prod(run.size for run in position) == size else (Stride(dim="", size=size, inner=1),)
         for position, size in zip(aligned, shape, strict=True)
     )

@@ -9,7 +9,7 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.imported.aten_rules import RULES, Space
+from perfmodel.workload.imported.aten_rules import RULES, IterationSpace
 from perfmodel.workload.imported.graph import REPLICATED, ImportedKind
 from tests.execute.per_operator.networks import LanguageLSTM, NeedsASize, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
@@ -94,7 +94,7 @@ def test_what_has_no_rule_is_listed_and_replicated():
 def test_a_new_operator_is_one_rule(monkeypatch):
     def transform(call):
         (x,), (y,) = call.tensors.values(), call.outputs
-        return Space(
+        return IterationSpace(
             kind=ImportedKind.REARRANGE, dims={"b": x[0], "f": y[1]}, reads={"self": ("b", "")}, writes=(("b", "f"),), unsplit=("f",)
         )
 
