@@ -6,7 +6,7 @@ this package runs them, so that an audit can lay them beside what torch really i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TypeAlias
@@ -26,17 +26,14 @@ from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.workload.graph import REGIONS, Data, Operand, Operator
 from perfmodel.workload.job import PrecisionPolicy
-from perfmodel.workload.operator import REGIONS, Operand, Operator
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
 EXECUTOR_PROFILE = "torch-gloo"
 _KIND_OF_CODE = {code: str(kind) for kind, code in COLLECTIVE_CODE.items()}
-#: Products of unfused attention: their work depends on how far along the sequence the rank's queries lie.
-_SQUARES = ("scores", "context")
-
-#: Of the dim of keys, those that a chunk looks at.
-_SEEN = "keys seen"
+#: Dims of attention by the names that rule sets know, and of the keys those that a chunk of the sequence looks at.
+_QUERIES, _KEYS, _SEEN = "s_query", "s_key", "keys seen"
 
 #: Shares by which saved activations (a loss is a number, a token has an index) and the peak may differ from torch's.
 SAVED_TOLERANCE, PEAK_TOLERANCE = 0.01, 0.03
@@ -153,17 +150,28 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
 
 def _seeing(op: Operator, keys: int, copies: bool) -> Operator:
     """The operator with that many keys in tensors of queries and keys; also in those of keys alone, where they are `copies`."""
+    queries, whole = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
+    if not whole:
+        return op
+
+    def is_seen(dims: Iterable[str]) -> bool:
+        return copies or not queries.isdisjoint(dims)
 
     def seen(operand: Operand) -> Operand:
-        if "q" not in operand.dims and not copies:
-            return operand
-        return replace(operand, dims=tuple(_SEEN if dim == "z" else dim for dim in operand.dims))
+        return replace(operand, dims=tuple(_SEEN if dim in whole and is_seen(operand.dims) else dim for dim in operand.dims))
 
-    whole = next((dim for dim in op.dims if dim.name == "z"), None)
-    if whole is None:
-        return op
+    def held(data: Data) -> Data:
+        if not is_seen(dim for _, dim in data.extent):
+            return data
+        return replace(data, extent=tuple((keys, _SEEN) if dim in whole else (size, dim) for size, dim in data.extent))
+
     return replace(
-        op, dims=(*op.dims, replace(whole, name=_SEEN, size=keys)), inputs=tuple(seen(each) for each in op.inputs), output=seen(op.output)
+        op,
+        dims={**op.dims, _SEEN: keys},
+        inputs=tuple(seen(each) for each in op.inputs),
+        output=seen(op.output),
+        saved=tuple(held(each) for each in op.saved),
+        scratch=tuple(held(each) for each in op.scratch),
     )
 
 
@@ -182,6 +190,8 @@ def _count_flops(
 ) -> None:
     """Matrix products; attention counts the square of its queries and the keys that it is given."""
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
+    # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
+    squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
     columns = program.matmul.columns
     for row, segment in enumerate(program.matmul.segments):
         name = program.matmul.names[row]
@@ -189,7 +199,7 @@ def _count_flops(
         repeats = times[where]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
-        if operator in _SQUARES and seen < 1.0:
+        if operator in squares and seen < 1.0:
             m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
     columns = program.attention.columns

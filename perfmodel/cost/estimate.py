@@ -56,8 +56,8 @@ from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import REGIONS, Graph
 from perfmodel.workload.job import TrainingJob
-from perfmodel.workload.operator import REGIONS, Graph
 from perfmodel.workload.transformer import build_graph, causal_mask
 
 _Value = TypeVar("_Value")

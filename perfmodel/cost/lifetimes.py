@@ -8,20 +8,15 @@ on columns of plans like any other row of a program; the largest of them is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
+from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of, extent_amount
+from perfmodel.parallel.habits import data_itemsize
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.operator import Operand, Operator, OperatorKind, Pass, TensorRole
-
-#: Bytes over and above the gradient that an elementwise chain holds while its backward runs, in units of the tensor: torch's
-#: rotary embedding as separate operators (two products, a negated half, a concatenation).
-EAGER_ROTARY_COPIES = 1.5
-
-FLOAT32_BYTES = 4.0
+from perfmodel.workload.graph import Operand, Operator, Pass, TensorRole
 
 #: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
 Term = tuple[Amount, frozenset[str]]
@@ -46,17 +41,20 @@ class Kept:
     is_made_twice: bool
 
 
-def operand_bytes(derivation: Derivation, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Amount:
-    """Bytes of an operand in the layout in which the operator holds it.
+def operand_bytes(
+    derivation: Derivation, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True
+) -> Amount:
+    """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
 
     Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
     batched product reads one for each query head (`is_expanded`).
     """
     maker = derivation.graph.producer(operand.tensor)
     dims = operand.dims
-    if maker is not None and maker is not op and not (is_expanded and op.kind is OperatorKind.EINSUM):
-        dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if not maker.dim(made).stretched)
-    return amount_of(op, derivation.shardings[op.name], dims, scale=derivation.graph.tensors[operand.tensor].itemsize)
+    if maker is not None and maker is not op and not (is_expanded and op.is_product):
+        dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if made not in maker.stretched)
+    scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
+    return amount_of(op, derivation.shardings[op.name], dims, scale=scale)
 
 
 @dataclass(slots=True)
@@ -74,9 +72,9 @@ class _Backward:
     derivation: Derivation
     profile: ExecutionProfile
     region: str
-    internal: set[str]
     regathers: set[tuple[str, str]]
     keeps_weight_gradients: bool
+    sizes: dict[tuple[str, Operand], Amount]
     live: Moment = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     gradients: dict[str, _Storage] = field(default_factory=dict)
@@ -105,13 +103,12 @@ class _Backward:
 
     def run(self, kept: list[Kept], core: set[str], recompute: Recompute) -> None:
         graph = self.derivation.graph
-        operators = [op for op in graph.operators if op.region == self.region]
+        operators = [op for op in graph.operators if op.layer == self.region]
         remaining = {op.name for op in operators}
         held = [k for k in kept if k.region == self.region]
         if recompute is Recompute.FULL and self.region == "layer":
             self.add(_always(k.amount for k in held if k.tensor != graph.boundary))
-        output = operators[-1].output
-        if graph.tensors[output.tensor].role is TensorRole.ACTIVATION and operators[-1].kind is not OperatorKind.CROSS_ENTROPY:
+        if operators[-1].name != graph.loss:
             self.start(operators[-1])
         is_core_made = recompute is not Recompute.SELECTIVE
         for op in reversed(operators):
@@ -129,19 +126,21 @@ class _Backward:
         self.note()
 
     def size(self, op: Operator, operand: Operand) -> Amount:
-        return operand_bytes(self.derivation, op, operand)
+        key = op.name, operand
+        if key not in self.sizes:
+            self.sizes[key] = operand_bytes(self.derivation, op, operand)
+        return self.sizes[key]
 
     def step(self, op: Operator, freed: list[Kept], *, twice: bool) -> None:
         graph = self.derivation.graph
         incoming = self.arrived(op)
         inputs = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
         weights = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.PARAMETER]
-        passes = op.kind in (OperatorKind.ADD, OperatorKind.IDENTITY) or op.kernel_class == "bias"
         made: list[tuple[Operand, _Storage]] = []
         weight_terms: list[Term] = []
-        if op.kind is OperatorKind.EMBEDDING or not self.profile.fuses_gradient_accumulation:
+        if op.makes_weight_gradients:
             weight_terms = _always(self.size(op, o) for o in weights)
-        if passes:
+        if op.passes_gradient:
             for operand in inputs:
                 if incoming is not None:
                     incoming.references += 1
@@ -149,16 +148,10 @@ class _Backward:
         else:
             again = [(self.size(op, o), self.gathered_axes(o.tensor)) for o in op.inputs if (o.tensor, op.name) in self.regathers]
             for operand in inputs:
-                terms = () if operand.tensor in self.internal else tuple(_always([self.size(op, operand)]))
-                made.append((operand, _Storage(terms)))
-            extra: list[Term] = []
-            if op.kernel_class == "rotary" and not self.profile.fuses_elementwise:
-                extra = _always([self.size(op, op.output).scaled(EAGER_ROTARY_COPIES)])
-            itemsize = self.derivation.graph.tensors[op.output.tensor].itemsize
-            if op.kernel_class == "softmax" and self.profile.softmax_keeps_float32 and itemsize < FLOAT32_BYTES:
-                # both gradients in float32
-                extra = _always([self.size(op, op.output).scaled(2.0 * (FLOAT32_BYTES - itemsize) / itemsize)])
-            if op.kind is not OperatorKind.CROSS_ENTROPY:  # the loss is a moment of its own: the execution profile knows its copies
+                made.append((operand, _Storage(tuple(_always([self.size(op, operand)])))))
+            sharding = self.derivation.shardings[op.name]
+            extra = _always(extent_amount(op, sharding, data.extent, scale=data_itemsize(op, data, graph)) for data in op.scratch)
+            if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
                 self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
             for _, storage in made:
                 self.add(storage.terms)
@@ -192,7 +185,7 @@ class _Backward:
         if storage is None:
             return None
         traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.BACKWARD]
-        if not traffic or tensor in self.internal:
+        if not traffic or not self.derivation.graph.tensors[tensor].itemsize:
             return storage
         axes = frozenset(axis for t in traffic for axis in t.axes)
         own = self.size(op, op.output)
@@ -211,7 +204,8 @@ class _Backward:
 
 
 def _always(amounts: Iterable[Amount]) -> list[Term]:
-    return [(amount, frozenset()) for amount in amounts]
+    """Terms of what takes memory: a tensor between operators of one kernel has no bytes."""
+    return [(amount, frozenset()) for amount in amounts if amount.base]
 
 
 def backward_moments(
@@ -222,21 +216,22 @@ def backward_moments(
     region: str,
     recompute: Recompute,
     core: set[str],
-    internal: set[str],
     regathers: set[tuple[str, str]],
     keeps_weight_gradients: bool,
+    sizes: dict[tuple[str, Operand], Amount],
 ) -> list[Moment]:
     """Bytes that live while each operator of `region` runs backward, over what the region keeps of a microbatch.
 
     keeps_weight_gradients   they stay until the unit is reduced (fully_shard), else each leaves for its accumulator at once
+    sizes                    bytes of operands that are known already, for all walks over one graph
     """
     walk = _Backward(
         derivation=derivation,
         profile=profile,
         region=region,
-        internal=internal,
         regathers=regathers,
         keeps_weight_gradients=keeps_weight_gradients,
+        sizes=sizes,
     )
     walk.run(kept, core, recompute)
     return undominated(walk.moments)
@@ -244,13 +239,19 @@ def backward_moments(
 
 def undominated(moments: list[Moment]) -> list[Moment]:
     """Without those that are no larger than another one, term by term."""
+    numbers: dict[Term, int] = {}
+    # each moment once with numbers for its terms: comparing hashes these, not the terms
+    rows = [{numbers.setdefault(term, len(numbers)): factor for term, factor in moment.items()} for moment in moments]
 
-    def covers(a: Mapping[Term, float], b: Mapping[Term, float]) -> bool:
-        return all(a.get(term, 0.0) >= b.get(term, 0.0) for term in {*a, *b})
+    def covers(a: int, b: int) -> bool:
+        more, less = rows[a], rows[b]
+        return all(more.get(term, 0.0) >= factor for term, factor in less.items()) and all(
+            factor >= 0.0 for term, factor in more.items() if term not in less
+        )
 
-    found: list[Moment] = []
-    for moment in moments:
+    found: list[int] = []
+    for moment in range(len(moments)):
         if any(covers(other, moment) for other in found):
             continue
         found = [other for other in found if not covers(moment, other)] + [moment]
-    return found
+    return [moments[moment] for moment in found]

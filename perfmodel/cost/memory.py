@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.lifetimes import FLOAT32_BYTES
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
 from perfmodel.cost.program import SAVED, peak_index
 from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements, run_ahead_fraction
+from perfmodel.parallel.habits import FLOAT32_BYTES
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.graph import REGIONS
 
 #: Memory classes of a chip, in the order in which they are added.
 MEMORY = (

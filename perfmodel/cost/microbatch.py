@@ -19,7 +19,7 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.program import COMM, PHASES, SAVED, Program, Rows
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.graph import REGIONS
 
 Array = NDArray[np.float64]
 

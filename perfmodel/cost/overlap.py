@@ -28,7 +28,7 @@ from perfmodel.cost.step import (
 )
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.graph import REGIONS
 
 
 def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: float = 0.0) -> Any:

@@ -21,7 +21,7 @@ from perfmodel.parallel.algebra.parameters import ZERO_AXES, is_one_end_unit, pr
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.graph import REGIONS
 
 Array = NDArray[np.float64]
 

@@ -18,11 +18,25 @@ from perfmodel.cost.lifetimes import Kept, Moment, backward_moments
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
-from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
-from perfmodel.parallel.algebra.parameters import TENSOR_AXES, with_gathered_bias_gradients
+from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of, extent_amount
+from perfmodel.parallel.algebra.parameters import TENSOR_AXES
+from perfmodel.parallel.habits import data_itemsize, with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.operator import REGIONS, Graph, Operator, OperatorKind, Pass, TensorRole
+from perfmodel.workload.causal import ALL_BEFORE
+from perfmodel.workload.graph import (
+    REGIONS,
+    Extent,
+    FusedAttention,
+    Graph,
+    Operand,
+    Operator,
+    Pass,
+    Product,
+    Stream,
+    TensorRole,
+    Work,
+)
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 
@@ -43,24 +57,6 @@ PEAK_CASES = (
     ("head", Recompute.NONE),
 )
 NOTHING = Amount(base=0.0)
-
-_ELEMENTWISE = frozenset(("bias", "gelu", "gelu_tanh", "silu", "relu", "mul", "dropout", "add"))
-_KERNEL = {
-    "rmsnorm": KernelClass.RMSNORM,
-    "layernorm": KernelClass.LAYERNORM,
-    "softmax": KernelClass.SOFTMAX,
-    "gelu": KernelClass.GELU,
-    "gelu_tanh": KernelClass.GELU_TANH,
-    "silu": KernelClass.SILU,
-    "relu": KernelClass.ADD,
-    "mul": KernelClass.ADD,
-    "rotary": KernelClass.ROTARY,
-    "dropout": KernelClass.DROPOUT,
-    "add": KernelClass.ADD,
-    "bias": KernelClass.ADD,
-    "embedding": KernelClass.EMBEDDING,
-    "cross_entropy": KernelClass.CROSS_ENTROPY,
-}
 
 
 def segment(region: str, phase: str) -> int:
@@ -118,7 +114,6 @@ class Program:
     peaks       moments of the backward passes (`cost/lifetimes.py`)
     """
 
-    graph: Graph
     derivation: Derivation
     amounts: Amounts
     matmul: Rows
@@ -142,11 +137,19 @@ class Program:
 class _Compiler:
     masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
     amounts: dict[Amount, int] = field(default_factory=dict)
+    known: dict[Amount, int] = field(default_factory=dict)
+    """Amounts as they were asked for."""
 
     def mask(self, axes: frozenset[str]) -> int:
         return self.masks.setdefault(axes, len(self.masks))
 
     def amount(self, amount: Amount) -> int:
+        index = self.known.get(amount)
+        if index is None:
+            index = self.known[amount] = self._amount(amount)
+        return index
+
+    def _amount(self, amount: Amount) -> int:
         if amount.per_sample:
             if not amount.axes >= DATA_AXES:
                 raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
@@ -203,17 +206,16 @@ def compile_program(
     attention_kernel: str,
 ) -> Program:
     """Arrays for `derivation` as the framework of `profile` runs it."""
-    graph, shardings = derivation.graph, derivation.shardings
+    run = with_habits(derivation, profile)
+    graph, shardings = run.graph, run.shardings
     compiler = _Compiler()
     phases = _forward_phases(graph, recompute_operators, profile)
-    internal = _internal_tensors(derivation, profile)
-    epilogues = _epilogues(derivation)
     matmul: list[tuple[int, str, dict[str, int]]] = []
     attention: list[tuple[int, str, dict[str, int]]] = []
     streaming: list[tuple[int, str, dict[str, int], list[Amount]]] = []
 
-    def local(op: Operator, dims: tuple[str, ...], scale: float = 1.0) -> Amount:
-        return amount_of(op, shardings[op.name], dims, scale=scale)
+    def amount(op: Operator, extent: Extent) -> int:
+        return compiler.amount(extent_amount(op, shardings[op.name], extent))
 
     def mesh(op: Operator) -> int:
         reads_parameter = any(graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
@@ -221,78 +223,58 @@ def compile_program(
         return compiler.mask(frozenset(axis for axes in cuts for axis in axes) & TENSOR_AXES)
 
     def stream(op: Operator, phase: str, kernel: str, elements: Amount, accesses: list[Amount]) -> None:
-        if accesses:
-            code = KERNEL_CODE[_KERNEL.get(kernel, KernelClass.DEFAULT)]
-            columns = {"kernel": code, "elements": compiler.amount(elements), "mesh": mesh(op), "backward": int(phase == "backward")}
-            streaming.append((segment(op.region, phase), op.name, columns, accesses))
+        columns = {
+            "kernel": KERNEL_CODE[KernelClass(kernel)],
+            "elements": compiler.amount(elements),
+            "mesh": mesh(op),
+            "backward": int(phase == "backward"),
+        }
+        streaming.append((segment(op.layer, phase), op.name, columns, accesses))
+
+    def add_work(op: Operator, phase: str, work: Work, name: str) -> None:
+        match work:
+            case Product():
+                sizes = {dim: amount(op, extent) for dim, extent in (("batch", work.batch), ("m", work.m), ("n", work.n), ("k", work.k))}
+                matmul.append((segment(op.layer, phase), name, {**sizes, "mesh": mesh(op)}))
+            case FusedAttention():
+                sizes = {size: amount(op, getattr(work, size)) for size in ("batch", "heads", "kv_heads", "queries", "keys")}
+                attention.append((segment(op.layer, phase), name, {**sizes, "backward": int(phase == "backward")}))
+            case Stream() if work.accesses:
+                accesses = [
+                    extent_amount(op, shardings[op.name], data.extent).scaled(data_itemsize(op, data, graph)) for data in work.accesses
+                ]
+                stream(op, phase, work.kernel, extent_amount(op, shardings[op.name], work.elements), accesses)
 
     for op in graph.operators:
-        forward = phases[op.name]
-        size = {operand.tensor: graph.tensors[operand.tensor].itemsize for operand in (*op.inputs, op.output)}
-        activations = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
-        output = local(op, op.output.dims)
-        if op.kind is OperatorKind.EINSUM:
-            roles = _einsum_roles(op)
-            batch, m, n, k = (compiler.amount(local(op, dims)) for dims in roles)
-            matmul.append((segment(op.region, forward), op.name, {"batch": batch, "m": m, "n": n, "k": k, "mesh": mesh(op)}))
-            for i, shape in ((0, {"m": m, "n": k, "k": n}), (1, {"m": k, "n": n, "k": m})):
-                if graph.tensors[op.inputs[i].tensor].role is not TensorRole.INDEX:
-                    matmul.append((segment(op.region, "backward"), f"{op.name}.grad{i}", {"batch": batch, **shape, "mesh": mesh(op)}))
-        elif op.kind is OperatorKind.ATTENTION:
-            columns = {
-                "batch": compiler.amount(local(op, ("b",))),
-                "heads": compiler.amount(local(op, ("g", "r"))),
-                "kv_heads": compiler.amount(local(op, ("g",))),
-                "queries": compiler.amount(local(op, ("q",))),
-                "keys": compiler.amount(local(op, ("z",))),
-            }
-            attention.append((segment(op.region, forward), op.name, {**columns, "backward": 0}))
-            attention.append((segment(op.region, "backward"), f"{op.name}.grad", {**columns, "backward": 1}))
-        elif op.kind is OperatorKind.EMBEDDING:
-            table = op.inputs[1]
-            row_bytes = output.scaled(size[op.output.tensor])
-            stream(op, forward, "embedding", output, [row_bytes, row_bytes])
-            stream(op, "backward", "embedding", output, [row_bytes, row_bytes, local(op, table.dims, size[table.tensor])])
-        elif op.kind is OperatorKind.CROSS_ENTROPY:
-            logits = local(op, op.inputs[0].dims)
-            stream(op, forward, "cross_entropy", logits, [logits.scaled(profile.logit_bytes / 2)])
-            stream(op, "backward", "cross_entropy", logits, [logits.scaled(profile.logit_bytes / 2)])
-        elif op.kind in (OperatorKind.STREAM, OperatorKind.ADD):
-            factor = profile.elementwise_traffic
-            reads = [local(op, o.dims, size[o.tensor] * factor) for o in activations if o.tensor not in internal]
-            writes = [] if op.output.tensor in internal else [output.scaled(size[op.output.tensor] * factor)]
-            masks = [output.scaled(saved.itemsize * factor) for saved in op.saved if saved.what == "mask"]
-            if op.name not in epilogues:
-                stream(op, forward, op.kernel_class, output, reads + writes + masks)
-            if op.kind is OperatorKind.STREAM:
-                kept = [
-                    local(op, op.inputs[s.index].dims, size[op.inputs[s.index].tensor] * factor) for s in op.saved if s.what == "input"
-                ] + [output.scaled(size[op.output.tensor] * factor) for s in op.saved if s.what == "output"]
-                into = [] if op.kernel_class == "bias" else reads
-                stream(op, "backward", op.kernel_class, output, writes + kept + masks + into)
+        for work in op.forward:
+            add_work(op, phases[op.name], work, op.name)
+        for number, work in enumerate(op.backward):
+            add_work(op, "backward", work, f"{op.name}.grad{number if len(op.backward) > 1 else ''}")
         readers = graph.consumers(op.output.tensor)
         if len(readers) > 1:
             # gradients of several readers are added: two reads and a write for each after the first
             for reader, i in readers[1:]:
-                gradient = amount_of(reader, shardings[reader.name], reader.inputs[i].dims, scale=size[op.output.tensor])
-                stream(reader, "backward", "add", gradient.scaled(1.0 / size[op.output.tensor]), [gradient] * 3)
+                gradient = amount_of(reader, shardings[reader.name], reader.inputs[i].dims)
+                num_bytes = gradient.scaled(graph.tensors[op.output.tensor].itemsize)
+                stream(reader, "backward", "add", gradient, [num_bytes] * 3)
 
-    traffic, regathers = _traffic_rows(derivation, profile, phases, compiler)
+    traffic, regathers = _traffic_rows(run, profile, phases, compiler)
     core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    tensors = kept_tensors(derivation, profile, regathers, internal, core, alone=set(recompute_operators))
+    tensors = kept_tensors(run, regathers, core, alone=set(recompute_operators))
     saved = _saved_rows(tensors, graph.boundary, compiler)
+    sizes: dict[tuple[str, Operand], Amount] = {}
     peaks = _peaks(
         [
             backward_moments(
-                derivation,
+                run,
                 profile,
                 tensors,
                 region=region,
                 recompute=recompute,
                 core=core,
-                internal=internal,
                 regathers=regathers,
                 keeps_weight_gradients=keeps,
+                sizes=sizes,
             )
             for region, recompute in PEAK_CASES
             for keeps in (False, True)
@@ -307,14 +289,13 @@ def compile_program(
     traffic_rows, _ = _rows(traffic, ("kind", "group", "amount"))
     saved_rows, _ = _rows(saved, ("amount",))
     boundary_op = graph.producer(graph.boundary)
-    loss = next(op for op in graph.operators if op.kind is OperatorKind.CROSS_ENTROPY)
+    loss = graph.operator(graph.loss)
     if boundary_op is None:
         raise AssertionError("the graph has no block boundary")
-    boundary = compiler.amount(local(boundary_op, boundary_op.output.dims, graph.tensors[graph.boundary].itemsize))
-    logits_index = compiler.amount(local(loss, loss.inputs[0].dims))
-    attention_op = next(op for op in graph.operators if any(dim.name == "z" for dim in op.dims))
+    boundary = amount_of(boundary_op, shardings[boundary_op.name], boundary_op.output.dims, scale=graph.activation_bytes)
+    fused = next((work for op in graph.operators for work in op.forward if isinstance(work, FusedAttention)), None)
+    mask = fused.mask if fused is not None and fused.mask is not None else ALL_BEFORE
     return Program(
-        graph=graph,
         derivation=derivation,
         amounts=compiler.arrays(),
         matmul=matmul_rows,
@@ -324,32 +305,15 @@ def compile_program(
         access_starts=starts,
         traffic=traffic_rows,
         saved=saved_rows,
-        boundary=boundary,
-        logits=logits_index,
+        boundary=compiler.amount(boundary),
+        logits=amount(loss, loss.extent(loss.inputs[0].dims)),
         peaks=peaks,
-        activation_bytes=graph.tensors[graph.boundary].itemsize,
-        head_dim=attention_op.dim("d").size if any(d.name == "d" for d in attention_op.dims) else 0,
-        attention_habits=attention_habits(attention_op.causal, profile),
+        activation_bytes=graph.activation_bytes,
+        head_dim=fused.head_dim if fused is not None else 0,
+        attention_habits=attention_habits(mask, profile),
         attention_kernel=attention_kernel,
-        parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
+        parameters=run.parameters,
     )
-
-
-def _einsum_roles(op: Operator) -> tuple[tuple[str, ...], ...]:
-    """Dims of (batch, m, n, k) of `A * B -> C`: in all three; in A and C; in B and C; summed over."""
-    a, b, c = (set(operand.dims) for operand in (*op.inputs, op.output))
-    roles: tuple[list[str], list[str], list[str], list[str]] = ([], [], [], [])
-    for dim in op.dims:
-        name = dim.name
-        if name in a and name in b and name in c:
-            roles[0].append(name)
-        elif name in c and name in a:
-            roles[1].append(name)
-        elif name in c:
-            roles[2].append(name)
-        else:
-            roles[3].append(name)
-    return tuple(tuple(role) for role in roles)
 
 
 def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: ExecutionProfile) -> dict[str, str]:
@@ -358,44 +322,14 @@ def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: E
     A group of operators is recomputed as a function of its own: where recomputation stops early, its last operator is left out, if
     that saves nothing but what it reads.
     """
-    layer = [op for op in graph.operators if op.region == "layer"]
+    layer = [op for op in graph.operators if op.layer == "layer"]
     last = max(i for i, op in enumerate(layer) if op.saved)
     tail = {op.name for op in layer[last:]}
     names = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
     if profile.recompute_stops_early:
         ends = {op.group: op for op in graph.operators if op.group and op.group in recompute_operators}
-        names -= {op.name for op in ends.values() if all(saved.what == "input" for saved in op.saved)}
+        names -= {op.name for op in ends.values() if all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)}
     return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in graph.operators}
-
-
-def _epilogues(derivation: Derivation) -> set[str]:
-    """Biases that the matrix multiplication before them adds itself: nothing is redistributed in between."""
-    graph = derivation.graph
-    found = set()
-    for op in graph.operators:
-        if op.kernel_class != "bias":
-            continue
-        producer = graph.producer(op.inputs[0].tensor)
-        if producer is not None and producer.kind is OperatorKind.EINSUM and not derivation.left[op.inputs[0].tensor].partial:
-            found.add(op.name)
-    return found
-
-
-def _internal_tensors(derivation: Derivation, profile: ExecutionProfile) -> set[str]:
-    """Tensors that a fused kernel never writes: made and read, once, by elementwise operators in the same layout."""
-    if not profile.fuses_elementwise:
-        return set()
-    graph = derivation.graph
-    epilogues = _epilogues(derivation)
-    found = set()
-    for op in graph.operators:
-        readers = graph.consumers(op.output.tensor)
-        if op.kernel_class not in _ELEMENTWISE or op.name in epilogues or len(readers) != 1:
-            continue
-        reader, i = readers[0]
-        if reader.kernel_class in _ELEMENTWISE and derivation.needed[reader.name, i] == derivation.left[op.output.tensor]:
-            found.add(op.output.tensor)
-    return found
 
 
 def comm_class(axes: frozenset[str]) -> str:
@@ -408,7 +342,7 @@ def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
     if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
         return False
     is_tensor_parallel = bool(traffic.axes & TENSOR_AXES)
-    return is_tensor_parallel and any(op.kind is OperatorKind.EINSUM for op, _ in graph.consumers(traffic.tensor))
+    return is_tensor_parallel and any(op.is_product for op, _ in graph.consumers(traffic.tensor))
 
 
 def _traffic_rows(
@@ -438,10 +372,10 @@ def _traffic_rows(
     if profile.saved_input_layout == "producer":
         seen: set[tuple[str, object]] = set()
         for op in graph.operators:
-            if op.kind is not OperatorKind.EINSUM:
+            if not op.is_product:
                 continue
             for i, operand in enumerate(op.inputs):
-                if not any(s.what == "input" and s.index == i for s in op.saved):
+                if not any(saved.of == i for saved in op.saved):
                     continue
                 source = derivation.left.get(operand.tensor)
                 target = derivation.needed[op.name, i]
@@ -453,7 +387,7 @@ def _traffic_rows(
                 seen.add((operand.tensor, target))
                 for traffic in derivation.traffic:
                     if traffic.tensor == operand.tensor and traffic.phase is Pass.FORWARD and traffic.kind is CollectiveKind.ALL_GATHER:
-                        add(op.region, "backward", "regather", operand.tensor, traffic.kind, traffic.axes, traffic.amount)
+                        add(op.layer, "backward", "regather", operand.tensor, traffic.kind, traffic.axes, traffic.amount)
     return entries, regathers
 
 

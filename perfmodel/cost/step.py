@@ -24,8 +24,8 @@ from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import REGIONS
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
-from perfmodel.workload.operator import REGIONS
 
 Array = NDArray[np.float64]
 #: Of the first, a middle and the last pipeline rank.

@@ -23,7 +23,6 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.operator import OperatorKind
 from perfmodel.workload.transformer import build_graph
 
 #: The knobs that a plan's file has beside its layout, and all of its keys.
@@ -195,7 +194,7 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
     graph = build_graph(
         plan.job.model, seq_len=plan.job.seq_len, attention=str(plan.attention), dropout=True, activation_bytes=2.0, parameter_bytes=2.0
     )
-    inside = [operator for operator in graph.operators if operator.region == "layer" and operator.kind is not OperatorKind.IDENTITY]
+    inside = [operator for operator in graph.operators if operator.layer == "layer" and operator.forward]
     known = {operator.name for operator in inside} | {operator.group for operator in inside if operator.group}
     for name in plan.recompute_operators:
         if name not in known:

@@ -15,14 +15,15 @@ from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
 from perfmodel.planner.per_operator.pipeline import PipelinePrediction
 from perfmodel.report.predictions import fits_cell, room_text
 from perfmodel.report.table import Table, bar, percent, words
-from perfmodel.workload.network import Network, NetworkOperator
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.network import Network
 
 _NUMBER = re.compile(r"\d+")
 #: Ratios from here on are shown as such, not as per cent.
 _MANY = 10.0
 
 
-def cut_of(plan: NetworkPlan, operator: NetworkOperator) -> str:
+def cut_of(plan: NetworkPlan, operator: Operator) -> str:
     """`b 4x8, n 2`: parts of each dim that is cut, those across the outer network tiers first."""
     words_of = []
     sharding = plan.shardings[operator.name]

@@ -50,6 +50,13 @@ class CausalMask:
 ALL_BEFORE = CausalMask()
 
 
+def windowed_mask(keys: int, window: int, share: float = 1.0) -> CausalMask:
+    """Of a sequence of so many keys, of which a query sees the last `window` (0: all before it) in that share of the layers."""
+    if not 0 < window < keys:
+        return ALL_BEFORE
+    return CausalMask(window_fraction=window / keys, windowed_fraction=share)
+
+
 def _mean_of_least(start: Any, stop: Any, limit: float) -> Any:
     """Mean of min(x, limit) over [start, stop]."""
     low, high = np.minimum(start, limit), np.minimum(stop, limit)

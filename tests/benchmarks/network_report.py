@@ -45,9 +45,10 @@ from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
+from perfmodel.workload.graph import Operator, TensorRole
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
-from perfmodel.workload.network import Network, NetworkOperator, TensorRole
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks import load_network
 
 CHIPS = 2
@@ -71,7 +72,7 @@ def rnnlm_expert(network: Network) -> Filter:
     by_words = {operator.name: {"v": CHIPS} for operator in network.operators if "v" in operator.dims}
     words, samples = fixed_parts(by_words), data_parallel(network)
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> np.ndarray:
+    def keep(operator: Operator, rows: Configurations) -> np.ndarray:
         return words(operator, rows) if operator.name in by_words else samples(operator, rows)
 
     return keep

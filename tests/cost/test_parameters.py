@@ -121,7 +121,7 @@ def test_a_tensor_is_never_split_among_buckets():
 
 def test_cells_are_distinct():
     from perfmodel.cost.parameters import TIMES, WHAT
-    from perfmodel.workload.operator import REGIONS
+    from perfmodel.workload.graph import REGIONS
 
     cells = {cell(what, times, region) for what in WHAT for times in TIMES for region in REGIONS}
     assert cells == set(range(len(WHAT) * len(TIMES) * len(REGIONS)))

@@ -6,7 +6,7 @@ import pytest
 from perfmodel.cost.program import COMM, PHASES, SAVED, comm_class, segment
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.graph import REGIONS
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
 
 FLASH, UNFUSED = AttentionKernel

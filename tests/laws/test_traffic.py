@@ -6,8 +6,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
 from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout, redistribute
+from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.models import load_model
-from perfmodel.workload.operator import Pass, TensorRole
 from perfmodel.workload.transformer import build_graph
 from tests.laws.volumes import amount_bytes, derivation_of, group_size, layer_traffic, total_wire_bytes, totals
 from tests.parallel.small_graphs import SIZE, operator, small_graph
@@ -104,7 +104,7 @@ def test_a_partial_sum_that_another_operator_reads_is_not_carried():
     shardings = {"p": row, "q": row, "y": {}, "z": {}}
     alone = derive(small_graph(first, second, total), {k: shardings[k] for k in "pqy"})
     assert [(t.kind, t.tensor) for t in alone.traffic] == [(CollectiveKind.ALL_REDUCE, "p")]
-    other = operator("z[b,f] = p[b,f]", kernel_class="gelu")
+    other = operator("z[b,f] = p[b,f]")
     read = derive(small_graph(first, second, total, other), shardings)
     assert [(t.kind, t.tensor) for t in read.traffic] == [(CollectiveKind.ALL_REDUCE, "p"), (CollectiveKind.ALL_REDUCE, "q")]
 
@@ -191,7 +191,7 @@ def test_one_weird_trick():
 
 def test_a_free_slice_is_paid_backward():
     made = operator("a[b,h] = x[b,h] * k[h,b]")
-    read = operator("y[b,h] = a[b,h]", kernel_class="gelu")
+    read = operator("y[b,h] = a[b,h]")
     derivation = derive(small_graph(made, read), {"a": {}, "y": {"b": ("cp",)}})
     assert [(t.kind, t.phase) for t in derivation.traffic] == [(CollectiveKind.ALL_GATHER, Pass.BACKWARD)]
 
@@ -199,8 +199,8 @@ def test_a_free_slice_is_paid_backward():
 def test_one_tensor_in_two_layouts_is_reduced_once():
     """Partial, needed cut and whole: reduce-scatter, then all-gather from the shard."""
     made = operator("a[b,f] = x[b,h] * k[f,h]")
-    cut = operator("y[b,f] = a[b,f]", kernel_class="gelu")
-    whole = operator("z[b,f] = a[b,f]", kernel_class="tanh")
+    cut = operator("y[b,f] = a[b,f]")
+    whole = operator("z[b,f] = a[b,f]")
     derivation = derive(small_graph(made, cut, whole), {"a": {"h": ("tp_kv",)}, "y": {"b": ("tp_kv",)}, "z": {}})
     forward = [(t.kind, t.amount.base, t.amount.axes) for t in derivation.traffic if t.phase is Pass.FORWARD]
     size = 2.0 * SIZE * SIZE
@@ -262,7 +262,7 @@ def test_reducing_each_consumers_gradient_alone_gives_torchs_count():
         for reader, i in graph.consumers(producer.output.tensor):
             steps = redistribute(gradient_layout(shardings[reader.name], reader.inputs[i]), goal)
             due = [step for step in steps if group_size(step.axes, TP8) > 1]
-            count += len(due) * (32 if reader.region == "layer" else 1)
+            count += len(due) * (32 if reader.layer == "layer" else 1)
     assert count == 226
     assert round(count * 8192 * 4096 * 4 / 1e9, 3) == 30.333
 

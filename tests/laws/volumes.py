@@ -10,8 +10,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, derive
 from perfmodel.parallel.algebra.parameters import ParameterEvent, parameter_events, stored_rows, zero_axes
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
+from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
-from perfmodel.workload.operator import Pass
 from perfmodel.workload.transformer import build_graph
 
 Sizes = Mapping[str, int]

@@ -15,11 +15,14 @@ import numpy as np
 
 from perfmodel.parallel.algebra.derive import Amount, Derivation
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, input_layout, join_gradients, output_layout, redistribute
-from perfmodel.workload.operator import Graph, Operator, OperatorKind, TensorRole
+from perfmodel.workload.graph import Graph, Operator, TensorRole
 from tests.oracles.simulated_ranks import Rank, Redistribute, SimulatedMesh, check_reassembles, execute, held
 
 Array = np.ndarray
 Buffers = dict[Rank, Array]
+#: The dim of keys in attention, which a softmax needs whole.
+_KEYS = "z"
+
 Sent = tuple[str, str, str, frozenset[str], float]
 
 
@@ -29,11 +32,11 @@ Sent = tuple[str, str, str, frozenset[str], float]
 def forward(op: Operator, inputs: list[Array], held_rows: Array | None = None) -> Array:
     """The output of an operator; `held_rows`: rows of an embedding table that are here."""
     match op.kind:
-        case OperatorKind.EINSUM:
+        case "einsum":
             return np.einsum(_equation(op, (op.inputs[0].dims, op.inputs[1].dims), op.output.dims), *inputs)
-        case OperatorKind.EMBEDDING:
+        case "embedding":
             return _one_hot(inputs, held_rows) @ inputs[1]
-        case OperatorKind.ATTENTION:
+        case "attention":
             q, k, v = inputs
             return np.einsum(_equation(op, (_scores_dims(op), op.inputs[2].dims), op.output.dims), _softmax(op, q, k), v)
         case _:
@@ -44,19 +47,19 @@ def backward(op: Operator, inputs: list[Array], gradient: Array, held_rows: Arra
     """Gradients of all inputs, summed over what is here of the dims that an input lacks."""
     dims = [operand.dims for operand in op.inputs]
     match op.kind:
-        case OperatorKind.EINSUM:
+        case "einsum":
             return [
                 np.einsum(_equation(op, (op.output.dims, dims[1]), dims[0]), gradient, inputs[1]),
                 np.einsum(_equation(op, (op.output.dims, dims[0]), dims[1]), gradient, inputs[0]),
             ]
-        case OperatorKind.EMBEDDING:
+        case "embedding":
             rows = _one_hot(inputs, held_rows).reshape(-1, len(inputs[1]))
             return [np.zeros_like(inputs[0]), rows.T @ gradient.reshape(len(rows), -1)]
-        case OperatorKind.ATTENTION:
+        case "attention":
             q, k, v = inputs
             weights, scores = _softmax(op, q, k), _scores_dims(op)
             to_weights = np.einsum(_equation(op, (op.output.dims, dims[2]), scores), gradient, v)
-            at = scores.index(op.reduced_dims[0])
+            at = scores.index(_KEYS)
             to_scores = weights * (to_weights - (weights * to_weights).sum(axis=at, keepdims=True))
             return [
                 np.einsum(_equation(op, (scores, dims[1]), dims[0]), to_scores, k),
@@ -69,7 +72,7 @@ def backward(op: Operator, inputs: list[Array], gradient: Array, held_rows: Arra
 
 
 def _equation(op: Operator, operands: tuple[tuple[str, ...], ...], output: tuple[str, ...]) -> str:
-    letter = {dim.name: chr(ord("a") + i) for i, dim in enumerate(op.dims)}
+    letter = {dim: chr(ord("a") + i) for i, dim in enumerate(op.dims)}
     return ",".join("".join(letter[d] for d in dims) for dims in operands) + "->" + "".join(letter[d] for d in output)
 
 
@@ -80,7 +83,7 @@ def _one_hot(inputs: list[Array], held_rows: Array | None) -> Array:
 
 def _scores_dims(op: Operator) -> tuple[str, ...]:
     """Queries and keys as the output has them, d replaced by the key position."""
-    return (*(d for d in op.output.dims if d != "d"), op.reduced_dims[0])
+    return (*(d for d in op.output.dims if d != "d"), _KEYS)
 
 
 def _softmax(op: Operator, q: Array, k: Array) -> Array:
@@ -101,26 +104,26 @@ def _reduce(x: Array, output: tuple[str, ...], dims: tuple[str, ...]) -> Array:
 
 
 def _stream(op: Operator, x: list[Array]) -> Array:
-    match op.kernel_class:
+    match op.settings.get("function", op.kind):
         case "tanh":
             return np.tanh(x[0])
         case "mul":
             return x[0] * x[1]
-        case "rmsnorm":
-            axis = op.output.dims.index(op.reduced_dims[0])
+        case "rms_norm":
+            axis = op.output.dims.index(op.inputs[1].dims[0])
             return x[0] / np.sqrt((x[0] ** 2).mean(axis=axis, keepdims=True)) * x[1]
         case _:  # add, bias, identity
             return sum(x[1:], x[0].copy())
 
 
 def _stream_backward(op: Operator, x: list[Array], g: Array) -> list[Array]:
-    match op.kernel_class:
+    match op.settings.get("function", op.kind):
         case "tanh":
             return [g * (1 - np.tanh(x[0]) ** 2)]
         case "mul":
             return [g * x[1], g * x[0]]
-        case "rmsnorm":
-            axis = op.output.dims.index(op.reduced_dims[0])
+        case "rms_norm":
+            axis = op.output.dims.index(op.inputs[1].dims[0])
             root = np.sqrt((x[0] ** 2).mean(axis=axis, keepdims=True))
             unit = x[0] / root
             return [(g * x[1] - unit * (g * x[1] * unit).mean(axis=axis, keepdims=True)) / root, g * unit]
@@ -187,17 +190,17 @@ class GraphRun:
         return result
 
     def _rows(self, op: Operator, rank: Rank) -> Array | None:
-        if op.kind is not OperatorKind.EMBEDDING:
+        if op.kind != "embedding":
             return None
         name = op.inputs[1].dims[0]
         cut = self.shardings[op.name].get(name, ())
-        return held(self.mesh, Layout(cuts=(tuple(cut),)), (op.dim(name).size,), rank)[0]
+        return held(self.mesh, Layout(cuts=(tuple(cut),)), (op.dims[name],), rank)[0]
 
     def _carriers(self) -> dict[str, str]:
         """Partial inputs of an addition that are added locally to another one: tensor -> the one that is reduced."""
         carried: dict[str, str] = {}
         for op in self.graph.operators:
-            if op.kind is OperatorKind.ADD:
+            if op.is_linear:
                 first: dict[Layout, str] = {}
                 for operand in op.inputs:
                     layout = self.left.get(operand.tensor)

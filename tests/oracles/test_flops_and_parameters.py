@@ -10,8 +10,8 @@ from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+from perfmodel.workload.graph import REGIONS
 from perfmodel.workload.models import list_models, load_model
-from perfmodel.workload.operator import REGIONS
 from perfmodel.workload.transformer import build_graph
 from tests.cost.jobs import estimator_of, make_job
 

@@ -10,7 +10,12 @@ import pytest
 
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
-from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.kinds.einsum import einsum
+from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.embedding import embedding
+from perfmodel.workload.kinds.identity import identity
+from perfmodel.workload.kinds.norm import rms_norm
 from tests.marks import mostly_slow
 from tests.oracles.simulated_operators import Algebra, GraphRun, derived
 from tests.oracles.simulated_ranks import SimulatedMesh
@@ -59,24 +64,29 @@ class GraphMaker:
         self.leaves[name] = self.random.integers(0, self.size, shape) if integers else self.random.normal(size=shape) / self.size**0.5
         return name
 
-    def op(self, kind: OperatorKind, inputs: list[tuple[str, str]], output: str, *, kernel_class: str = "", reduced: str = "") -> str:
+    def op(self, kind: str, inputs: list[tuple[str, str]], output: str) -> str:
         """Operands' dims are one letter each."""
         name = f"op{len(self.operators)}"
         letters = sorted({*"".join(dims for _, dims in inputs), *output})
         padded = str(self.random.choice(letters))
         self.tensors[f"{name}.out"] = Tensor(name=f"{name}.out", role=TensorRole.ACTIVATION, itemsize=2.0)
-        self.operators.append(
-            Operator(
-                name=name,
-                kind=kind,
-                region="layer",
-                dims=tuple(Dim(name=d, size=self.size, logical="head_dim" if d == "d" else "s", padded=d == padded) for d in letters),
-                inputs=tuple(Operand(tensor=tensor, dims=tuple(dims)) for tensor, dims in inputs),
-                output=Operand(tensor=f"{name}.out", dims=tuple(output)),
-                kernel_class=kernel_class,
-                reduced_dims=tuple(reduced),
-            )
-        )
+        operands = tuple(Operand(tensor=tensor, dims=tuple(dims)) for tensor, dims in inputs)
+        out, sizes = Operand(tensor=f"{name}.out", dims=tuple(output)), dict.fromkeys(letters, self.size)
+        match kind:
+            case "einsum":
+                made = einsum(name, *operands, out, sizes)
+            case "embedding":
+                made = embedding(name, *operands, out, sizes)
+            case "identity":
+                made = identity(name, *operands, out, sizes)
+            case "rms_norm":
+                made = rms_norm(name, *operands, out, sizes)
+            case "attention":
+                made = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, whole=("z",))
+            case function:
+                made = elementwise(name, function, operands, out, sizes)
+        whole = tuple(d for d in letters if d == "d" or d in made.whole)
+        self.operators.append(replace(made, padded=(padded,), whole=whole, layer="layer"))
         return f"{name}.out"
 
     def graph(self) -> Graph:
@@ -100,56 +110,56 @@ class GraphMaker:
         kept = have[: int(self.random.integers(0, min(len(have) - 1, num_dims) + 1))]
         new = "fge"[: num_dims - len(kept)]
         weight = new + have[len(kept) :]
-        return self.op(OperatorKind.EINSUM, [(x, have), (self.leaf(len(weight)), weight)], kept + new)
+        return self.op("einsum", [(x, have), (self.leaf(len(weight)), weight)], kept + new)
 
     def grow(self) -> None:
         letters = "bsh"
         match self.random.choice(
-            ["linear", "linear", "product", "branches", "add", "add", "tanh", "mul", "bias", "rmsnorm", "identity", "attention"]
+            ["linear", "linear", "product", "branches", "add", "add", "tanh", "mul", "bias", "rms_norm", "identity", "attention"]
         ):
             case "linear":
                 self.linear(int(self.random.integers(1, 4)))
             case "product":
-                self.op(OperatorKind.EINSUM, [(self.any(3), "bqk"), (self.any(3), "bzk")], "bqz")
+                self.op("einsum", [(self.any(3), "bqk"), (self.any(3), "bzk")], "bqz")
             case "branches":  # two products that may be partial alike, added
                 first = self.linear(int(self.random.integers(1, 4)))
                 model = self.operators[-1]
                 (x, dims), (_, weight) = ((operand.tensor, "".join(operand.dims)) for operand in model.inputs)
-                second = self.op(OperatorKind.EINSUM, [(x, dims), (self.leaf(len(weight)), weight)], "".join(model.output.dims))
+                second = self.op("einsum", [(x, dims), (self.leaf(len(weight)), weight)], "".join(model.output.dims))
                 self.twins[self.operators[-1].name] = model.name
                 dims = letters[: len(model.output.dims)]
-                self.op(OperatorKind.ADD, [(first, dims), (second, dims)], dims, kernel_class="add")
+                self.op("add", [(first, dims), (second, dims)], dims)
             case "add":
                 x = self.any()
                 more = [self.any(self.num_dims(x)) for _ in range(int(self.random.integers(1, 3)))]
                 dims = letters[: self.num_dims(x)]
-                self.op(OperatorKind.ADD, [(t, dims) for t in (x, *more)], dims, kernel_class="add")
+                self.op("add", [(t, dims) for t in (x, *more)], dims)
             case "mul":
                 x = self.any()
                 dims = letters[: self.num_dims(x)]
-                self.op(OperatorKind.STREAM, [(x, dims), (self.any(len(dims)), dims)], dims, kernel_class="mul")
+                self.op("mul", [(x, dims), (self.any(len(dims)), dims)], dims)
             case "attention" if self.random.random() < 0.5:
                 inputs = [(self.any(3), "qgd"), (self.any(3), "zgd"), (self.any(3), "zgd")]
-                self.op(OperatorKind.ATTENTION, inputs, "qgd", kernel_class="flash", reduced="z")
+                self.op("attention", inputs, "qgd")
             case "attention":
                 inputs = [(self.any(3), "qrd"), (self.any(2), "zd"), (self.any(2), "zd")]
-                self.op(OperatorKind.ATTENTION, inputs, "qrd", kernel_class="flash", reduced="z")
+                self.op("attention", inputs, "qrd")
             case "identity":
                 dims = letters[: self.num_dims(x := self.any())]
-                self.op(OperatorKind.IDENTITY, [(x, dims)], dims, kernel_class="identity")
+                self.op("identity", [(x, dims)], dims)
             case "tanh":
                 dims = letters[: self.num_dims(x := self.any())]
-                self.op(OperatorKind.STREAM, [(x, dims)], dims, kernel_class="tanh")
-            case kernel_class:  # bias, rmsnorm: with a parameter on the last position
+                self.op("tanh", [(x, dims)], dims)
+            case kind:  # bias, rms_norm: with a parameter on the last position
                 dims = letters[: self.num_dims(x := self.any())]
                 inputs = [(x, dims), (self.leaf(1), dims[-1])]
-                self.op(OperatorKind.STREAM, inputs, dims, kernel_class=kernel_class, reduced=dims[-1] if kernel_class == "rmsnorm" else "")
+                self.op(kind, inputs, dims)
 
 
 def random_sharding(op: Operator, axes: list[str], random: np.random.Generator) -> Sharding:
     """Each axis cuts one dim or none; what must stay whole (and, here, what a norm reduces) is not cut."""
-    whole = {dim.name for dim in op.dims if dim.logical == "head_dim"} | set(op.reduced_dims)
-    free = [dim.name for dim in op.dims if dim.name not in whole]
+    whole = {*op.whole, *(op.inputs[1].dims if op.kind == "rms_norm" else ())}
+    free = [dim for dim in op.dims if dim not in whole]
     sharding: dict[str, tuple[str, ...]] = {}
     for axis in random.permutation(axes):
         if free and random.random() < 0.75:
@@ -161,7 +171,7 @@ def random_sharding(op: Operator, axes: list[str], random: np.random.Generator) 
 def random_graph(mesh: SimulatedMesh, random: np.random.Generator) -> tuple[GraphMaker, dict[str, Sharding]]:
     maker = GraphMaker(size=mesh.size(frozenset(mesh.sizes)), random=random)
     tokens = maker.leaf(2, TensorRole.INDEX, integers=True)
-    maker.op(OperatorKind.EMBEDDING, [(tokens, "bs"), (maker.leaf(2), "vh")], "bsh", kernel_class="embedding")
+    maker.op("embedding", [(tokens, "bs"), (maker.leaf(2), "vh")], "bsh")
     for _ in range(int(random.integers(2, 7))):
         maker.grow()
     shardings = {op.name: random_sharding(op, list(mesh.sizes), random) for op in maker.operators}
@@ -187,7 +197,7 @@ def test_an_einsum_under_any_sharding(equation):
         for _ in range(25):
             maker = GraphMaker(size=mesh.size(frozenset(sizes)), random=random)
             maker.op(
-                OperatorKind.EINSUM,
+                "einsum",
                 [(maker.leaf(len(dims)), dims.replace("d", "k")) for dims in operands.split(",")],
                 output.replace("d", "k"),
             )
@@ -268,8 +278,8 @@ def test_a_tied_weight_is_reduced_over_the_axes_of_all_its_uses():
     mesh = SimulatedMesh({"cp": 2, "tp_kv": 3})
     maker = GraphMaker(size=6, random=np.random.default_rng(4))
     weight = maker.leaf(2)
-    maker.op(OperatorKind.EINSUM, [(maker.leaf(2), "bh"), (weight, "fh")], "bf")
-    maker.op(OperatorKind.EINSUM, [("op0.out", "bh"), (weight, "fh")], "bf")
+    maker.op("einsum", [(maker.leaf(2), "bh"), (weight, "fh")], "bf")
+    maker.op("einsum", [("op0.out", "bh"), (weight, "fh")], "bf")
     for first, second in (({"b": ("cp",)}, {"b": ("tp_kv",)}), ({"b": ("cp", "tp_kv")}, {}), ({}, {"b": ("cp",)})):
         check(mesh, maker, {"op0": first, "op1": second})
         tied = next(p for p in derive(maker.graph(), {"op0": first, "op1": second}).parameters if p.name == weight)

@@ -1,11 +1,16 @@
 """Operators whose rule is not restriction to dims alone: sharded norms and losses, grouped-query weights, biases; run on ranks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout
-from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Pass, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Tensor, TensorRole
+from perfmodel.workload.kinds.cross_entropy import cross_entropy
+from perfmodel.workload.kinds.einsum import einsum
+from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 
 N = 4
 
@@ -14,24 +19,17 @@ def all_reduce(parts: list[np.ndarray], how=np.add) -> list[np.ndarray]:
     return [how.reduce(parts)] * len(parts)
 
 
-def one_operator(
-    kind: OperatorKind, dims: dict[str, str], inputs: list[tuple[str, str]], output: str, *, kernel_class: str, reduced: str
-) -> Graph:
-    """inputs: (role, dims); dims: name -> "" or "stretched"."""
-    roles = [TensorRole(role) for role, _ in inputs]
-    tensors = {f"t{i}": Tensor(name=f"t{i}", role=role, itemsize=2.0, num_rows=1) for i, role in enumerate(roles)}
-    tensors["out"] = Tensor(name="out", role=TensorRole.ACTIVATION, itemsize=2.0)
-    op = Operator(
-        name="op",
-        kind=kind,
-        region="layer",
-        dims=tuple(Dim(name=d, size=1 if what else 8, logical="s", stretched=bool(what)) for d, what in dims.items()),
-        inputs=tuple(Operand(tensor=f"t{i}", dims=tuple(d)) for i, (_, d) in enumerate(inputs)),
-        output=Operand(tensor="out", dims=tuple(output)),
-        kernel_class=kernel_class,
-        reduced_dims=tuple(reduced),
-    )
-    return Graph(name="one", operators=(op,), tensors=tensors, num_layers=1, boundary="out")
+def of(tensor: str, dims: str) -> Operand:
+    return Operand(tensor=tensor, dims=tuple(dims))
+
+
+def one_operator(op: Operator, *roles: str) -> Graph:
+    """`roles`: those of its inputs."""
+    tensors = {
+        operand.tensor: Tensor(name=operand.tensor, role=TensorRole(role), itemsize=2.0, num_rows=1)
+        for operand, role in zip(op.operands, (*roles, "activation"), strict=True)
+    }
+    return Graph(name="one", operators=(replace(op, layer="layer"),), tensors=tensors, num_layers=1, boundary=op.output.tensor)
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
@@ -73,9 +71,9 @@ def test_norm_over_a_cut_dim_reduces_statistics_once_each_way(kind):
     )
     np.testing.assert_allclose(np.concatenate(local, axis=1), true, atol=1e-6)
 
-    graph = one_operator(
-        OperatorKind.STREAM, {"s": "", "h": ""}, [("index", "sh"), ("parameter", "h")], "sh", kernel_class=kind, reduced="h"
-    )
+    x, weight, output, dims = of("x", "sh"), of("w", "h"), of("out", "sh"), {"s": 8, "h": 8}
+    op = rms_norm("op", x, weight, output, dims) if words == 1 else layer_norm("op", x, weight, None, output, dims)
+    graph = one_operator(op, "index", "parameter")
     derivation = derive(graph, {"op": {"h": ("tp_kv",)}})
     assert [(t.phase, t.kind, t.amount.base) for t in derivation.traffic] == [
         (Pass.FORWARD, "all_reduce", 4.0 * words * 8),
@@ -103,14 +101,8 @@ def test_cross_entropy_over_a_cut_vocabulary_reduces_three_numbers_a_token():
     true = exponentials / exponentials.sum(axis=1, keepdims=True) - (labels[:, None] == np.arange(8))
     np.testing.assert_allclose(np.concatenate(local, axis=1), true)
 
-    graph = one_operator(
-        OperatorKind.CROSS_ENTROPY,
-        {"s": "", "v": ""},
-        [("parameter", "sv"), ("index", "s")],
-        "s",
-        kernel_class="cross_entropy",
-        reduced="v",
-    )
+    op = cross_entropy("op", of("logits", "sv"), of("labels", "s"), of("out", "s"), {"s": 8, "v": 8})
+    graph = one_operator(op, "parameter", "index")
     derivation = derive(graph, {"op": {"v": ("tp_kv",)}})
     assert [(t.phase, t.kind, t.amount.base) for t in derivation.traffic] == [(Pass.FORWARD, "all_reduce", 4.0 * 8)] * 3
     assert derivation.left["out"].partial == frozenset()
@@ -130,8 +122,8 @@ def test_weight_form_of_grouped_queries():
     np.testing.assert_allclose(sum(k @ W for k in to_k), whole @ W)
     assert not np.allclose(to_k[0].T @ x, whole.T @ x)
 
-    dims = {"s": "", "c": "stretched", "d": "", "h": ""}
-    graph = one_operator(OperatorKind.EINSUM, dims, [("index", "sh"), ("parameter", "dh")], "scd", kernel_class="matmul", reduced="")
+    made = einsum("op", of("x", "sh"), of("w", "dh"), of("out", "scd"), {"s": 8, "c": 1, "d": 8, "h": 8})
+    graph = one_operator(replace(made, stretched=("c",)), "index", "parameter")
     op, sharding = graph.operators[0], {"c": ("tp_q",)}
     assert output_layout(op, sharding).cuts == ((), ("tp_q",), ())
     assert output_layout(op, sharding).partial == frozenset()

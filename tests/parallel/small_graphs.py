@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.kinds.einsum import einsum
+from perfmodel.workload.kinds.elementwise import elementwise
 
 SIZE = 16
 
 
-def operator(
-    text: str, *, kernel_class: str = "", reduced: str = "", region: str = "layer", logical: dict[str, str] | None = None
-) -> Operator:
-    """An operator named after its output: `*` joins an einsum's operands, `+` an addition's, `,` those of any other kernel."""
+def operator(text: str, *, whole: str = "", layer: str = "layer") -> Operator:
+    """An operator named after its output: `*` joins an einsum's operands, `+` an addition's; any other has layouts alone."""
     output, *inputs = (Operand(tensor=t, dims=tuple(d.split(","))) for t, d in re.findall(r"(\w+)\[([\w,]+)\]", text))
-    kind = OperatorKind.EINSUM if "*" in text else OperatorKind.ADD if "+" in text else OperatorKind.STREAM
-    if kernel_class in (OperatorKind.ATTENTION, OperatorKind.CROSS_ENTROPY, OperatorKind.EMBEDDING, OperatorKind.IDENTITY):
-        kind = OperatorKind(kernel_class)
-    names = dict.fromkeys(d for operand in (*inputs, output) for d in operand.dims)
-    return Operator(
-        name=output.tensor,
-        kind=kind,
-        region=region,
-        dims=tuple(Dim(name=d, size=SIZE, logical=(logical or {}).get(d, d)) for d in names),
-        inputs=tuple(inputs),
-        output=output,
-        kernel_class=kernel_class,
-        reduced_dims=tuple(reduced),
-    )
+    dims = dict.fromkeys((d for operand in (*inputs, output) for d in operand.dims), SIZE)
+    if "*" in text:
+        made = einsum(output.tensor, *inputs, output, dims)
+    elif "+" in text:
+        made = elementwise(output.tensor, "add", tuple(inputs), output, dims)
+    else:
+        made = Operator(name=output.tensor, kind="any", dims=dims, inputs=tuple(inputs), output=output)
+    return replace(made, whole=tuple(whole), layer=layer)
 
 
 def small_graph(*operators: Operator, index: tuple[str, ...] = ("x",)) -> Graph:

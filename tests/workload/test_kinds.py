@@ -12,6 +12,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import local_elements, network_traffic
+from perfmodel.workload.graph import Data, FusedAttention, Operand, Operator, OwnTraffic, Pass, Product, Stream, TensorRole
 from perfmodel.workload.kinds.attention import attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
@@ -19,7 +20,7 @@ from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy, cross_e
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
 from perfmodel.workload.kinds.embedding import embedding, embedding_bag
-from perfmodel.workload.kinds.extents import halo_rows, window_output
+from perfmodel.workload.kinds.extents import halo_rows, passes, window_output
 from perfmodel.workload.kinds.interaction import interaction
 from perfmodel.workload.kinds.joining import concat, flatten, prepend, select
 from perfmodel.workload.kinds.lstm import lstm
@@ -27,19 +28,8 @@ from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
-from perfmodel.workload.network import (
-    FusedAttention,
-    Network,
-    NetworkOperator,
-    NetworkTensor,
-    Operand,
-    OwnTraffic,
-    Product,
-    Stream,
-    TensorRole,
-)
+from perfmodel.workload.network import Network, NetworkTensor
 from perfmodel.workload.networks.builder import NetworkBuilder
-from perfmodel.workload.operator import Pass
 
 
 def operand(tensor, dims):
@@ -306,7 +296,7 @@ KEPT = {
 def test_what_is_kept_for_backward_is_what_autograd_keeps(kind):
     op, function, tensors, parameters = KEPT[kind]
     count, positions = kept_by_torch(function, *tensors, parameters=parameters)
-    assert sum(elements(extent) for extent in op.saved) == count
+    assert sum(elements(data.extent) for data in op.saved) == count
     names = [operand.tensor for operand in op.inputs[: len(tensors)]] + [op.output.tensor]
     assert set(op.kept) == {names[position] for position in positions}
 
@@ -322,7 +312,7 @@ def test_attention_has_torchs_flops_and_its_causal_share():
     assert heads(causal=True).flops == heads().flops / 2
     assert heads(causal=True).whole == ("z", "q")
     assert heads().whole == ("z",)
-    assert elements(heads().saved[-1]) == 2 * 6 * 2 * 3  # one log-sum-exp a query and head
+    assert elements(heads().saved[-1].extent) == 2 * 6 * 2 * 3  # one log-sum-exp a query and head
 
 
 def test_a_window_leaves_the_share_of_scores_that_it_shows():
@@ -373,7 +363,7 @@ def test_a_mean_divides_by_the_entries_of_the_whole_tensor():
 def test_forward_of_copies_reads_and_writes_every_entry_once(kind):
     op, read, written = COPIES[kind]
     (stream,) = op.forward
-    assert sum(elements(access) for access in stream.accesses) == read + written
+    assert sum(elements(access.extent) for access in stream.accesses) == read + written
     assert all(isinstance(work, Stream) for work in op.backward)
 
 
@@ -495,7 +485,10 @@ SQUARE = {"batch": 2, "channels": 4, "height": 4, "width": 4}
         (lambda: concat("o", (operand("x", "s ."),), operand("y", "b ."), S3, axis=1, sizes=(3,)), "must have those of the output"),
         (lambda: select("o", operand("x", "b ."), operand("y", "b"), S3, axis=1, index=5, size=5), "index=5: must be from 0 to 4"),
         (lambda: interaction("o", ("x",), "y", batch=2, features=3), "must be at least 2"),
-        (lambda: toy("o", "x", "y", {"b": 4, "d": 8}, kept=("z",)), "keeps 'z': is neither an input nor the output"),
+        (
+            lambda: toy("o", "x", "y", {"b": 4, "d": 8}, saved=(Data(extent=(), of=2),)),
+            "keeps operand 2: has 1 inputs and the output",
+        ),
     ],
 )
 def test_a_wrong_size_is_one_sentence(make, sentence):
@@ -505,11 +498,11 @@ def test_a_wrong_size_is_one_sentence(make, sentence):
     assert sentence in str(error.value)
 
 
-def toy(name, x, y, dims, *, kept=()):
+def toy(name, x, y, dims, *, saved=()):
     """A kind that nobody knows: entries of a row in reverse order, which moves all of them where the row is cut."""
     entries = tuple((size, dim) for dim, size in dims.items())
-    copy = Stream(kernel="default", elements=entries, accesses=(entries, entries))
-    return NetworkOperator(
+    copy = Stream(kernel="default", elements=entries, accesses=passes(entries, entries))
+    return Operator(
         name=name,
         kind="reverse",
         dims=dims,
@@ -518,7 +511,7 @@ def toy(name, x, y, dims, *, kept=()):
         forward=(copy,),
         backward=(copy,),
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_TO_ALL, over=("d",), extent=entries, phase=phase) for phase in Pass),
-        kept=kept,
+        saved=saved,
     )
 
 

@@ -19,8 +19,8 @@ from perfmodel.papers.pase.graph import load_pase_graph
 from perfmodel.papers.pase.layer import LayerKind
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import network_traffic
+from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.models import list_models, load_model
-from perfmodel.workload.network import TensorRole
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.language_model import transformer_network
@@ -356,7 +356,7 @@ def test_every_tiny_network_trains_data_parallel_with_its_parameters_as_the_only
 def test_operators_are_consistent_with_their_tensors(name):
     network = load_network(name, batch=4, **TINY[name])
     for op in network.operators:
-        left = list(op.saved)
+        left = [data.extent for data in op.saved]
         for tensor in op.kept:  # what is kept is saved in the tensor's shape
             operand = next(each for each in (*op.inputs, op.output) if each.tensor == tensor)
             left.remove(tuple(zip(network.tensors[tensor].shape, operand.dims, strict=True)))
@@ -380,7 +380,6 @@ def _shape_of(op):
         op,
         name="",
         layer="",
-        kept=(),
         inputs=tuple(replace(operand, tensor="") for operand in op.inputs),
         output=replace(op.output, tensor=""),
     )

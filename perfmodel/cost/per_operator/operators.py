@@ -26,9 +26,9 @@ from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.per_operator.plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
+from perfmodel.workload.graph import Data, Extent, FusedAttention, Operator, OwnTraffic, Pass, Product, Stream, Work
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
-from perfmodel.workload.network import Extent, FusedAttention, Network, NetworkOperator, OwnTraffic, Product, Stream, Work
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.network import Network
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]
@@ -132,6 +132,11 @@ def local_extent(extent: Extent, parts: Parts, like: NDArray[np.int64]) -> Array
     return total
 
 
+def data_bytes(data: Data, parts: Parts, like: NDArray[np.int64], activation_bytes: float) -> Array:
+    """Bytes of it on one rank."""
+    return local_extent(data.extent, parts, like) * (data.itemsize or activation_bytes)
+
+
 def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSetting, machine: Machine, phase: Pass) -> Array:
     """Time of one piece of an operator's work on one rank. [s]"""
     item = setting.activation_bytes
@@ -145,7 +150,7 @@ def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSe
                 time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=item, machine=machine)
             return np.asarray(work.repeats * (time + machine.launch_time))
         case Stream():
-            num_bytes = item * sum((local_extent(access, parts, like) for access in work.accesses), np.zeros(len(like)))
+            num_bytes = sum((data_bytes(access, parts, like, item) for access in work.accesses), np.zeros(len(like)))
             time = streaming_time(
                 num_bytes=num_bytes,
                 num_elements=local_extent(work.elements, parts, like),
@@ -258,9 +263,7 @@ def _optimizer_time(num_bytes: Array, num_elements: Array | float, setting: Step
     return np.asarray(num_bytes * per_byte + num_elements * per_element)
 
 
-def parameter_unit(
-    network: Network, operator: NetworkOperator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]
-) -> float:
+def parameter_unit(network: Network, operator: Operator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]) -> float:
     """`ParameterColumns.unit`: the parameters of one layer go together, or as many as fill a bucket, as the profile says. [-]
 
     layer_parameters   `Network.layer_parameters`: elements of each layer
@@ -284,11 +287,11 @@ def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: M
     return np.asarray(weights + gradients + state)
 
 
-def saved_inputs(operator: NetworkOperator) -> tuple[int, ...]:
+def saved_inputs(operator: Operator) -> tuple[int, ...]:
     """Which inputs an operator keeps for backward."""
-    return tuple(position for position, operand in enumerate(operator.inputs) if operand.tensor in operator.kept)
+    return tuple(sorted(data.of for data in operator.saved if data.of is not None and data.of < len(operator.inputs)))
 
 
-def saves_output(operator: NetworkOperator) -> bool:
+def saves_output(operator: Operator) -> bool:
     """Whether it keeps its output for backward."""
-    return operator.output.tensor in operator.kept
+    return any(data.of == len(operator.inputs) for data in operator.saved)

@@ -15,7 +15,7 @@ from perfmodel.cost.per_operator.operators import (
     MeshPrices,
     ParameterColumns,
     StepSetting,
-    local_extent,
+    data_bytes,
     own_traffic_time,
     parameter_bytes,
     parameter_times,
@@ -29,8 +29,8 @@ from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, left_layout
 from perfmodel.parallel.per_operator.traffic import elements_of, network_traffic
-from perfmodel.workload.network import Network, TensorRole
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Pass, TensorRole
+from perfmodel.workload.network import Network
 
 #: One row: a plan alone.
 _ONE = np.zeros(1, dtype=np.int64)
@@ -155,15 +155,13 @@ def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> fl
     a copy of its own.
     """
     kept: dict[tuple[str, Layout], float] = {}
-    copies = 0.0
+    copies, extras = 0.0, 0.0
     for operator in network.operators:
         sharding = plan.shardings[operator.name]
         parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
-        left = list(operator.saved)
         for position in saved_inputs(operator):
             operand = operator.inputs[position]
             shape = network.tensors[operand.tensor].shape
-            left.remove(tuple(zip(shape, operand.dims, strict=True)))
             needed = input_layout(sharding, operand)
             at_hand = plan.held[operand.tensor].layout if operand.tensor in plan.held else needed
             kept[operand.tensor, at_hand] = elements_of(shape, at_hand, plan)
@@ -171,7 +169,7 @@ def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> fl
                 copies += elements_of(shape, needed, plan)
         if saves_output(operator):
             shape = network.tensors[operator.output.tensor].shape
-            left.remove(tuple(zip(shape, operator.output.dims, strict=True)))
             kept[operator.output.tensor, left_layout(operator, sharding)] = elements_of(shape, left_layout(operator, sharding), plan)
-        copies += sum(float(local_extent(extent, parts, _ONE)[0]) for extent in left)
-    return (sum(kept.values()) + copies) * setting.activation_bytes
+        own = (data_bytes(data, parts, _ONE, setting.activation_bytes) for data in operator.saved if data.of is None)
+        extras += sum(float(num_bytes[0]) for num_bytes in own)
+    return (sum(kept.values()) + copies) * setting.activation_bytes + extras

@@ -14,8 +14,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.workload.network import NetworkOperator
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Operator, Pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class OperatorContext:
     """
 
     mesh: NetworkMesh
-    operator: NetworkOperator
+    operator: Operator
     sharding: Sharding
     sizes: Mapping[str, int]
     imitate: Mapping[str, int] = field(default_factory=dict)

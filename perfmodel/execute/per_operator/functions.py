@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, wide, with_halo
-from perfmodel.workload.network import Operand
+from perfmodel.workload.graph import Operand
 
 NetworkFunction = Callable[[Sequence[torch.Tensor], OperatorContext], torch.Tensor]
 Tensors = Sequence[torch.Tensor]

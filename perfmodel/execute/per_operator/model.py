@@ -24,8 +24,8 @@ from perfmodel.execute.per_operator.redistribute import Redistribution, Transiti
 from perfmodel.execute.per_operator.refuse import check_runnable, parameter_layouts
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import Held, NetworkPlan, left_layout
-from perfmodel.workload.network import Network, NetworkOperator, TensorRole
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Operator, Pass, TensorRole
+from perfmodel.workload.network import Network
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
@@ -153,7 +153,7 @@ class NetworkProgram:
         shape = self.network.tensors[tensor].shape
         return Redistribution(source, target, shape, self.mesh, Purpose(phase, tensor, operator, "edge"))
 
-    def _edge(self, operator: NetworkOperator, position: int) -> Transition | torch.Tensor:
+    def _edge(self, operator: Operator, position: int) -> Transition | torch.Tensor:
         operand = operator.inputs[position]
         tensor, sharding = operand.tensor, self.plan.shardings[operator.name]
         needed, gradient = input_layout(sharding, operand), gradient_layout(sharding, operand)

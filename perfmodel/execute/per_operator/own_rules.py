@@ -1,6 +1,6 @@
 """Operators that issue collectives of their own where certain dims are cut: norms, softmax, cross-entropy, the halo of a window, an LSTM.
 
-Each is an autograd function, so that it issues exactly what its kind declares (`NetworkOperator.traffic`) in either pass, and computes as
+Each is an autograd function, so that it issues exactly what its kind declares (`Operator.traffic`) in either pass, and computes as
 one process does where nothing is cut.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Pass
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,8 @@ from math import lcm
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
 from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.workload.network import Network, NetworkOperator, OwnTraffic
+from perfmodel.workload.graph import Operator, OwnTraffic
+from perfmodel.workload.network import Network
 
 
 def padded_network(network: Network, plan: NetworkPlan) -> Network:
@@ -55,7 +56,7 @@ def _same_sizes(network: Network) -> dict[tuple[str, str | int], tuple[str, str 
     return joined.representatives()
 
 
-def _resized(operator: NetworkOperator, dims: dict[str, int]) -> NetworkOperator:
+def _resized(operator: Operator, dims: dict[str, int]) -> Operator:
     """With the dims and the traffic of these sizes; its work stays as it is, nothing here asks for it."""
     if dims == dict(operator.dims):
         return operator

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
-from perfmodel.workload.network import Network, TensorRole
+from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.network import Network
 
 #: Kinds that have a torch function (`network_functions.FUNCTIONS`).
 KINDS = frozenset(

@@ -24,8 +24,8 @@ from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.per_operator.plan import NetworkPlan, left_layout
+from perfmodel.workload.graph import Pass
 from perfmodel.workload.network import Network
-from perfmodel.workload.operator import Pass
 
 
 @dataclass(slots=True)

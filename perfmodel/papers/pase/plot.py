@@ -17,7 +17,8 @@ from perfmodel.papers.pase.strategies import recurrent_parts
 from perfmodel.papers.pase.tables import PUBLISHED_STRATEGIES, TABLE_2_DEVICES
 from perfmodel.report.figures import new_figure, write_figure
 from perfmodel.report.table import Table, percent
-from perfmodel.workload.network import Network, NetworkOperator
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks import load_network
 
 if TYPE_CHECKING:
@@ -158,12 +159,12 @@ def printed_parts(network: Network) -> tuple[dict[str, dict[str, int]], int]:
     return found, apart
 
 
-def _last(operator: NetworkOperator) -> str:
+def _last(operator: Operator) -> str:
     return operator.name.rpartition(".")[2]
 
 
 #: Which operators a row of Table II speaks of.
-_TABLE_2_LAYERS: Mapping[str, Callable[[NetworkOperator], bool]] = {
+_TABLE_2_LAYERS: Mapping[str, Callable[[Operator], bool]] = {
     "conv 1-4": lambda operator: operator.kind == "convolution" and operator.name != "conv5",
     "conv 5": lambda operator: operator.name == "conv5",
     "FC 1, FC 3": lambda operator: operator.name in ("fc6", "fc8"),

@@ -30,7 +30,8 @@ from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.planner.per_operator.search import Filter, fixed_parts
 from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import mesh_tensorflow, one_weird_trick
-from perfmodel.workload.network import Network, NetworkOperator, Product
+from perfmodel.workload.graph import Operator, Product
+from perfmodel.workload.network import Network
 
 Rows = NDArray[np.bool_]
 Parts = Mapping[str, int]
@@ -77,7 +78,7 @@ def expert_strategy(network: Network, axes: Sequence[MeshAxis]) -> Strategy:
         return _layers_apart(network, axes)
     trick = one_weird_trick(network)
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         found = trick(operator, rows)
         # what stands between fully connected layers, and the loss, stay as the layers leave them
         return found & _most(rows, "n") if "n" in operator.dims and operator.kind != "convolution" else found
@@ -89,7 +90,7 @@ def _layers_apart(network: Network, axes: Sequence[MeshAxis]) -> Strategy:
     unused = last_axes(axes)[-1]
     bit = 1 << [axis.name for axis in axes].index(unused)
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         tables = [d for d, dim in enumerate(rows.dims) if dim == "v"]
         whole = [d for d, dim in enumerate(rows.dims) if dim not in ("b", "v")]
         found = np.asarray((rows.parts[:, whole] == 1).all(axis=1) & ((rows.masks[:, rows.dims.index("b")] & bit) == 0))
@@ -137,7 +138,7 @@ def fixed_strategies(parts: Mapping[str, Parts], axes: Sequence[MeshAxis], *, ap
 def _fixed(parts: Mapping[str, Parts]) -> Filter:
     fixed = fixed_parts(parts)
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         if operator.name in parts:
             return fixed(operator, rows)
         whole = [d for d, dim in enumerate(rows.dims) if dim not in _FREE_DIMS]
@@ -149,14 +150,14 @@ def _fixed(parts: Mapping[str, Parts]) -> Filter:
 def _without(allowed: Filter, bit: int) -> Filter:
     """LSTM layers leave an axis alone."""
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         found = allowed(operator, rows)
         return found & ((rows.masks & bit) == 0).all(axis=1) if is_recurrent(operator) else found
 
     return keep
 
 
-def is_recurrent(operator: NetworkOperator) -> bool:
+def is_recurrent(operator: Operator) -> bool:
     """Whether it belongs to an LSTM layer: the recurrence, or the product and bias before it."""
     return operator.layer.startswith("lstm")
 

@@ -6,7 +6,7 @@ parameters have their own layouts and lifetimes (R14) and are returned as such.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -23,7 +23,7 @@ from perfmodel.parallel.algebra.sharding import (
     redistribute,
     sliced_towards,
 )
-from perfmodel.workload.operator import Dim, Graph, Operator, OperatorKind, Pass, TensorRole
+from perfmodel.workload.graph import Extent, Graph, Operator, Pass, TensorRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +94,25 @@ class Derivation:
     """Layout of each tensor as its producer leaves it."""
 
 
-def amount_of(
-    operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0, axes: frozenset[str] | None = None
-) -> Amount:
-    """Local elements over `dims` under the sharding; `axes` overrides which axes still cut (stretched dims never divide)."""
+def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
+    """Local elements over `dims` under the sharding."""
+    return extent_amount(operator, sharding, operator.extent(dims), scale=scale)
+
+
+def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, scale: float = 1.0) -> Amount:
+    """Local elements of an extent of the operator under the sharding (stretched dims never divide)."""
     base, per_sample, cutting = scale, False, set[str]()
     padded_size, padded_axes = 1.0, frozenset[str]()
-    for name in dims:
-        dim: Dim = operator.dim(name)
-        of_dim = frozenset(sharding.get(name, ()))
-        if axes is not None:
-            of_dim = of_dim & axes
-        per_sample = per_sample or dim.per_sample
-        if dim.stretched:
+    for size, name in extent:
+        per_sample = per_sample or name in operator.per_sample
+        if name in operator.stretched:
             continue
-        if dim.padded:
-            padded_size, padded_axes = float(dim.size), of_dim
+        of_dim = sharding.get(name, ())
+        if name in operator.padded:
+            padded_size, padded_axes = float(size), frozenset(of_dim)
         else:
-            base *= dim.size
-            cutting |= of_dim
+            base *= size
+            cutting.update(of_dim)
     return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
 
 
@@ -123,20 +123,10 @@ def _step_amount(operator: Operator, source: Layout, target: Layout, step: Step,
     # an all-to-all counts the local buffer that leaves; what comes after it finds the axes at their new positions
     after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
     position_of = before | position_of if after_exchange else position_of | before
-    base, per_sample, cutting = itemsize, False, set[str]()
-    padded_size, padded_axes = 1.0, frozenset[str]()
-    for position, name in enumerate(operator.output.dims):
-        dim = operator.dim(name)
-        here = frozenset(axis for axis in step.remaining if position_of[axis] == position)
-        per_sample = per_sample or dim.per_sample
-        if dim.stretched:
-            continue
-        if dim.padded:
-            padded_size, padded_axes = float(dim.size), here
-        else:
-            base *= dim.size
-            cutting |= here
-    return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
+    cuts = {
+        name: tuple(axis for axis in step.remaining if position_of[axis] == position) for position, name in enumerate(operator.output.dims)
+    }
+    return extent_amount(operator, cuts, operator.extent(operator.output.dims), scale=itemsize)
 
 
 def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
@@ -170,20 +160,20 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
             continue  # added up locally with another partial input, reduced with it (R7)
         start = left[tensor]
         for target, op in _distinct_targets([(needed[op.name, i], op) for op, i in readers]):
-            add(producer, start, target, phase=Pass.FORWARD, region=op.region, reader=op.name)
+            add(producer, start, target, phase=Pass.FORWARD, region=op.layer, reader=op.name)
             if start.partial:
                 start = target  # a second layout starts from the first, already reduced
         goal = left[tensor].resolved()
         gradients = [sliced_towards(gradient_layout(shardings[op.name], op.inputs[i]), goal) for op, i in readers]
         for gradient in join_gradients(gradients):
-            add(producer, gradient, goal, phase=Pass.BACKWARD, region=readers[0][0].region, reader=producer.name)
+            add(producer, gradient, goal, phase=Pass.BACKWARD, region=readers[0][0].layer, reader=producer.name)
     for op in graph.operators:
-        traffic.extend(_own_traffic(op, shardings[op.name]))
+        traffic.extend(_own_traffic(op, shardings[op.name], graph.activation_bytes))
     return Derivation(
         graph=graph,
         shardings=dict(shardings),
         traffic=tuple(traffic),
-        parameters=_parameters(graph, shardings, consumers),
+        parameters=_parameters(graph, shardings, consumers, left),
         needed=needed,
         left=left,
     )
@@ -206,14 +196,14 @@ def _check_edges(
         tensor = producer.output.tensor
         for reader, i in consumers.get(tensor, []):
             wanted = needed[reader.name, i]
-            if reader.region != producer.region:
+            if reader.layer != producer.layer:
                 boundary.setdefault(left[tensor], tensor)
                 boundary.setdefault(wanted, reader.name)
             for position, name in enumerate(producer.output.dims):
-                if producer.dim(name).stretched and left[tensor].cuts[position] != wanted.cuts[position]:
+                if name in producer.stretched and left[tensor].cuts[position] != wanted.cuts[position]:
                     raise InputError(
                         f"operator {reader.name}: needs {tensor} as {wanted}, made as {left[tensor]}: "
-                        f"copies ({producer.dim(name).logical}) must be cut as they are read; give both dims one rule"
+                        f"copies ({producer.logical_name(name)}) must be cut as they are read; give both dims one rule"
                     )
     if len(boundary) > 1:
         what = ", ".join(f"{name} {layout}" for layout, name in boundary.items())
@@ -235,7 +225,7 @@ def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, s
     """
     merged: set[tuple[str, str]] = set()
     for op in graph.operators:
-        if op.kind is not OperatorKind.ADD:
+        if not op.is_linear:
             continue
         first: dict[Layout, str] = {}
         for operand in op.inputs:
@@ -249,43 +239,35 @@ def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, s
     return merged
 
 
-def _own_traffic(op: Operator, sharding: Sharding) -> list[Traffic]:
-    """Operators that reduce over a cut dim by themselves: norms and the loss."""
-    axes = frozenset(axis for dim in op.reduced_dims for axis in sharding.get(dim, ()))
-    if not axes or op.kind not in (OperatorKind.CROSS_ENTROPY, OperatorKind.STREAM):
-        return []
-    rows = tuple(dim for dim in op.output.dims if dim not in op.reduced_dims)
-    fp32 = 4.0
-
-    def one(phase: Pass, factor: float) -> Traffic:
-        amount = amount_of(op, sharding, rows, scale=fp32 * factor)
-        return Traffic(
-            kind=CollectiveKind.ALL_REDUCE,
-            axes=axes,
-            amount=amount,
-            region=op.region,
-            phase=phase,
-            tensor=op.output.tensor,
-            operator=op.name,
-        )
-
-    if op.kind is OperatorKind.CROSS_ENTROPY:
-        return [one(Pass.FORWARD, 1.0) for _ in range(3)]  # maximum, sum of exponentials, target logit; none backward
-    words = 2.0 if op.kernel_class == "layernorm" else 1.0
-    return [one(Pass.FORWARD, words), one(Pass.BACKWARD, words)]
+def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> Iterator[Traffic]:
+    """Collectives that an operator issues by itself: norms and the loss reduce over a cut dim."""
+    for own in op.traffic:
+        axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
+        if axes:
+            yield from (
+                Traffic(
+                    kind=own.kind,
+                    axes=axes,
+                    amount=extent_amount(op, sharding, own.extent, scale=own.itemsize or activation_bytes),
+                    region=op.layer,
+                    phase=own.phase,
+                    tensor=op.output.tensor,
+                    operator=op.name,
+                )
+                for _ in range(own.repeats)
+            )
 
 
-def _sum_axes(graph: Graph, shardings: Mapping[str, Sharding], parameter: str) -> frozenset[str]:
-    """Of `linear.bias`: the axes over which that linear leaves its output partial."""
-    linear, _, kind = parameter.rpartition(".")
-    owner = [op for op in graph.operators if op.name == linear and op.kind is OperatorKind.EINSUM] if kind == "bias" else []
-    return output_layout(owner[0], shardings[linear]).partial if owner else frozenset()
+def _sum_axes(graph: Graph, left: Mapping[str, Layout], product: str) -> frozenset[str]:
+    """The axes over which the product with that name leaves its output partial."""
+    return left[graph.operator(product).output.tensor].partial if product else frozenset()
 
 
 def _parameters(
     graph: Graph,
     shardings: Mapping[str, Sharding],
     consumers: Mapping[str, list[tuple[Operator, int]]],
+    left: Mapping[str, Layout],
 ) -> tuple[ParameterLayout, ...]:
     found: list[ParameterLayout] = []
     for name, tensor in graph.tensors.items():
@@ -298,7 +280,7 @@ def _parameters(
         if len(layouts) != 1:
             cuts = zip(*(layout.cuts for layout in layouts), strict=True)
             differ = [position for position, axes in enumerate(cuts) if len(set(axes)) > 1]
-            names = dict.fromkeys(op.dim(op.inputs[i].dims[position]).logical for position in differ for op, i in uses)
+            names = dict.fromkeys(op.logical_name(op.inputs[i].dims[position]) for position in differ for op, i in uses)
             readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
             raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; give {' and '.join(names)} one rule")
         gradient_axes: frozenset[str] = frozenset()
@@ -315,8 +297,8 @@ def _parameters(
                 row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
                 column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
                 gradient_axes=gradient_axes,
-                sum_axes=_sum_axes(graph, shardings, name),
-                regions=tuple(dict.fromkeys(op.region for op, _ in uses)),
+                sum_axes=_sum_axes(graph, left, tensor.bias_of),
+                regions=tuple(dict.fromkeys(op.layer for op, _ in uses)),
             )
         )
     return tuple(found)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from perfmodel.foundation.errors import InputError, one_line, suggest
 from perfmodel.parallel.algebra.derive import derive
-from perfmodel.parallel.algebra.sharding import AXIS_PARTS, whole_dims
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.models import load_model
-from perfmodel.workload.operator import Graph, Operator
 from perfmodel.workload.transformer import build_graph
 
 if TYPE_CHECKING:
@@ -66,14 +66,14 @@ def _faults(rules: RuleSet) -> Iterator[str]:
 
 def _of_operator(rules: RuleSet, operator: Operator) -> Iterator[str]:
     cut: dict[str, list[str]] = {}
-    whole = whole_dims(operator)
     for dim in operator.dims:
-        axes = rules.cut(operator.name, dim.logical)
+        name = operator.logical_name(dim)
+        axes = rules.cut(operator.name, name)
         for axis in axes:
-            cut.setdefault(axis, []).append(dim.logical)
-        if axes and dim.name in whole:
-            why = "a part of it leaves partial scores" if dim.logical == "head_dim" else "a softmax needs all of them"
-            yield f"{dim.logical}: cannot be cut ({why}); leave it out"
+            cut.setdefault(axis, []).append(name)
+        if axes and dim in operator.whole:
+            why = "a part of it leaves partial scores" if name == "head_dim" else "a softmax needs all of them"
+            yield f"{name}: cannot be cut ({why}); leave it out"
     for axis, dims in cut.items():
         if len(dims) > 1:
             spoken = "tp" if axis in AXIS_PARTS["tp"] else axis

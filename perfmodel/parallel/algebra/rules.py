@@ -14,7 +14,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, Sharding, check_sharding
-from perfmodel.workload.operator import Graph, Operator
+from perfmodel.workload.graph import Graph, Operator
 
 #: Logical names of dims that rule sets may speak of (R16). Experts and convolutions bring theirs with their operators.
 LOGICAL_NAMES = (
@@ -57,7 +57,7 @@ class RuleSet:
 
     def sharding(self, operator: Operator) -> Sharding:
         """dims of this operator -> fine axes."""
-        sharding = {dim.name: axes for dim in operator.dims if (axes := self.cut(operator.name, dim.logical))}
+        sharding = {dim: axes for dim in operator.dims if (axes := self.cut(operator.name, operator.logical_name(dim)))}
         check_sharding(operator, sharding)
         return sharding
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.operator import Operand, Operator, OperatorKind
+from perfmodel.workload.graph import Operand, Operator
 
 #: Axes that rule sets may name; tp is tp_kv x tp_q, so that it may exceed the number of key-value heads.
 FINE_AXES = ("dp_replicate", "dp_shard", "cp", "tp_kv", "tp_q")
@@ -71,7 +71,8 @@ def check_sharding(operator: Operator, sharding: Sharding) -> None:
     """An axis occurs at most once in one operator, and cuts only what may be cut."""
     seen: dict[str, str] = {}
     for name, axes in sharding.items():
-        operator.dim(name)
+        if name not in operator.dims:
+            raise InputError(f"operator {operator.name}: no dim {name!r}; use {', '.join(operator.dims)}")
         for axis in axes:
             if axis not in FINE_AXES:
                 raise InputError(f"operator {operator.name}: axis {axis!r} on dim {name}: not a fine axis; use {', '.join(FINE_AXES)}")
@@ -81,19 +82,11 @@ def check_sharding(operator: Operator, sharding: Sharding) -> None:
                     "change the rule set so that one of them is left whole"
                 )
             seen[axis] = name
-    for name in whole_dims(operator):
+    for name in operator.whole:
         if sharding.get(name):
             raise InputError(
                 f"operator {operator.name}: dim {name} is cut by {', '.join(sharding[name])}: it needs its rows whole; leave {name} whole"
             )
-
-
-def whole_dims(operator: Operator) -> set[str]:
-    """Dims that may not be cut: keys under a softmax, and the head dim anywhere (its cut would leave partial scores; R15)."""
-    whole = {dim.name for dim in operator.dims if dim.logical == "head_dim"}
-    if operator.kind is OperatorKind.ATTENTION or operator.kernel_class == "softmax":
-        whole |= set(operator.reduced_dims)
-    return whole
 
 
 def input_layout(sharding: Sharding, operand: Operand) -> Layout:
@@ -102,15 +95,12 @@ def input_layout(sharding: Sharding, operand: Operand) -> Layout:
 
 
 def output_layout(operator: Operator, sharding: Sharding) -> Layout:
-    """What the operator leaves: partial on axes that cut a dim which the output lacks (R3).
+    """What the operator leaves: partial on axes that cut a dim which it sums plainly (R3).
 
-    The loss reduces over a cut vocabulary itself (own rule), so its output is whole.
+    The loss reduces over a cut vocabulary itself (own traffic), so its output is whole.
     """
-    operand = operator.output
-    partial: frozenset[str] = frozenset()
-    if operator.kind in (OperatorKind.EINSUM, OperatorKind.EMBEDDING):
-        partial = _axes_outside(sharding, operand)
-    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operand.dims), partial=partial)
+    partial = frozenset(axis for dim in operator.sums for axis in sharding.get(dim, ()))
+    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operator.output.dims), partial=partial)
 
 
 def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:

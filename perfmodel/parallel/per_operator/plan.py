@@ -15,8 +15,9 @@ from math import gcd, prod
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, input_layout
+from perfmodel.workload.graph import Operator, TensorRole
 from perfmodel.workload.job import Optimizer
-from perfmodel.workload.network import Network, NetworkOperator, TensorRole
+from perfmodel.workload.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,7 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def left_layout(operator: NetworkOperator, sharding: Sharding) -> Layout:
+def left_layout(operator: Operator, sharding: Sharding) -> Layout:
     """What it leaves: cut likewise, partial on the axes of `sums`."""
     partial = frozenset(axis for dim in operator.sums for axis in sharding.get(dim, ()))
     return Layout(cuts=input_layout(sharding, operator.output).cuts, partial=partial)
@@ -172,7 +173,7 @@ def check_plan(plan: NetworkPlan, network: Network) -> None:
             raise bad_field("held", tensor, "is read by several operators and has no layout of its own", "add it")
 
 
-def cut_sizes(operator: NetworkOperator, network: Network, dim: str) -> tuple[int, ...]:
+def cut_sizes(operator: Operator, network: Network, dim: str) -> tuple[int, ...]:
     """Every size that cutting a dim meets: the dim's own, and those of the tensors' positions that it names."""
     sizes = [operator.dims[dim]]
     for operand in (*operator.inputs, operator.output):
@@ -181,7 +182,7 @@ def cut_sizes(operator: NetworkOperator, network: Network, dim: str) -> tuple[in
     return tuple(sizes)
 
 
-def divides(operator: NetworkOperator, network: Network, dim: str, parts: int) -> bool:
+def divides(operator: Operator, network: Network, dim: str, parts: int) -> bool:
     """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
     if dim in operator.whole:
         return parts == 1

@@ -15,8 +15,8 @@ from math import ceil
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, redistribute
 from perfmodel.parallel.per_operator.plan import NetworkPlan, is_trained, left_layout
-from perfmodel.workload.network import Extent, Network, TensorRole
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Extent, Pass, TensorRole
+from perfmodel.workload.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

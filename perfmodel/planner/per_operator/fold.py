@@ -89,7 +89,7 @@ def unfolded(num_vertices: int) -> Fold:
 def fold_layers(space: NetworkSpace) -> Fold:
     """Operators of one name but for the number of their layer, and held tensors read first by such operators, choose alike.
 
-    Only where they have the same configurations. Layers are known by `NetworkOperator.layer`: a name that ends in a number.
+    Only where they have the same configurations. Layers are known by `Operator.layer`: a name that ends in a number.
     """
     network = space.network
     keys: list[object] = []

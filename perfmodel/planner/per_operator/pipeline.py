@@ -38,7 +38,8 @@ from perfmodel.planner.per_operator.fold import Fold, fold_layers
 from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within, partition_chain
 from perfmodel.search.budget import MOST_WORK
-from perfmodel.workload.network import Network, TensorRole
+from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.network import Network
 
 Array = NDArray[np.float64]
 

@@ -26,12 +26,13 @@ from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, 
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.per_operator.tables import NetworkTables, network_tables, table_entries
 from perfmodel.search import Budget, OutOfBudget, eliminate, eliminate_within
-from perfmodel.workload.network import FusedAttention, Network, NetworkOperator, Product
+from perfmodel.workload.graph import FusedAttention, Operator, Product
+from perfmodel.workload.network import Network
 
 Array = NDArray[np.float64]
 
 #: Which configurations an operator may have: a mask of its rows; all where it is empty.
-Filter = Callable[[NetworkOperator, Configurations], NDArray[np.bool_]]
+Filter = Callable[[Operator, Configurations], NDArray[np.bool_]]
 
 #: Mixtures that are searched at most; a bound within this share of the best plan ends it.
 _MOST_MIXTURES, _CLOSE = 5, 1e-3
@@ -290,7 +291,7 @@ def _check_divides(network: Network, space: NetworkSpace, num_chips: int) -> Non
 def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:
     """Operators by name with the number of parts of each of their dims (1 where left out); others may be anything."""
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> NDArray[np.bool_]:
+    def keep(operator: Operator, rows: Configurations) -> NDArray[np.bool_]:
         if operator.name not in wanted:
             return np.ones(len(rows), dtype=bool)
         parts = wanted[operator.name]

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from perfmodel.foundation.disjoint_sets import DisjointSets
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
-from perfmodel.workload.network import Network, NetworkOperator, TensorRole
+from perfmodel.workload.graph import Operator, TensorRole
+from perfmodel.workload.network import Network
 
 Masks = NDArray[np.int64]
 
@@ -154,7 +155,7 @@ def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
     return sorted(counts)
 
 
-def _possible_parts(operator: NetworkOperator, network: Network, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
+def _possible_parts(operator: Operator, network: Network, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
     if dim in operator.whole or dim in operator.padded:
         return tuple(part for part in counts if divides(operator, network, dim, part))
     common = gcd(*cut_sizes(operator, network, dim))
@@ -219,7 +220,7 @@ def _layouts(
     The partial axes are handed out as those of a dim that comes after all positions: in a reader, they lie on dims that the tensor lacks.
     """
     shape = network.tensors[tensor].shape
-    ends: list[tuple[int, NetworkOperator, tuple[str, ...]]] = [
+    ends: list[tuple[int, Operator, tuple[str, ...]]] = [
         (producer, network.operators[producer], network.operators[producer].output.dims),
         *((index, network.operators[index], network.operators[index].inputs[position].dims) for index, position in reading),
     ]

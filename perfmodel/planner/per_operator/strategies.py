@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from perfmodel.foundation.errors import bad_field
 from perfmodel.planner.per_operator.search import Filter
 from perfmodel.planner.per_operator.space import Configurations
-from perfmodel.workload.network import Network, NetworkOperator, Product, TensorRole
+from perfmodel.workload.graph import Operator, Product, TensorRole
+from perfmodel.workload.network import Network
 
 Rows = NDArray[np.bool_]
 
@@ -26,7 +27,7 @@ Rows = NDArray[np.bool_]
 def data_parallel(network: Network) -> Filter:
     """Only the batch is cut, as far as it goes."""
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         return _only(rows, _batch_dim(operator))
 
     return keep
@@ -36,7 +37,7 @@ def one_weird_trick(network: Network) -> Filter:
     """Cut the batch, but the output features of fully connected layers, and the classes of the loss."""
     heads = _after_flattening(network)
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         if operator.name not in heads:
             return _only(rows, _batch_dim(operator))
         if _reads_weights(network, operator):
@@ -49,7 +50,7 @@ def one_weird_trick(network: Network) -> Filter:
 def mesh_tensorflow(network: Network, *, batch_parts: int, model_dims: Mapping[str, tuple[str, ...]]) -> Filter:
     """The batch into `batch_parts`; `model_dims`: operator -> those of its dims that the other chips cut, the first that divides."""
 
-    def keep(operator: NetworkOperator, rows: Configurations) -> Rows:
+    def keep(operator: Operator, rows: Configurations) -> Rows:
         batch = _batch_dim(operator)
         allowed = {batch, *model_dims.get(operator.name, ())}
         others = [d for d, dim in enumerate(rows.dims) if dim not in allowed]
@@ -72,7 +73,7 @@ def mesh_tensorflow(network: Network, *, batch_parts: int, model_dims: Mapping[s
     return keep
 
 
-def _batch_dim(operator: NetworkOperator) -> str:
+def _batch_dim(operator: Operator) -> str:
     """The dim that counts samples: `b`; "" where an operator has none."""
     return "b" if "b" in operator.dims else ""
 
@@ -87,12 +88,12 @@ def _only(rows: Configurations, dim: str) -> Rows:
     return np.asarray(only)
 
 
-def _reads_weights(network: Network, operator: NetworkOperator) -> bool:
+def _reads_weights(network: Network, operator: Operator) -> bool:
     has_product = any(isinstance(work, Product) for work in operator.forward)
     return has_product and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs)
 
 
-def _features(network: Network, operator: NetworkOperator) -> str:
+def _features(network: Network, operator: Operator) -> str:
     """The dim of the output that a weight has and no activation: the output features."""
     weights = [operand for operand in operator.inputs if network.tensors[operand.tensor].role is TensorRole.PARAMETER]
     others = {

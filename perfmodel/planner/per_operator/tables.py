@@ -19,7 +19,7 @@ from perfmodel.cost.per_operator.operators import (
     MeshPrices,
     ParameterColumns,
     StepSetting,
-    local_extent,
+    data_bytes,
     own_traffic_time,
     parameter_bytes,
     parameter_times,
@@ -31,8 +31,8 @@ from perfmodel.cost.per_operator.operators import (
 from perfmodel.cost.per_operator.overlap import mixed_exposure
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.network import Network, NetworkOperator, Operand, TensorRole
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Data, Operand, Operator, Pass, TensorRole
+from perfmodel.workload.network import Network
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]
@@ -190,7 +190,7 @@ class _Tables:
         tensor = self.network.tensors[operand.tensor]
         return tensor.shape, tensor.role, operand.dims
 
-    def _operator_vertex(self, index: int, operator: NetworkOperator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
+    def _operator_vertex(self, index: int, operator: Operator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
         setting, prices = self.setting, self.prices
         like = rows.masks[:, 0] if rows.dims else np.zeros(1, dtype=np.int64)
         parts = {dim: rows.parts[:, d] for d, dim in enumerate(rows.dims)}
@@ -206,8 +206,8 @@ class _Tables:
             reductions, gathers = reductions + times.reductions, gathers + times.gathers
             optimizer, state = optimizer + times.optimizer, state + parameter_bytes(column, setting, prices)
         saved = zero
-        for extent in self.saved_extents(index):
-            saved = saved + local_extent(extent, parts, like) * setting.activation_bytes
+        for data in self.saved_beside(index):
+            saved = saved + data_bytes(data, parts, like, setting.activation_bytes)
         return VertexColumns(
             forward=forward,
             backward=backward,
@@ -225,15 +225,11 @@ class _Tables:
             return True
         return tensor in self.producers and saves_output(self.network.operators[self.producers[tensor]])
 
-    def saved_extents(self, index: int) -> list[tuple[tuple[int, str], ...]]:
+    def saved_beside(self, index: int) -> list[Data]:
         """What the operator keeps beside its inputs that are kept before."""
         operator = self.network.operators[index]
-        left = list(operator.saved)
-        for position in self.kept[index]:
-            operand = operator.inputs[position]
-            if self.is_kept_before(operand.tensor):
-                left.remove(tuple(zip(self.network.tensors[operand.tensor].shape, operand.dims, strict=True)))
-        return left
+        before = {position for position in self.kept[index] if self.is_kept_before(operator.inputs[position].tensor)}
+        return [data for data in operator.saved if data.of not in before]
 
     def parameter(self, index: int, position: int) -> ParameterColumns:
         """A parameter as one of its readers holds it."""
@@ -247,7 +243,7 @@ class _Tables:
             elements=elements, groups=view.partial.astype(np.int64), unit=self.unit(operator, operator.inputs[position].tensor)
         )
 
-    def unit(self, operator: NetworkOperator, tensor: str) -> float:
+    def unit(self, operator: Operator, tensor: str) -> float:
         return parameter_unit(self.network, operator, tensor, self.setting, self.layer_parameters)
 
     def is_kept_by_readers(self, tensor: str) -> bool:
@@ -339,12 +335,12 @@ class _Tables:
         return [(source, consumer, self.known_bytes[key])]
 
 
-def left_view(operator: NetworkOperator, rows: Configurations) -> View:
+def left_view(operator: Operator, rows: Configurations) -> View:
     """The output as each configuration leaves it."""
     return View(cuts=_columns(rows, operator.output.dims), partial=_joined(rows, operator.sums))
 
 
-def reader_view(operator: NetworkOperator, operand: Operand, rows: Configurations) -> View:
+def reader_view(operator: Operator, operand: Operand, rows: Configurations) -> View:
     """An input as each configuration needs it, and the axes on which its gradient then leaves partial."""
     lacking = tuple(dim for dim in operator.dims if dim not in operand.dims)
     return View(cuts=_columns(rows, operand.dims), partial=_joined(rows, lacking))

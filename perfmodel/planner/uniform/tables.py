@@ -21,7 +21,7 @@ from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import Recompute
 from perfmodel.planner.uniform.space import LayoutRows
-from perfmodel.workload.operator import REGIONS
+from perfmodel.workload.graph import REGIONS
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]

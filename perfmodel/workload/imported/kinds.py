@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, OwnTraffic, Pass, Product, Stream, Work
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex
-from perfmodel.workload.network import CollectiveKind, Extent, FusedAttention, NetworkOperator, Operand, OwnTraffic, Product, Stream, Work
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.kinds.extents import passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Seen:
         keeps: Sequence[Read] = (),
         extras: tuple[Extent, ...] = (),
         inputs: tuple[Read, ...] | None = None,
-    ) -> NetworkOperator:
+    ) -> Operator:
         """The record. A dim that the output lacks, and that is neither summed nor has traffic of its own, is whole too.
 
         Whole dims are no dims of the record: "" stands in their places, as it does for windows. Of what it `keeps` for backward, parameters
@@ -91,8 +92,12 @@ class Seen:
         whose = [each.operand.tensor for each in kept]
         touched = [each.operand.tensor for each in (*read, self.output)]
         # a tensor that is read twice and kept once cannot be told by its name
-        named = tuple(name for name in dict.fromkeys(whose) if whose.count(name) == touched.count(name))
-        made = NetworkOperator(
+        named = {name for name in whose if whose.count(name) == touched.count(name)}
+        places = {name: [place for place, other in enumerate(touched) if other == name] for name in named}
+        saved = tuple(
+            Data(extent=each.extent, of=places[name].pop(0) if name in named else None) for each, name in zip(kept, whose, strict=True)
+        )
+        made = Operator(
             name=self.name,
             kind=kind,
             dims=self.dims,
@@ -103,15 +108,14 @@ class Seen:
             traffic=tuple(own for own in traffic if is_trained or own.phase is Pass.FORWARD),
             sums=tuple(name for name in sums if name not in self.output.operand.dims),
             padded=self.padded,
-            saved=(*(each.extent for each in kept), *extras) if is_trained else (),
-            kept=named,
+            saved=(*saved, *passes(*extras)) if is_trained else (),
             settings={"function": self.vertex.operator},
             layer=self.layer,
         )
         return without_dims(made, gone)
 
 
-def without_dims(operator: NetworkOperator, gone: set[str]) -> NetworkOperator:
+def without_dims(operator: Operator, gone: set[str]) -> Operator:
     """The same operator with some dims whole for good."""
     if not gone:
         return operator
@@ -122,13 +126,16 @@ def without_dims(operator: NetworkOperator, gone: set[str]) -> NetworkOperator:
     def rest(extent: Extent) -> Extent:
         return tuple((size, "" if dim in gone else dim) for size, dim in extent)
 
+    def data(each: Data) -> Data:
+        return replace(each, extent=rest(each.extent))
+
     def work(each: Work) -> Work:
         match each:
             case Product():
                 tensors = tuple(map(rest, each.tensors))
                 return replace(each, batch=rest(each.batch), m=rest(each.m), n=rest(each.n), k=rest(each.k), tensors=tensors)
             case Stream():
-                return replace(each, elements=rest(each.elements), accesses=tuple(map(rest, each.accesses)))
+                return replace(each, elements=rest(each.elements), accesses=tuple(map(data, each.accesses)))
             case FusedAttention():
                 return replace(
                     each,
@@ -152,7 +159,8 @@ def without_dims(operator: NetworkOperator, gone: set[str]) -> NetworkOperator:
         traffic=tuple(replace(own, over=kept(own.over), extent=rest(own.extent)) for own in operator.traffic if kept(own.over)),
         sums=kept(operator.sums),
         padded=kept(operator.padded),
-        saved=tuple(map(rest, operator.saved)),
+        saved=tuple(map(data, operator.saved)),
+        scratch=tuple(map(data, operator.scratch)),
     )
 
 
@@ -183,7 +191,7 @@ def added_input(vertex: ImportedVertex) -> int:
     return 0 if vertex.operator.split(".")[1:2] in (["addmm"], ["baddbmm"]) else 2
 
 
-def _matmul(seen: Seen) -> NetworkOperator:
+def _matmul(seen: Seen) -> Operator:
     added = added_input(seen.vertex)
     first, second = (each for number, each in enumerate(seen.inputs) if number != added)
     a, b, out = set(first.dims), set(second.dims), set(seen.output.dims)
@@ -200,7 +208,7 @@ def _matmul(seen: Seen) -> NetworkOperator:
 _WINDOWS = {"w": "s", "h": "r", "u": "q"}
 
 
-def _convolution(seen: Seen) -> NetworkOperator:
+def _convolution(seen: Seen) -> Operator:
     """m = b h w, n filters, k = c r s. Of groups, the filters are cut and the channels read whole; a channel to itself is cut as one dim.
 
     h and w are cut where the input has a whole number t of rows for each one of the output; then neighbours send the R - t rows that
@@ -252,7 +260,7 @@ def _convolution(seen: Seen) -> NetworkOperator:
     )
 
 
-def _attention(seen: Seen) -> NetworkOperator:
+def _attention(seen: Seen) -> Operator:
     """One fused kernel on the full square of queries and keys. Keys and the head size stay whole."""
     q, k, v = seen.inputs[:3]
     heads, queries, keys = seen.of("h"), seen.of("s"), seen.of("z")
@@ -271,7 +279,7 @@ def _attention(seen: Seen) -> NetworkOperator:
     )
 
 
-def _recurrent(seen: Seen) -> NetworkOperator:
+def _recurrent(seen: Seen) -> Operator:
     """Products with the input for all time steps at once, with the state step after step; the gates are a pass over memory.
 
     The hidden dim is cut where each matrix has its gates in rows of it: the state is then gathered at each step of each layer.
@@ -295,8 +303,8 @@ def _recurrent(seen: Seen) -> NetworkOperator:
         forward.append(Product(m=m, n=n, k=k, repeats=repeats))
         backward.append(Product(m=m, n=k, k=n, repeats=repeats))
         backward.append(Product(m=n, n=k, k=tokens))
-    forward.append(Stream(kernel="default", elements=entries, accesses=(entries,) * 4))
-    backward.append(Stream(kernel="default", elements=entries, accesses=(entries,) * 4))
+    forward.append(Stream(kernel="default", elements=entries, accesses=passes(*(entries,) * 4)))
+    backward.append(Stream(kernel="default", elements=entries, accesses=passes(*(entries,) * 4)))
     state: Extent = (*b, (hidden, ""))
     collectives = ((CollectiveKind.ALL_GATHER, Pass.FORWARD), (CollectiveKind.REDUCE_SCATTER, Pass.BACKWARD))
     traffic = tuple(
@@ -327,7 +335,7 @@ def _with_gates(read: Read, dim: str) -> Read:
 
 
 def _stream(kernel: str, elements: Extent, *accesses: Extent) -> tuple[Work, ...]:
-    return (Stream(kernel=kernel, elements=elements, accesses=accesses),)
+    return (Stream(kernel=kernel, elements=elements, accesses=passes(*accesses)),)
 
 
 def _sums(over: Sequence[str], extent: Extent, *phases: Pass) -> tuple[OwnTraffic, ...]:
@@ -337,7 +345,7 @@ def _sums(over: Sequence[str], extent: Extent, *phases: Pass) -> tuple[OwnTraffi
     return tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=tuple(over), extent=extent, phase=phase, itemsize=4.0) for phase in phases)
 
 
-def _embedding(seen: Seen) -> NetworkOperator:
+def _embedding(seen: Seen) -> Operator:
     """The vocabulary is plainly summed over: rows of other shares count as zero."""
     rows, table = seen.output.extent, next((each for each in seen.inputs if each.is_parameter), seen.inputs[0])
     vocabulary = seen.of("v")
@@ -349,7 +357,7 @@ def _embedding(seen: Seen) -> NetworkOperator:
     )
 
 
-def _norm(seen: Seen) -> NetworkOperator:
+def _norm(seen: Seen) -> Operator:
     x = next(each for each, operand in zip(seen.inputs, seen.vertex.inputs, strict=True) if len(operand.shape) == len(seen.vertex.dims))
     is_rms = "rms" in seen.function
     reduced = seen.of(*seen.vertex.reduced)
@@ -367,7 +375,7 @@ def _norm(seen: Seen) -> NetworkOperator:
     )
 
 
-def _batch_norm(seen: Seen) -> NetworkOperator:
+def _batch_norm(seen: Seen) -> Operator:
     """With the statistics of each share by itself, as data parallelism has it: no traffic where the batch is cut, but other mathematics."""
     x, out = seen.inputs[0].extent, seen.output.extent
     channels: Extent = ((2, ""), *seen.extent(seen.of(*seen.vertex.inputs[0].dims[1:2])))
@@ -380,7 +388,7 @@ def _batch_norm(seen: Seen) -> NetworkOperator:
     )
 
 
-def _softmax(seen: Seen) -> NetworkOperator:
+def _softmax(seen: Seen) -> Operator:
     reduced = seen.of(*seen.vertex.reduced)
     rows = seen.extent(dim for dim in seen.output.dims if dim not in reduced)
     out = seen.output.extent
@@ -393,7 +401,7 @@ def _softmax(seen: Seen) -> NetworkOperator:
     )
 
 
-def _cross_entropy(seen: Seen) -> NetworkOperator:
+def _cross_entropy(seen: Seen) -> Operator:
     """Three sums over a cut vocabulary; the mean over the samples leaves the loss partial."""
     logits = seen.inputs[0].extent
     vocabulary = seen.of("v")
@@ -408,7 +416,7 @@ def _cross_entropy(seen: Seen) -> NetworkOperator:
     )
 
 
-def _pooling(seen: Seen) -> NetworkOperator:
+def _pooling(seen: Seen) -> Operator:
     """Samples and channels are cut; the pixels stay whole, as the window is not known."""
     x, out = seen.inputs[0].extent, seen.output.extent
     kept: tuple[Extent, ...] = (((2, ""), *out),) if "max" in seen.function else ()  # where the maxima were: int64
@@ -426,7 +434,7 @@ def _pooling(seen: Seen) -> NetworkOperator:
 _LINEAR_REDUCTIONS = ("mean", "sum")
 
 
-def _reduction(seen: Seen) -> NetworkOperator:
+def _reduction(seen: Seen) -> Operator:
     """Means, sums and losses made of them are plainly summed; a maximum or a norm is combined among those that share it."""
     out = seen.output.extent
     read = tuple(each.extent for each in seen.inputs)
@@ -449,7 +457,7 @@ _KEEPS_THE_OTHER = frozenset({"mul", "multiply"})
 _KERNELS = {"gelu": "gelu", "silu": "silu", "dropout": "dropout", "native_dropout": "dropout"}
 
 
-def _elementwise(seen: Seen) -> NetworkOperator:
+def _elementwise(seen: Seen) -> Operator:
     """A chain of n operators is n passes, each of which writes a tensor of the output's shape; all but the last are kept."""
     out = seen.output.extent
     between = (out,) * (2 * (seen.vertex.chain - 1))
@@ -473,7 +481,7 @@ def _elementwise(seen: Seen) -> NetworkOperator:
     )
 
 
-def bias(seen: Seen) -> NetworkOperator:
+def bias(seen: Seen) -> Operator:
     """What is added to a product: an operator of its own, as parts of the product may be sums that are not complete."""
     out = seen.output.extent
     product, added = seen.inputs
@@ -484,10 +492,10 @@ def bias(seen: Seen) -> NetworkOperator:
     )
 
 
-def _moved(kind: str) -> Callable[[Seen], NetworkOperator]:
+def _moved(kind: str) -> Callable[[Seen], Operator]:
     """Entries that are copied to other places; the gradient goes back the same way."""
 
-    def describe(seen: Seen) -> NetworkOperator:
+    def describe(seen: Seen) -> Operator:
         out = seen.output.extent
         into = tuple(each.extent for each in seen.inputs if each.has_gradient)
         return seen.operator(
@@ -499,13 +507,13 @@ def _moved(kind: str) -> Callable[[Seen], NetworkOperator]:
     return describe
 
 
-def _split(seen: Seen) -> NetworkOperator:
+def _split(seen: Seen) -> Operator:
     """A view forward; backward writes the gradient of the part into that of the whole."""
     out = seen.output.extent
     return seen.operator("split", backward=_stream("default", out, out, out))
 
 
-def _unrecognised(seen: Seen) -> NetworkOperator:
+def _unrecognised(seen: Seen) -> Operator:
     """Computed whole everywhere; its work, where torch counts any, as one product."""
     out = seen.output.extent
     into = tuple(each.extent for each in seen.inputs)
@@ -518,7 +526,7 @@ def _unrecognised(seen: Seen) -> NetworkOperator:
 
 
 #: Of each kind but inputs and constants, which are no operators.
-KINDS: Mapping[ImportedKind, Callable[[Seen], NetworkOperator]] = {
+KINDS: Mapping[ImportedKind, Callable[[Seen], Operator]] = {
     ImportedKind.MATMUL: _matmul,
     ImportedKind.CONVOLUTION: _convolution,
     ImportedKind.ATTENTION: _attention,

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from perfmodel.workload.graph import Operand, Operator, TensorRole
 from perfmodel.workload.imported.dims import Piece, Pieces, Place, is_stepped, refine, repeated_axis
 from perfmodel.workload.imported.graph import (
     ImportedEdge,
@@ -32,7 +33,7 @@ from perfmodel.workload.imported.graph import (
     Shape,
 )
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
-from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, TensorRole
+from perfmodel.workload.network import Network, NetworkTensor
 
 #: Tensors smaller than this share of the largest are not spoken of.
 _WORTH_TELLING = 0.01
@@ -119,7 +120,7 @@ class _Builder:
     padded: set[Piece] = field(default_factory=set)
     tensors: dict[str, NetworkTensor] = field(default_factory=dict)
     gradient: dict[str, bool] = field(default_factory=dict)
-    operators: list[NetworkOperator] = field(default_factory=list)
+    operators: list[Operator] = field(default_factory=list)
     into: dict[tuple[int, int], ImportedEdge] = field(default_factory=dict)
 
     def build(self) -> ImportedNetwork:
@@ -377,7 +378,7 @@ class _Builder:
     def _treatments(self, network: Network, least: float) -> list[str]:
         vertex_of = {vertex.name: vertex for vertex in self.graph.vertices}
         made = {operator.output.tensor: operator for operator in network.operators}
-        found: dict[tuple[str, str], list[NetworkOperator]] = defaultdict(list)
+        found: dict[tuple[str, str], list[Operator]] = defaultdict(list)
         for operator in network.operators:
             vertex = vertex_of.get(operator.name) or vertex_of.get(operator.name.rpartition(".")[0])
             if vertex is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.causal import ALL_BEFORE, CausalMask
+from perfmodel.workload.causal import windowed_mask
+from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import Extent, FusedAttention, NetworkOperator, Operand, Stream
 
 
 def attention(
@@ -22,23 +23,25 @@ def attention(
     scale: float = 0.0,
     causal: bool = False,
     window: int = 0,
+    windowed: float = 1.0,
+    shares_queries: bool = False,
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """softmax(scale q k) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
 
-    dims     must have b, q, z, g, r; the head dim is no dim, it is never cut
-    scale    0: head_dim ** -0.5
-    window   a causal query sees its last so many keys; 0: all before it
+    dims            must have b, q, z, g, r; the head dim, last of every operand, is no dim or a whole one: it is never cut
+    scale           0: head_dim ** -0.5
+    window          a causal query sees its last so many keys; 0: all before it
+    windowed        of the layers that the operator stands for, the share with that window
+    shares_queries  ranks may share causal queries, though later ones see more keys than earlier ones: the cost model knows who has which
 
-    Keys stay whole, and so do causal queries: later shares of them would see more keys than earlier ones. Kept for backward: q, k, v, the
-    output and the log-sum-exp of each row.
+    Keys stay whole, and so do other causal queries. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
     missing = [dim for dim in ("b", "q", "z", "g", "r") if dim not in dims]
     if missing:
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
     if window and not causal:
         raise InputError(f"operator {name}: window={window}: needs a causal mask; set causal or leave the window out")
-    depth: Extent = ((head_dim, ""),)
     work = FusedAttention(
         batch=extent(dims, "b"),
         heads=extent(dims, "gr"),
@@ -46,9 +49,9 @@ def attention(
         queries=extent(dims, "q"),
         keys=extent(dims, "z"),
         head_dim=head_dim,
-        causal_fraction=_mask(dims["q"], window).fraction if causal else 1.0,
+        mask=windowed_mask(dims["z"], window, windowed) if causal else None,
     )
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="attention",
         dims=dims,
@@ -56,37 +59,44 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        whole=("z", "q") if causal else ("z",),
-        saved=(*((*extent(dims, operand.dims), *depth) for operand in (q, k, v, output)), extent(dims, "bqgr")),
-        kept=(q.tensor, k.tensor, v.tensor, output.tensor),
+        whole=("z", "q") if causal and not shares_queries else ("z",),
+        saved=(
+            *(Data(extent=_entries(dims, operand, head_dim), of=place) for place, operand in enumerate((q, k, v, output))),
+            Data(extent=extent(dims, "bqgr"), itemsize=4.0),
+        ),
         settings={"head_dim": head_dim, "scale": scale or head_dim**-0.5, "causal": causal, "window": window},
         layer=layer,
     )
 
 
-def _mask(queries: int, window: int) -> CausalMask:
-    return CausalMask(window_fraction=window / queries, windowed_fraction=1.0) if 0 < window < queries else ALL_BEFORE
+def _entries(dims: Mapping[str, int], operand: Operand, last: int) -> Extent:
+    """Of an operand whose last position has so many entries, by a dim or by none."""
+    return (*extent(dims, operand.dims[:-1]), (last, operand.dims[-1]))
 
 
 def rotary(
     name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, head_dim: int, base: float = 10000.0, layer: str = ""
-) -> NetworkOperator:
+) -> Operator:
     """Pairs of entries of each head rotated by its position: x[b,s,g,""] -> y[b,s,g,""]; the sequence is position 1, the head dim last.
+
+    As separate operators (torch) backward holds two products, a negated half and their concatenation: one and a half times the output.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, equation 34; entry i is paired with i + head_dim / 2, as in Llama.
     """
     if head_dim % 2:
         raise InputError(f"operator {name}: head_dim={head_dim}: must be even, entries are rotated in pairs; use an even one")
-    entries: Extent = (*extent(dims, x.dims), (head_dim, ""))
-    stream = Stream(kernel="rotary", elements=entries, accesses=(entries, entries))
-    return NetworkOperator(
+    entries = _entries(dims, x, head_dim)
+    read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
+    back = (replace(written, is_gradient=True), replace(read, is_gradient=True))
+    return Operator(
         name=name,
         kind="rotary",
         dims=dims,
         inputs=(x,),
         output=output,
-        forward=(stream,),
-        backward=(stream,),
+        forward=(Stream(kernel="rotary", elements=entries, accesses=(read, written)),),
+        backward=(Stream(kernel="rotary", elements=entries, accesses=back),),
+        scratch=(Data(extent=((3, ""), *_entries(dims, x, head_dim // 2))),),
         settings={"head_dim": head_dim, "base": base},
         layer=layer,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Stream
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Stream
+from perfmodel.workload.kinds.extents import extent, passes
 
 
 def batch_norm(
@@ -21,7 +21,7 @@ def batch_norm(
     synchronised: bool = False,
     eps: float = 1e-5,
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """y = weight (x - mean) / sqrt(variance + eps) + bias, the statistics over every dim that the weight lacks.
 
     synchronised   where those dims are cut, statistics of the whole batch: one all-reduce of two numbers a channel in forward (sums of x
@@ -37,21 +37,20 @@ def batch_norm(
         raise InputError(f"operator {name}: weight dims={weight.dims}: must be some of the dims {x.dims} of the input; correct them")
     entries = extent(dims, x.dims)
     statistics: Extent = ((2, ""), *extent(dims, features))
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="batch_norm",
         dims=dims,
         inputs=(x, weight, bias),
         output=output,
-        forward=(Stream(kernel="layernorm", elements=entries, accesses=(entries,) * 3),),
-        backward=(Stream(kernel="layernorm", elements=entries, accesses=(entries,) * 5),),
+        forward=(Stream(kernel="layernorm", elements=entries, accesses=passes(*(entries,) * 3)),),
+        backward=(Stream(kernel="layernorm", elements=entries, accesses=passes(*(entries,) * 5)),),
         traffic=tuple(
             OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=statistics, phase=phase, itemsize=4.0)
             for phase in Pass
             if synchronised
         ),
-        saved=(entries, statistics),
-        kept=(x.tensor,),
+        saved=(Data(extent=entries, of=0), Data(extent=statistics)),
         settings={"synchronised": synchronised, "eps": eps},
         layer=layer,
     )

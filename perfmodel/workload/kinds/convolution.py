@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product
 from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Product
-from perfmodel.workload.operator import Pass
 
 
 def convolution(
@@ -26,7 +25,7 @@ def convolution(
     groups: int = 1,
     first_has_gradient: bool = True,
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """x[b,c,h,w] * W[n,c,r,s] -> y[b,n,h,w]; with groups x[b,g,h,w] * W[g,,r,s] -> y[b,g,h,w], where g cuts whole groups of channels.
 
     height, width       of the input; those of the output follow
@@ -71,7 +70,7 @@ def convolution(
         traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1], dilation[1]), (*owned, (height, "h")))
     if not first_has_gradient:
         traffic = [own for own in traffic if own.phase is Pass.FORWARD]
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="convolution",
         dims=dims,
@@ -85,8 +84,7 @@ def convolution(
         traffic=tuple(traffic),
         sums=("c",) if groups == 1 else (),
         whole=tuple(whole),
-        saved=(read,),
-        kept=(x,),
+        saved=(Data(extent=read, of=0),),
         settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
         layer=layer,
     )

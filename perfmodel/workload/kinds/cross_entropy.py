@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.kinds.extents import extent, reduced_rows
-from perfmodel.workload.network import CollectiveKind, NetworkOperator, Operand, OwnTraffic, Stream
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
+from perfmodel.workload.kinds.extents import extent, passes, reduced_rows
 
 
 def cross_entropy(
     name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, over: str = "v", layer: str = ""
-) -> NetworkOperator:
+) -> Operator:
     """loss[rows] = log sum exp(logits) - logits[label], over dim `over`.
 
     Where `over` is cut, three all-reduces of a number a row in forward (maximum, sum, the label's logit) and none in backward. They leave
@@ -28,17 +28,17 @@ def cross_entropy(
     entries = extent(dims, logits.dims)
     rows = reduced_rows(dims, logits.dims, (over,))
     reduce = OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=(over,), extent=rows, phase=Pass.FORWARD, itemsize=4.0)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="cross_entropy",
         dims=dims,
         inputs=(logits, labels),
         output=output,
-        forward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries, entries)),),
-        backward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 4),),
+        forward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(entries, entries)),),
+        backward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(*(entries,) * 4)),),
         traffic=(reduce,) * 3,
         padded=(over,),
-        saved=(entries,),
+        saved=passes(entries),
         settings={"over": over},
         layer=layer,
     )
@@ -46,18 +46,17 @@ def cross_entropy(
 
 def binary_cross_entropy(
     name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = ""
-) -> NetworkOperator:
+) -> Operator:
     """loss = log(1 + exp(logits)) - labels logits, entry by entry; the labels are data from 0 to 1. The logits are kept."""
     entries = extent(dims, logits.dims)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="binary_cross_entropy",
         dims=dims,
         inputs=(logits, labels),
         output=output,
-        forward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 3),),
-        backward=(Stream(kernel="cross_entropy", elements=entries, accesses=(entries,) * 4),),
-        saved=(entries,),
-        kept=(logits.tensor,),
+        forward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(*(entries,) * 3)),),
+        backward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(*(entries,) * 4)),),
+        saved=(Data(extent=entries, of=0),),
         layer=layer,
     )

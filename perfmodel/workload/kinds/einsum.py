@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, Product
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, Product
 
 
 def einsum(
@@ -19,7 +19,7 @@ def einsum(
     whole: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """first[...] * second[...] -> output[...], summed over the dims that the output lacks.
 
     Forward is one product; backward one for the gradient of each operand. Dims of both operands and the output are a batch of products,
@@ -39,11 +39,11 @@ def einsum(
     k = extent(summed)
     backward = [Product(batch=batch, m=k, n=n, k=m)]
     if first_has_gradient:
-        backward.append(Product(batch=batch, m=m, n=k, k=n))
-    saved = [extent(first.dims)]
+        backward.insert(0, Product(batch=batch, m=m, n=k, k=n))
+    saved = [Data(extent=extent(first.dims), of=0)]
     if not second_is_parameter:
-        saved.append(extent(second.dims))
-    return NetworkOperator(
+        saved.append(Data(extent=extent(second.dims), of=1))
+    return Operator(
         name=name,
         kind="einsum",
         dims=dims,
@@ -55,6 +55,5 @@ def einsum(
         whole=whole,
         padded=padded,
         saved=tuple(saved),
-        kept=(first.tensor,) if second_is_parameter else (first.tensor, second.tensor),
         layer=layer,
     )

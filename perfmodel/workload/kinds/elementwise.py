@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import NetworkOperator, Operand, Stream
 
 #: What backward reads besides the gradient: nothing, the output, or the inputs.
 _KEPT = {"add": "", "bias": "", "relu": "output", "tanh": "output", "sigmoid": "output", "gelu": "input", "gelu_tanh": "input",
@@ -23,33 +24,38 @@ def elementwise(
     whole: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """output = function(inputs...), entry by entry; an input that lacks a dim is broadcast along it.
 
-    Memory traffic: each input read and the output written once; backward reads the output's gradient and what is kept, and writes each
-    input's gradient. The gradient of a sum is that of each of its terms: only terms that were broadcast are summed and written.
+    Memory traffic: each input read and the output written once (a bias stays in the cache); backward reads the output's gradient and what
+    is kept, and writes each input's gradient. The gradient of a sum is that of each of its terms: only terms that were broadcast are
+    summed and written.
     """
     if function not in _KEPT:
         raise InputError(f"operator {name}: function={function}: is not known{suggest(function, _KEPT)}")
     kept = _KEPT[function]
-    out = extent(dims, output.dims)
-    into = [extent(dims, operand.dims) for operand in inputs]
+    entries = extent(dims, output.dims)
+    out = Data(extent=entries, of=len(inputs))
+    into = [Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate(inputs)]
     saved = [out] if kept == "output" else into if kept == "input" else []
-    written = [each for each in into if len(each) < len(out)] if function == "add" else [] if function == "bias" else into
+    written = [each for each in into if len(each.extent) < len(entries)] if function == "add" else [] if function == "bias" else into
+    read = into[:1] if function == "bias" else into
     kernel = function if function in ("gelu", "gelu_tanh", "silu") else "add"
-    backward = Stream(kernel=kernel, elements=out, accesses=(out, *saved, *written))
-    return NetworkOperator(
+    gradients = [replace(each, is_gradient=True) for each in (out, *written)]
+    backward = Stream(kernel=kernel, elements=entries, accesses=(gradients[0], *saved, *gradients[1:]))
+    return Operator(
         name=name,
         kind="elementwise",
         dims=dims,
         inputs=inputs,
         output=output,
-        forward=(Stream(kernel=kernel, elements=out, accesses=(*into, out)),),
+        forward=(Stream(kernel=kernel, elements=entries, accesses=(*read, out)),),
         backward=() if function == "add" and not written else (backward,),
         whole=whole,
         padded=padded,
         saved=tuple(saved),
-        kept=(output.tensor,) if kept == "output" else tuple(operand.tensor for operand in inputs) if kept == "input" else (),
+        is_linear=function == "add",
+        passes_gradient=function == "bias" or (function == "add" and not written),
         settings={"function": function},
         layer=layer,
     )

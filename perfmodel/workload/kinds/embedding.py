@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, Stream
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, Stream
+from perfmodel.workload.kinds.extents import extent, passes
 
 
-def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> NetworkOperator:
+def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
     """table[v,d] at ids[b,s] -> y[b,s,d].
 
     v is dim 0 of the table. Where it is cut, rows of other shares count as zero, so the output is partial; shares may be uneven. Backward
@@ -17,14 +17,15 @@ def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Ma
     """
     vocabulary = _vocabulary(name, table, output)
     rows = extent(dims, output.dims)
-    return NetworkOperator(
+    gradient = Data(extent=extent(dims, table.dims), of=1, is_gradient=True)
+    return Operator(
         name=name,
         kind="embedding",
         dims=dims,
         inputs=(ids, table),
         output=output,
-        forward=(Stream(kernel="embedding", elements=rows, accesses=(rows, rows)),),
-        backward=(Stream(kernel="embedding", elements=rows, accesses=(rows, rows, extent(dims, table.dims))),),
+        forward=(Stream(kernel="embedding", elements=rows, accesses=passes(rows, rows)),),
+        backward=(Stream(kernel="embedding", elements=rows, accesses=(*passes(rows, rows), gradient)),),
         sums=(vocabulary,),
         padded=(vocabulary,),
         layer=layer,
@@ -33,21 +34,22 @@ def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Ma
 
 def embedding_bag(
     name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, bag: int, layer: str = ""
-) -> NetworkOperator:
+) -> Operator:
     """The sum of table[v,d] at the `bag` indices of each row ids[b,""] -> y[b,d]; v as in `embedding`."""
     if isinstance(bag, bool) or not isinstance(bag, int) or bag < 1:
         raise InputError(f"operator {name}: bag={bag}: must be a whole number of at least 1; use the number of indices a row")
     vocabulary = _vocabulary(name, table, output)
     written = extent(dims, output.dims)
     rows: Extent = ((bag, ""), *written)
-    return NetworkOperator(
+    gradient = Data(extent=extent(dims, table.dims), of=1, is_gradient=True)
+    return Operator(
         name=name,
         kind="embedding_bag",
         dims=dims,
         inputs=(ids, table),
         output=output,
-        forward=(Stream(kernel="embedding", elements=rows, accesses=(rows, written)),),
-        backward=(Stream(kernel="embedding", elements=rows, accesses=(written, rows, extent(dims, table.dims))),),
+        forward=(Stream(kernel="embedding", elements=rows, accesses=passes(rows, written)),),
+        backward=(Stream(kernel="embedding", elements=rows, accesses=(*passes(written, rows), gradient)),),
         sums=(vocabulary,),
         padded=(vocabulary,),
         settings={"bag": bag},

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.network import CollectiveKind, Extent, OwnTraffic
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Data, Extent, OwnTraffic, Pass
 
 
 def extent(dims: Mapping[str, int], names: Iterable[str]) -> Extent:
     """The product of these dims; a position that no dim cuts ("") is left out."""
     return tuple((dims[name], name) for name in names if name)
+
+
+def passes(*extents: Extent) -> tuple[Data, ...]:
+    """So many elements read or written, of no operand in particular."""
+    return tuple(Data(extent=each) for each in extents)
 
 
 def reduced_rows(dims: Mapping[str, int], names: Iterable[str], over: Iterable[str], *, values: int = 1) -> Extent:

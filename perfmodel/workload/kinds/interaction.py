@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, Product, Stream
+from perfmodel.workload.graph import Extent, Operand, Operator, Product, Stream
+from perfmodel.workload.kinds.extents import passes
 
 
-def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, features: int, layer: str = "") -> NetworkOperator:
+def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, features: int, layer: str = "") -> Operator:
     """f tensors [b, features] -> y[b, features + f (f - 1) / 2]: the first of them, then the dot product of each pair.
 
     The vectors are stacked to t[b,f,d] and multiplied as t t', whole, of which the lower triangle is kept, as the reference code does.
@@ -23,24 +24,24 @@ def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, 
     stacked: Extent = (*b, *f, *d)
     pairs: Extent = (*b, *f, *f)
     written: Extent = (*b, (interaction_width(count, features), ""))
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="interaction",
         dims={"b": batch},
         inputs=tuple(Operand(tensor=tensor, dims=("b", "")) for tensor in inputs),
         output=Operand(tensor=output, dims=("b", "")),
         forward=(
-            Stream(kernel="add", elements=stacked, accesses=(stacked, stacked)),
+            Stream(kernel="add", elements=stacked, accesses=passes(stacked, stacked)),
             Product(batch=b, m=f, n=f, k=d),
-            Stream(kernel="add", elements=written, accesses=(written, written)),
+            Stream(kernel="add", elements=written, accesses=passes(written, written)),
         ),
         backward=(
-            Stream(kernel="add", elements=pairs, accesses=(written, pairs)),
+            Stream(kernel="add", elements=pairs, accesses=passes(written, pairs)),
             Product(batch=b, m=f, n=d, k=f),
             Product(batch=b, m=f, n=d, k=f),
-            Stream(kernel="add", elements=stacked, accesses=(stacked,) * 3),
+            Stream(kernel="add", elements=stacked, accesses=passes(*(stacked,) * 3)),
         ),
-        saved=(stacked,),
+        saved=passes(stacked),
         settings={"count": count, "features": features},
         layer=layer,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, Stream
+from perfmodel.workload.graph import Extent, Operand, Operator, Stream
+from perfmodel.workload.kinds.extents import extent, passes
 
 
 def concat(
@@ -18,7 +18,7 @@ def concat(
     axis: int,
     sizes: tuple[int, ...],
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """The inputs one after another along position `axis`, which is whole; `sizes` are their entries there.
 
     In backward the gradients of the inputs are parts of that of the output: no memory traffic.
@@ -34,36 +34,34 @@ def concat(
     rest = extent(dims, output.dims)
     parts: list[Extent] = [((size, ""), *rest) for size in sizes]
     written: Extent = ((sum(sizes), ""), *rest)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="concat",
         dims=dims,
         inputs=inputs,
         output=output,
-        forward=(Stream(kernel="add", elements=written, accesses=(*parts, written)),),
+        forward=(Stream(kernel="add", elements=written, accesses=passes(*parts, written)),),
         backward=(),
         settings={"axis": axis, "sizes": sizes},
         layer=layer,
     )
 
 
-def prepend(
-    name: str, token: Operand, x: Operand, output: Operand, dims: Mapping[str, int], *, length: int, layer: str = ""
-) -> NetworkOperator:
+def prepend(name: str, token: Operand, x: Operand, output: Operand, dims: Mapping[str, int], *, length: int, layer: str = "") -> Operator:
     """token[d] before the `length` entries of x[b,"",d]: y[b,"",d], a class token; backward sums its gradient over the batch."""
     for operand in (x, output):
         _check_whole(name, operand, 1)
     rest = extent(dims, output.dims)
     read: Extent = ((length, ""), *rest)
     written: Extent = ((length + 1, ""), *rest)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="prepend",
         dims=dims,
         inputs=(token, x),
         output=output,
-        forward=(Stream(kernel="add", elements=written, accesses=(read, written)),),
-        backward=(Stream(kernel="add", elements=rest, accesses=(rest,)),),
+        forward=(Stream(kernel="add", elements=written, accesses=passes(read, written)),),
+        backward=(Stream(kernel="add", elements=rest, accesses=passes(rest)),),
         settings={"length": length},
         layer=layer,
     )
@@ -71,35 +69,35 @@ def prepend(
 
 def select(
     name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, axis: int, index: int, size: int, layer: str = ""
-) -> NetworkOperator:
+) -> Operator:
     """Entry `index` of the `size` along position `axis` of x, which the output lacks; backward fills the other entries with zeros."""
     _check_whole(name, x, axis)
     if not 0 <= index < size:
         raise InputError(f"operator {name}: index={index}: must be from 0 to {size - 1}; correct it")
     taken = extent(dims, output.dims)
     read: Extent = ((size, ""), *taken)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="select",
         dims=dims,
         inputs=(x,),
         output=output,
-        forward=(Stream(kernel="add", elements=taken, accesses=(taken, taken)),),
-        backward=(Stream(kernel="add", elements=read, accesses=(taken, read)),),
+        forward=(Stream(kernel="add", elements=taken, accesses=passes(taken, taken)),),
+        backward=(Stream(kernel="add", elements=read, accesses=passes(taken, read)),),
         settings={"axis": axis, "index": index, "size": size},
         layer=layer,
     )
 
 
-def flatten(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, width: int, layer: str = "") -> NetworkOperator:
+def flatten(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, width: int, layer: str = "") -> Operator:
     """An image as a sequence of its positions, row by row: x[b,n,h,""] -> y[b,h,n], whose position 1 has h * width entries.
 
     Cutting h cuts the sequence into runs of whole rows. Both ways are a copy (the features become the last position).
     """
     _check_whole(name, x, 3)
     entries: Extent = (*extent(dims, x.dims), (width, ""))
-    stream = Stream(kernel="add", elements=entries, accesses=(entries, entries))
-    return NetworkOperator(
+    stream = Stream(kernel="add", elements=entries, accesses=passes(entries, entries))
+    return Operator(
         name=name,
         kind="flatten",
         dims=dims,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.network import CollectiveKind, Extent, NetworkOperator, Operand, OwnTraffic, Product, Stream
-from perfmodel.workload.operator import Pass
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.workload.graph import Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream
+from perfmodel.workload.kinds.extents import passes
 
 
-def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> NetworkOperator:
+def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> Operator:
     """gates[b,s,4,e] and W[4,e,k] -> h[b,s,e], a step for each s: gates + W h, then i, f, g, o, the cell and h, from a zero state.
 
     The time steps, the four gates and k stay whole. Where e is cut, a step needs all of the h before it: an all-gather of h[b,e] a step in
@@ -24,7 +25,7 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
     four: Extent = ((4, ""),)
     step: Extent = (*b, *e)
     step_gates: Extent = (*four, *step)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="lstm",
         dims={"b": batch, "s": seq_len, "e": hidden},
@@ -33,11 +34,11 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
         forward=(
             Product(m=b, n=(*four, *e), k=gathered, repeats=seq_len),
             # reads both parts of the gates and the cell, writes the gates, the cell and h
-            Stream(kernel="lstm_cell", elements=step_gates, accesses=(step_gates,) * 3 + (step,) * 3, repeats=seq_len),
+            Stream(kernel="lstm_cell", elements=step_gates, accesses=passes(*(step_gates,) * 3, *(step,) * 3), repeats=seq_len),
         ),
         backward=(
             # reads the gates, two cells, two gradients; writes the gradients of the gates and of the cell
-            Stream(kernel="lstm_cell", elements=step_gates, accesses=(step_gates,) * 2 + (step,) * 5, repeats=seq_len),
+            Stream(kernel="lstm_cell", elements=step_gates, accesses=passes(*(step_gates,) * 2, *(step,) * 5), repeats=seq_len),
             Product(m=b, n=gathered, k=(*four, *e), repeats=seq_len),
             Product(m=(*four, *e), n=gathered, k=(*b, *s)),
         ),
@@ -47,6 +48,6 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
             if seq_len > 1
         ),
         whole=("s",),
-        saved=((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
+        saved=passes((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
         layer=layer,
     )

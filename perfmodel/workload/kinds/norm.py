@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import extent, reduced_rows
-from perfmodel.workload.network import CollectiveKind, NetworkOperator, Operand, OwnTraffic, Stream
-from perfmodel.workload.operator import Pass
 
 
 def layer_norm(
@@ -19,12 +20,14 @@ def layer_norm(
     dims: Mapping[str, int],
     *,
     eps: float = 1e-5,
+    over: tuple[str, ...] = (),
     whole: tuple[str, ...] = (),
     layer: str = "",
-) -> NetworkOperator:
-    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims of the weight; inputs are (x, weight) where there is no bias."""
+) -> Operator:
+    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over`, else those of the weight; inputs are (x, weight)
+    where there is no bias."""
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, whole=whole, layer=layer)
+    return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, over=over, whole=whole, layer=layer)
 
 
 def rms_norm(
@@ -35,11 +38,12 @@ def rms_norm(
     dims: Mapping[str, int],
     *,
     eps: float = 1e-6,
+    over: tuple[str, ...] = (),
     whole: tuple[str, ...] = (),
     layer: str = "",
-) -> NetworkOperator:
-    """y = weight x / sqrt(mean of x^2 + eps) over the dims of the weight."""
-    return _norm(name, "rms_norm", (x, weight), output, dims, kernel="rmsnorm", statistics=1, eps=eps, whole=whole, layer=layer)
+) -> Operator:
+    """y = weight x / sqrt(mean of x^2 + eps) over the dims `over`, else those of the weight."""
+    return _norm(name, "rms_norm", (x, weight), output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, whole=whole, layer=layer)
 
 
 def _norm(
@@ -52,31 +56,34 @@ def _norm(
     kernel: str,
     statistics: int,
     eps: float,
+    over: tuple[str, ...],
     whole: tuple[str, ...],
     layer: str,
-) -> NetworkOperator:
+) -> Operator:
     """Where a normalised dim is cut: one all-reduce of the statistics of every row in forward, one of as many sums in backward.
 
     Source: sharding algebra, section 4 (norm over sharded h). Kept for backward: the input and the statistics.
     """
     x, weight = inputs[0], inputs[1]
-    over = tuple(dim for dim in weight.dims if dim)
+    over = over or tuple(dim for dim in weight.dims if dim)
     if not over or any(dim not in x.dims for dim in over):
         raise InputError(f"operator {name}: weight dims={weight.dims}: must be some of the dims {x.dims} of the input; correct them")
     entries = extent(dims, x.dims)
-    rows = reduced_rows(dims, x.dims, over, values=statistics)
-    return NetworkOperator(
+    rows = reduced_rows(dims, x.dims, over)
+    sums = reduced_rows(dims, x.dims, over, values=statistics)
+    read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
+    back = (replace(written, is_gradient=True), read, replace(read, is_gradient=True))
+    return Operator(
         name=name,
         kind=kind,
         dims=dims,
         inputs=inputs,
         output=output,
-        forward=(Stream(kernel=kernel, elements=entries, accesses=(entries, entries)),),
-        backward=(Stream(kernel=kernel, elements=entries, accesses=(entries,) * 3),),
-        traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=rows, phase=phase, itemsize=4.0) for phase in Pass),
+        forward=(Stream(kernel=kernel, elements=entries, accesses=(read, written)),),
+        backward=(Stream(kernel=kernel, elements=entries, accesses=back),),
+        traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=phase, itemsize=4.0) for phase in Pass),
         whole=whole,
-        saved=(entries, rows),
-        kept=(x.tensor,),
+        saved=(read, *(Data(extent=rows, itemsize=4.0),) * statistics),
         settings={"eps": eps},
         layer=layer,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
-from perfmodel.workload.network import Extent, NetworkOperator, Operand, OwnTraffic, Stream
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Stream
+from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, passes, window_output
 
 MODES = ("max", "average")
 
@@ -26,7 +26,7 @@ def pooling(
     padding: tuple[int, int] = (0, 0),
     mode: str = "max",
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """x[b,c,h,w] -> y[b,c,h,w], each channel by itself; h and w and their halo as in a convolution.
 
     height, width   of the input; those of the output follow
@@ -51,18 +51,17 @@ def pooling(
         traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0]), (*maps, (width, "w")))
     if "w" not in whole:
         traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1]), (*maps, (height, "h")))
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="pooling",
         dims={"b": batch, "h": rows, "w": columns, "c": channels},
         inputs=(Operand(tensor=x, dims=("b", "c", "h", "w")),),
         output=Operand(tensor=output, dims=("b", "c", "h", "w")),
-        forward=(Stream(kernel=kernel, elements=taps, accesses=(read, written, *kept)),),
-        backward=(Stream(kernel=kernel, elements=taps, accesses=(written, *kept, read)),),
+        forward=(Stream(kernel=kernel, elements=taps, accesses=passes(read, written, *kept)),),
+        backward=(Stream(kernel=kernel, elements=taps, accesses=passes(written, *kept, read)),),
         traffic=tuple(traffic),
         whole=tuple(whole),
-        saved=(read, *kept),
-        kept=(x,),
+        saved=(Data(extent=read, of=0), *passes(*kept)),
         settings={"mode": mode, "window": window, "stride": stride, "padding": padding},
         layer=layer,
     )

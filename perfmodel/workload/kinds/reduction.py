@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from math import prod
 
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.workload.kinds.extents import extent
-from perfmodel.workload.network import NetworkOperator, Operand, Stream
+from perfmodel.workload.graph import Operand, Operator, Stream
+from perfmodel.workload.kinds.extents import extent, passes
 
 FUNCTIONS = ("mean", "sum")
 
 
-def reduction(
-    name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, function: str = "mean", layer: str = ""
-) -> NetworkOperator:
+def reduction(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, function: str = "mean", layer: str = "") -> Operator:
     """The sum of x over the dims that the output lacks, or that sum over `count`, the entries summed at full size.
 
     Both are linear: where a summed dim is cut the output is partial. Nothing is kept for backward.
@@ -25,14 +23,14 @@ def reduction(
     if not summed:
         raise InputError(f"operator {name}: output dims={output.dims}: must lack a dim of the input; leave out what is reduced")
     read, written = extent(dims, x.dims), extent(dims, output.dims)
-    return NetworkOperator(
+    return Operator(
         name=name,
         kind="reduction",
         dims=dims,
         inputs=(x,),
         output=output,
-        forward=(Stream(kernel="default", elements=read, accesses=(read, written)),),
-        backward=(Stream(kernel="default", elements=read, accesses=(written, read)),),
+        forward=(Stream(kernel="default", elements=read, accesses=passes(read, written)),),
+        backward=(Stream(kernel="default", elements=read, accesses=passes(written, read)),),
         sums=summed,
         settings={"function": function, "count": prod(dims[dim] for dim in summed)},
         layer=layer,

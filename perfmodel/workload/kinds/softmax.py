@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Data, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import extent, reduced_rows
-from perfmodel.workload.network import CollectiveKind, NetworkOperator, Operand, OwnTraffic, Stream
-from perfmodel.workload.operator import Pass
 
 
 def softmax(
@@ -20,7 +21,7 @@ def softmax(
     scale: float = 1.0,
     causal_queries: str = "",
     layer: str = "",
-) -> NetworkOperator:
+) -> Operator:
     """y = softmax(scale x) over dim `over`; with a causal mask, entry j of `over` is seen by entries i >= j of dim `causal_queries`.
 
     Where `over` is cut: the maximum and the sum of every row are all-reduced in forward, the sum of y dy in backward. The output is kept.
@@ -32,20 +33,21 @@ def softmax(
             raise InputError(f"operator {name}: dim {dim!r}: is not one of the dims {x.dims} of the input; name one of them")
     entries = extent(dims, x.dims)
     rows = reduced_rows(dims, x.dims, (over,))
-    return NetworkOperator(
+    read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
+    back = (replace(written, is_gradient=True), written, replace(read, is_gradient=True))
+    return Operator(
         name=name,
         kind="softmax",
         dims=dims,
         inputs=(x,),
         output=output,
-        forward=(Stream(kernel="softmax", elements=entries, accesses=(entries, entries)),),
-        backward=(Stream(kernel="softmax", elements=entries, accesses=(entries,) * 3),),
+        forward=(Stream(kernel="softmax", elements=entries, accesses=(read, written)),),
+        backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
         traffic=tuple(
             OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=(over,), extent=rows, phase=phase, itemsize=4.0)
             for phase in (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)
         ),
-        saved=(entries,),
-        kept=(output.tensor,),
+        saved=(written,),
         settings={"over": over, "scale": scale, "causal_queries": causal_queries},
         layer=layer,
     )

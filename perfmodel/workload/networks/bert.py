@@ -6,7 +6,8 @@ bert-large-uncased. A loss is computed for every position. Dropout is left out.
 
 from __future__ import annotations
 
-from perfmodel.workload.network import Network, TensorRole
+from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks.blocks import add, gelu_mlp, learned_positions, self_attention
 from perfmodel.workload.networks.builder import NetworkBuilder
 

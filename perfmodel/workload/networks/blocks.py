@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import bad_field
+from perfmodel.workload.graph import Operand, TensorRole
 from perfmodel.workload.kinds.attention import attention
-from perfmodel.workload.network import Operand, TensorRole
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 #: Dims of queries and of keys and values where they are made: g key-value heads, r query heads of each, d entries of a head.

@@ -11,6 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Operand, Operator, TensorRole
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
@@ -22,7 +23,7 @@ from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
-from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, TensorRole
+from perfmodel.workload.network import Network, NetworkTensor
 
 Window = int | tuple[int, int]
 
@@ -40,7 +41,7 @@ class NetworkBuilder:
         self.source = source
         self.layer = ""
         """The group of the operators that follow."""
-        self._operators: list[NetworkOperator] = []
+        self._operators: list[Operator] = []
         self._tensors: dict[str, NetworkTensor] = {}
         self._made: set[str] = set()
 
@@ -66,7 +67,7 @@ class NetworkBuilder:
             raise InputError(f"tensor {name}: shape={shape}: is declared already with {self._tensors[name].shape}; rename one")
         return name
 
-    def add(self, operator: NetworkOperator, *shape: int) -> str:
+    def add(self, operator: Operator, *shape: int) -> str:
         """Any operator; `shape` is that of its output."""
         if len(self._operators) == MAX_OPERATORS:
             raise InputError(f"network {self.name}: has more than {MAX_OPERATORS:,} operators; use fewer layers or blocks")

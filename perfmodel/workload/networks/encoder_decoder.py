@@ -7,7 +7,8 @@ the output matrix are three parameters, projections of attention have no bias, d
 
 from __future__ import annotations
 
-from perfmodel.workload.network import Network, TensorRole
+from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.graph import Operand, TensorRole
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.models import load_model
-from perfmodel.workload.network import Network, Operand, TensorRole
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks.blocks import KEY, QUERY, add, attend, learned_positions
 from perfmodel.workload.networks.builder import NetworkBuilder
 

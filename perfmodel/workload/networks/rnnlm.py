@@ -6,8 +6,9 @@ Source: Jozefowicz et al., Exploring the Limits of Language Modeling, arXiv 1602
 
 from __future__ import annotations
 
+from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.kinds.lstm import lstm
-from perfmodel.workload.network import Network, TensorRole
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 

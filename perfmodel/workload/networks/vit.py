@@ -6,8 +6,9 @@ images; parameters as torchvision's vit_l_16. Dropout is left out.
 
 from __future__ import annotations
 
+from perfmodel.workload.graph import Operand
 from perfmodel.workload.kinds.joining import flatten, prepend, select
-from perfmodel.workload.network import Network, Operand
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks.blocks import add, gelu_mlp, self_attention
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import images

@@ -12,10 +12,10 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
 from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.pooling import pooling
-from perfmodel.workload.operator import Pass
 from tests.cost.machines import make_machine
 
 PARTS = {

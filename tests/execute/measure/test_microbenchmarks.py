@@ -32,11 +32,11 @@ from perfmodel.hardware.samples import (
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.graph import Extent, Operator, Product, Stream
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.lstm import lstm
 from perfmodel.workload.kinds.pooling import pooling
-from perfmodel.workload.network import Extent, NetworkOperator, Product, Stream
 from tests.execute.jobs import tiny
 
 TINY = Scope(
@@ -102,7 +102,7 @@ def test_an_lstm_cell_counts_what_the_operator_counts():
     check_streams(lstm("lstm", "gates", "w", "h", batch=3, seq_len=5, hidden=8), [*cell_kernels((3, 8), Dtype.FP32, "cpu")])
 
 
-def check_streams(operator: NetworkOperator, kernels: list[Kernel]) -> None:
+def check_streams(operator: Operator, kernels: list[Kernel]) -> None:
     """The kind's passes over memory, of one time step, are among the samples."""
     samples = []
     for kernel in kernels:
@@ -113,7 +113,7 @@ def check_streams(operator: NetworkOperator, kernels: list[Kernel]) -> None:
         assert (
             StreamingSample(
                 kernel_class=KernelClass(work.kernel),
-                num_bytes=4.0 * sum(map(total, work.accesses)),
+                num_bytes=4.0 * sum(total(access.extent) for access in work.accesses),
                 num_elements=float(total(work.elements)),
                 time=1.0,
                 is_backward=is_backward,

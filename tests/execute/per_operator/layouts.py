@@ -13,7 +13,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.per_operator.plan import MeshAxis
-from perfmodel.workload.operator import Pass
+from perfmodel.workload.graph import Pass
 
 PURPOSE = Purpose(Pass.FORWARD, "x", "toy", "edge")
 

@@ -8,7 +8,8 @@ from math import prod
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Sharding, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides
-from perfmodel.workload.network import Network, NetworkOperator, TensorRole
+from perfmodel.workload.graph import Operator, TensorRole
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks import load_network
 
 TWO = (MeshAxis(name="p", size=2, tier=0),)
@@ -40,7 +41,7 @@ def tiny_network(name: str, **changes: object) -> Network:
     return load_network(name.partition(":")[0], **{**TINY[name], **changes})  # type: ignore[arg-type]
 
 
-def reaches_too_far(operator: NetworkOperator, network: Network, dim: str, parts: int) -> bool:
+def reaches_too_far(operator: Operator, network: Network, dim: str, parts: int) -> bool:
     """Whether a share would be smaller than the halo that it sends."""
     for own in operator.traffic:
         if own.kind is CollectiveKind.SEND_RECV and own.over == (dim,):

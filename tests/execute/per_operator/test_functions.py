@@ -10,6 +10,7 @@ from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.own_rules import joined, normalise, shares, softmax
 from perfmodel.execute.per_operator.refuse import KINDS
+from perfmodel.workload.graph import Operand, Operator
 from perfmodel.workload.kinds.attention import attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
@@ -24,7 +25,6 @@ from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax as softmax_operator
-from perfmodel.workload.network import NetworkOperator, Operand
 
 MESH = NetworkMesh(Worker(0, 1, "cpu"), ())
 
@@ -33,7 +33,7 @@ def on(tensor, dims):
     return Operand(tensor=tensor, dims=tuple("" if dim == "." else dim for dim in dims.split()))
 
 
-def context_of(operator: NetworkOperator) -> OperatorContext:
+def context_of(operator: Operator) -> OperatorContext:
     return OperatorContext(MESH, operator, {}, dict(operator.dims))
 
 

@@ -10,9 +10,10 @@ from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan
-from perfmodel.workload.network import Network, NetworkOperator, Operand, OwnTraffic, Stream
+from perfmodel.workload.graph import Operand, Operator, OwnTraffic, Pass, Stream
+from perfmodel.workload.kinds.extents import passes
+from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
-from perfmodel.workload.operator import Pass
 
 
 def two_layers(*, batch: int = 4, features: int = 8, hidden: int = 8, classes: int = 10) -> Network:
@@ -48,14 +49,14 @@ def centring() -> Network:
     b = NetworkBuilder("centring", batch=4, source="a test")
     x = b.linear("up", b.input("x", 4, 8), "b d", "n d", "b n", bias=False, new={"n": 8})
     entries = ((4, "b"), (8, "n"))
-    operator = NetworkOperator(
+    operator = Operator(
         name="centre",
         kind="centre",
         dims={"b": 4, "n": 8},
         inputs=(Operand(tensor=x, dims=("b", "n")),),
         output=Operand(tensor="centre.out", dims=("b", "n")),
-        forward=(Stream(kernel="default", elements=entries, accesses=(entries, entries)),),
-        backward=(Stream(kernel="default", elements=entries, accesses=(entries, entries)),),
+        forward=(Stream(kernel="default", elements=entries, accesses=passes(entries, entries)),),
+        backward=(Stream(kernel="default", elements=entries, accesses=passes(entries, entries)),),
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=("n",), extent=((4, "b"),), phase=phase) for phase in Pass),
     )
     x = b.add(operator, 4, 8)

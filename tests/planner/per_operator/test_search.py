@@ -20,11 +20,12 @@ from perfmodel.planner.per_operator.search import fixed_parts
 from perfmodel.planner.per_operator.space import dim_classes, network_space
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.search import Budget
+from perfmodel.workload.graph import Operand, Operator, OwnTraffic, Pass, Stream, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
-from perfmodel.workload.network import Network, NetworkOperator, NetworkTensor, Operand, OwnTraffic, Stream, TensorRole
+from perfmodel.workload.kinds.extents import passes
+from perfmodel.workload.network import Network, NetworkTensor
 from perfmodel.workload.networks import load_network
-from perfmodel.workload.operator import Pass
 from tests.planner.per_operator.cases import machine, planner, setting
 
 
@@ -279,14 +280,14 @@ def test_one_stage_of_a_pipeline_is_predicted_as_a_plan_without_one():
 def test_a_toy_kind_of_operator_is_one_function():
     """What ARCHITECTURE.md says of a new kind: it describes itself, and space, tables, search and prediction need no more."""
 
-    def cumulative_sum(name: str, x: str, output: str, sizes: dict[str, int]) -> NetworkOperator:
+    def cumulative_sum(name: str, x: str, output: str, sizes: dict[str, int]) -> Operator:
         """y[b, d] = sum of x[b, 0..d]: cutting d needs the sums of the chips before."""
         whole = tuple((size, dim) for dim, size in sizes.items())
         rows = tuple((size, dim) for dim, size in sizes.items() if dim != "d")
-        work = (Stream(kernel="default", elements=whole, accesses=(whole, whole)),)
+        work = (Stream(kernel="default", elements=whole, accesses=passes(whole, whole)),)
         from perfmodel.foundation.collectives import CollectiveKind
 
-        return NetworkOperator(
+        return Operator(
             name=name,
             kind="cumulative_sum",
             dims=sizes,

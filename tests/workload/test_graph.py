@@ -5,22 +5,15 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Data, Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.models import load_model
-from perfmodel.workload.operator import Dim, Graph, Operand, Operator, OperatorKind, Tensor, TensorRole
 from perfmodel.workload.transformer import build_graph
 
 
 def linear(**changes) -> Operator:
-    fields = {
-        "name": "up",
-        "kind": OperatorKind.EINSUM,
-        "region": "layer",
-        "dims": tuple(Dim(name=d, size=4, logical="s") for d in "bhf"),
-        "inputs": (Operand(tensor="x", dims=("b", "h")), Operand(tensor="w", dims=("f", "h"))),
-        "output": Operand(tensor="y", dims=("b", "f")),
-        "kernel_class": "matmul",
-    }
-    return Operator(**{**fields, **changes})
+    x, w, y = Operand(tensor="x", dims=("b", "h")), Operand(tensor="w", dims=("f", "h")), Operand(tensor="y", dims=("b", "f"))
+    return replace(einsum("up", x, w, y, dict.fromkeys("bhf", 4), layer="layer"), **changes)
 
 
 TENSORS = {
@@ -38,11 +31,12 @@ def graph(*operators: Operator, tensors: dict[str, Tensor] = TENSORS) -> Graph:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dims": tuple(Dim(name=d, size=4, logical="s") for d in "bhff")}, "each name may occur once"),
+        ({"dims": {"b": 4, "h": 0, "f": 4}}, "dim h=0: must be a whole number"),
         ({"output": Operand(tensor="y", dims=("b", "q"))}, "has dim 'q': not a dim"),
         ({"output": Operand(tensor="y", dims=("b", "b"))}, "each may occur once"),
-        ({"inputs": (Operand(tensor="x", dims=("b", "h")),)}, "must be one product of two"),
-        ({"dims": tuple(Dim(name=d, size=4, logical="s", padded=d != "b") for d in "bhf")}, "at most one may be padded"),
+        ({"output": Operand(tensor="y", dims=("b", "h"))}, "'h' is summed over and in the output"),
+        ({"padded": ("q",)}, "dim 'q': not a dim"),
+        ({"scratch": (Data(extent=((4, "q"),)),)}, "an extent has dim 'q'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -51,11 +45,11 @@ def test_what_is_not_an_operator(changes, words):
         linear(**changes)
 
 
-def test_an_operator_knows_its_dims():
+def test_an_operator_knows_its_dims_and_operands():
     assert linear().size(("b", "f")) == 16
-    assert linear().dim("h").name == "h"
-    with pytest.raises(InputError, match="no dim 'q'"):
-        linear().dim("q")
+    assert linear(logical={"h": "hidden"}).logical_name("h") == "hidden"
+    assert linear().logical_name("h") == "h"
+    assert [linear().operands[data.of].tensor for data in linear().saved] == ["x"] == list(linear().kept)
 
 
 def test_what_is_not_a_graph():
@@ -69,8 +63,10 @@ def test_what_is_not_a_graph():
         graph(read, linear())
     with pytest.raises(InputError, match="made twice"):
         graph(linear(), linear(name="again"))
-    with pytest.raises(InputError, match="region=middle"):
-        graph(linear(region="middle"))
+    with pytest.raises(InputError, match="layer=middle"):
+        graph(linear(layer="middle"))
+    with pytest.raises(InputError, match="at most one may be padded"):
+        graph(linear(padded=("h", "f")))
     with pytest.raises(InputError, match="'w' is not in the graph"):
         graph(linear(), tensors={name: t for name, t in TENSORS.items() if name != "w"})
 

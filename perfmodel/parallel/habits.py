@@ -1,0 +1,181 @@
+"""What a framework makes of a sharded graph: a rewrite of operators that describe themselves, by the habits of its profile.
+
+The kinds of `workload/kinds/` say what an operator does as a kernel of its own. A framework adds biases inside the product before them,
+runs chains of elementwise operators as one kernel, keeps a softmax in float32, writes the loss's gradient over the logits. Each such habit
+is a function here; what comes out is a graph again, which is compiled as any other. Nothing else looks at a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from perfmodel.parallel.algebra.derive import Derivation
+from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import Data, Graph, Operator, Stream, Work
+
+FLOAT32_BYTES = 4.0
+
+#: Kinds that work entry by entry: chains of them can be one kernel.
+_ENTRYWISE = ("elementwise", "dropout")
+
+
+def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation:
+    """The same graph with the same layouts, as the framework of `profile` runs it."""
+    graph = derivation.graph
+    operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
+    if profile.fused_cross_entropy and graph.loss:
+        operators |= _gradient_in_logits(graph, operators)
+    if profile.elementwise_traffic != 1.0:
+        operators = {name: _more_traffic(op, graph, profile.elementwise_traffic) for name, op in operators.items()}
+    if profile.fuses_gradient_accumulation:
+        # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
+        operators = {name: op if op.kind == "embedding" else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
+    epilogues = _epilogues(derivation)
+    operators |= {name: replace(operators[name], forward=()) for name in epilogues}
+    internal = _internal(derivation, epilogues) if profile.fuses_elementwise else set()
+    if internal:
+        operators = {name: _without(op, internal, graph) for name, op in operators.items()}
+    tensors = {name: replace(tensor, itemsize=0.0) if name in internal else tensor for name, tensor in graph.tensors.items()}
+    return replace(
+        derivation,
+        graph=replace(graph, operators=tuple(operators.values()), tensors=tensors),
+        parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
+    )
+
+
+# --- of one kind ----------------------------------------------------------------------------------------------------
+
+
+def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
+    """Its kernels' traffic is the profile's, half of it forward. Apart from its gradient's kernel it works in float32, and keeps that."""
+    logits = op.extent(op.inputs[0].dims)
+    work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.logit_bytes / 2),)),)
+    return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
+
+
+def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
+    """Fused it holds nothing for itself. Where v is cut from the same tensor as q and k, what they were before the rotation stays."""
+    unrotated = Data(extent=op.extent(op.inputs[0].dims), of=0)
+    return replace(
+        op,
+        scratch=() if profile.fuses_elementwise else op.scratch,
+        saved=(unrotated, *op.saved) if profile.keeps_unrotated_qk else op.saved,
+    )
+
+
+def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
+    """In float32 where it keeps its result so, of which others read a cast; both its gradients are float32 then."""
+    itemsize = graph.tensors[op.output.tensor].itemsize
+    if not profile.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
+        return op
+    scores = op.extent(op.output.dims)
+    return replace(
+        op,
+        saved=(Data(extent=scores, itemsize=FLOAT32_BYTES),),
+        scratch=(Data(extent=scores, itemsize=2.0 * (FLOAT32_BYTES - itemsize)),),
+    )
+
+
+_OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] = {
+    "cross_entropy": _cross_entropy,
+    "rotary": _rotary,
+    "softmax": _softmax,
+}
+
+
+# --- of neighbours --------------------------------------------------------------------------------------------------
+
+
+def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
+    """A fused loss writes the gradient over the logits, in the dtype of activations, where it lives until the product before reads it."""
+    loss = operators[graph.loss]
+    maker = graph.producer(loss.inputs[0].tensor)
+    if maker is None:
+        return {}
+    maker = operators[maker.name]
+    gradient = Data(extent=maker.extent(maker.output.dims), itemsize=graph.tensors[maker.output.tensor].itemsize)
+    return {loss.name: replace(loss, saved=()), maker.name: replace(maker, saved=(*maker.saved, gradient))}
+
+
+def _epilogues(derivation: Derivation) -> set[str]:
+    """Biases that the matrix multiplication before them adds itself: nothing is redistributed in between."""
+    graph = derivation.graph
+    found = set()
+    for op in graph.operators:
+        if op.settings.get("function") != "bias":
+            continue
+        tensor = op.inputs[0].tensor
+        producer = graph.producer(tensor)
+        if producer is not None and producer.is_product and not derivation.left[tensor].partial:
+            found.add(op.name)
+    return found
+
+
+def _internal(derivation: Derivation, epilogues: set[str]) -> set[str]:
+    """Tensors that a fused kernel never writes: made and read, once, by elementwise operators in the same layout."""
+    graph = derivation.graph
+    found = set()
+    for op in graph.operators:
+        readers = graph.consumers(op.output.tensor)
+        if op.kind not in _ENTRYWISE or op.name in epilogues or len(readers) != 1:
+            continue
+        reader, i = readers[0]
+        if reader.kind in _ENTRYWISE and derivation.needed[reader.name, i] == derivation.left[op.output.tensor]:
+            found.add(op.output.tensor)
+    return found
+
+
+def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
+    """The operator as part of fused kernels: what lies between them is neither written nor read, nor is its gradient.
+
+    Where it would be kept, the fused kernel computes it again from what its maker keeps.
+    """
+    operands = op.operands
+    inner = {place for place, operand in enumerate(operands) if operand.tensor in internal}
+    if not inner:
+        return op
+
+    def is_made_again(data: Data) -> bool:
+        maker = graph.producer(operands[data.of].tensor) if data.of in inner else None
+        return maker is not None and bool(maker.saved)
+
+    return replace(
+        op,
+        forward=_streams(op.forward, lambda accesses: (data for data in accesses if data.of not in inner)),
+        backward=_streams(
+            op.backward,
+            lambda accesses: (_sized(op, data, graph) for data in accesses if not (data.is_gradient and data.of in inner)),
+        ),
+        saved=tuple(_sized(op, data, graph) for data in op.saved if not is_made_again(data)),
+    )
+
+
+def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
+    """Kernels that move more than they must; those of tables and of the loss have a traffic of their own."""
+    if op.kind in ("embedding", "cross_entropy"):
+        return op
+
+    def more(accesses: tuple[Data, ...]) -> Iterable[Data]:
+        sized = (_sized(op, data, graph) for data in accesses)
+        return (replace(data, itemsize=data.itemsize * factor) for data in sized)
+
+    return replace(op, forward=_streams(op.forward, more), backward=_streams(op.backward, more))
+
+
+def _streams(works: tuple[Work, ...], change: Callable[[tuple[Data, ...]], Iterable[Data]]) -> tuple[Work, ...]:
+    """The works with other accesses."""
+    return tuple(replace(work, accesses=tuple(change(work.accesses))) if isinstance(work, Stream) else work for work in works)
+
+
+def _sized(op: Operator, data: Data, graph: Graph) -> Data:
+    """With its bytes an element said."""
+    return replace(data, itemsize=data_itemsize(op, data, graph))
+
+
+def data_itemsize(op: Operator, data: Data, graph: Graph) -> float:
+    """Bytes of an element of what an operator reads, writes or keeps."""
+    if data.itemsize or data.of is None:
+        return data.itemsize or graph.activation_bytes
+    return graph.tensors[op.operands[data.of].tensor].itemsize

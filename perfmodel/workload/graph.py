@@ -1,0 +1,360 @@
+"""Operators as computations over named iteration dims that describe themselves, and the graph of a decoder built of them.
+
+`q_proj: x[b,s,h] * W[g,r,d,h] -> q[b,s,g,r,d]`. A tensor is known to an operator by the operator's own dim names, one for
+each position (DESIGN.md section 1; rules R5, R6, R12, R13, R15 and R16 of the sharding algebra): the same position may be
+`s` where a tensor is made and `z` (key position) where it is read.
+
+An operator describes itself completely; nothing elsewhere looks at its kind to price it. So a new kind of operator is one function in one
+file that returns an `Operator` (`kinds/`); only running it with torch needs a second one, of the same name.
+
+Mesh axes cut dims. What follows (rules R3 and R4 of the sharding algebra):
+
+- an input is needed cut where the operator cuts a dim that the input names, whole elsewhere;
+- the output is left cut likewise, and partial on the axes of `sums` dims (plainly summed over: it lacks them);
+- an input's gradient leaves backward partial on every axis that cuts a dim which the input lacks.
+
+The last makes the gradient of a weight partial on the axes of the batch: data parallelism needs no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.causal import CausalMask
+
+#: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
+Extent = tuple[tuple[int, str], ...]
+
+Setting = int | float | str | bool | tuple[int, ...]
+
+
+class Pass(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class TensorRole(StrEnum):
+    ACTIVATION = "activation"
+    PARAMETER = "parameter"
+    INDEX = "index"
+    """Token ids, positions: no gradient (R13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """A tensor as an operator sees it: the operator's dim name at each of the tensor's positions, "" where the position must be whole."""
+
+    tensor: str
+    dims: tuple[str, ...]
+
+
+# --- work -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Elements that an operator reads, writes or keeps.
+
+    of           which of its operands they are, by position: the inputs, then the output; None: something of its own (masks, statistics)
+    is_gradient  of that operand's gradient
+    itemsize     bytes of an element; 0 for that of the operand's tensor, or of activations
+    """
+
+    extent: Extent
+    of: int | None = None
+    is_gradient: bool = False
+    itemsize: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps).
+
+    tensors   of a convolution: input, weight and output as they lie in memory (m x k holds an entry of the input once for every window)
+    """
+
+    batch: Extent = ()
+    m: Extent = ()
+    n: Extent = ()
+    k: Extent = ()
+    repeats: int = 1
+    tensors: tuple[Extent, ...] = ()
+
+    def extents(self) -> Iterator[Extent]:
+        yield from (self.batch, self.m, self.n, self.k, *self.tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A pass over memory: `elements` of its output, and what it reads and writes.
+
+    kernel  the class of its efficiency (`hardware.calibration.KernelClass`)
+    """
+
+    kernel: str
+    elements: Extent
+    accesses: tuple[Data, ...]
+    repeats: int = 1
+
+    def extents(self) -> Iterator[Extent]:
+        yield self.elements
+        yield from (access.extent for access in self.accesses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedAttention:
+    """A fused attention kernel; under a causal mask it computes a part of the scores."""
+
+    batch: Extent
+    heads: Extent
+    kv_heads: Extent
+    queries: Extent
+    keys: Extent
+    head_dim: int
+    mask: CausalMask | None = None
+
+    @property
+    def causal_fraction(self) -> float:
+        """The share of the scores that is computed."""
+        return 1.0 if self.mask is None else self.mask.fraction
+
+    def extents(self) -> Iterator[Extent]:
+        yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
+
+
+Work = Product | Stream | FusedAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTraffic:
+    """A collective that the operator issues by itself where any of the dims `over` is cut; the group is all axes that cut them.
+
+    extent    elements of the full buffer in the group; of an all-to-all the local buffer, of a send what is sent
+    itemsize  bytes of an element; 0 for that of activations
+    """
+
+    kind: CollectiveKind
+    over: tuple[str, ...]
+    extent: Extent
+    phase: Pass
+    repeats: int = 1
+    itemsize: float = 0.0
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator, forward, with what its backward does.
+
+    kind      what it is called; the executor finds the torch function by it, an execution profile what a framework makes of it
+    dims      size of each iteration dim, the batch first; the order is that in which axes are placed (`parallel/per_operator/plan.py`)
+    inputs    tensors read, parameters among them
+    output    the tensor written
+    forward, backward   work of each pass. Gradients of several readers are added by the cost model, not here
+    traffic   collectives of its own
+    sums      dims that the output lacks and that are summed plainly: cutting them leaves the output partial
+    whole     dims that no axis may cut
+    padded    dims whose shards may be uneven (a vocabulary); the parts of other dims divide every size that they cut
+    saved     what autograd keeps of it for backward, in the layout of the operator; parameters are not among it
+    scratch   what its backward holds for itself besides the gradients
+    is_linear                  in all its inputs: a partial sum may enter (R6)
+    passes_gradient            its backward hands the gradient of the output on to its activations as it is
+    makes_weight_gradients     its backward makes the gradients of its parameters as tensors; else it adds them where they are gathered up
+    settings  what the torch function needs (stride, padding, window ...)
+    layer     a group that pipelines and reports know it by ("encoder.3"); of a decoder embedding, layer or head; "" for none
+    group     the set of operators that selective recomputation speaks of
+
+    Of a graph in which the batch is a quantity of the plan and rule sets hand out axes:
+
+    logical     the names that rule sets know dims by: they belong to the operator, not to the tensor (R16); else a dim's own
+    per_sample  dims that count sequences: their size is the (micro)batch, and 1 in `dims`
+    stretched   dims of size 1 of which each shard holds a whole copy (the weight form of grouped-query attention)
+    """
+
+    name: str
+    kind: str
+    dims: Mapping[str, int]
+    inputs: tuple[Operand, ...]
+    output: Operand
+    forward: tuple[Work, ...] = ()
+    backward: tuple[Work, ...] = ()
+    traffic: tuple[OwnTraffic, ...] = ()
+    sums: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
+    saved: tuple[Data, ...] = ()
+    scratch: tuple[Data, ...] = ()
+    is_linear: bool = False
+    passes_gradient: bool = False
+    makes_weight_gradients: bool = True
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    layer: str = ""
+    group: str = ""
+    logical: Mapping[str, str] = field(default_factory=dict)
+    per_sample: tuple[str, ...] = ()
+    stretched: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, size in self.dims.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
+        for operand in (*self.inputs, self.output):
+            named = [dim for dim in operand.dims if dim]
+            for dim in named:
+                if dim not in self.dims:
+                    raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
+            if len(set(named)) != len(named):
+                raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
+        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.stretched):
+            if dim not in self.dims:
+                raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
+        for dim in self.sums:
+            if dim in self.output.dims:
+                raise InputError(f"operator {self.name}: dim {dim!r} is summed over and in the output; leave it out of one")
+        for data in (*self.saved, *self.scratch):
+            if data.of is not None and not 0 <= data.of <= len(self.inputs):
+                raise InputError(f"operator {self.name}: keeps operand {data.of}: has {len(self.inputs)} inputs and the output; name one")
+        for extent in self._extents():
+            for size, dim in extent:
+                if dim and dim not in self.dims:
+                    raise InputError(f"operator {self.name}: an extent has dim {dim!r}: not a dim of the operator; add it")
+                if size < 1:
+                    raise InputError(f"operator {self.name}: an extent has size {size}: must be at least 1; correct the shape")
+
+    def _extents(self) -> Iterator[Extent]:
+        yield from (traffic.extent for traffic in self.traffic)
+        yield from (data.extent for data in (*self.saved, *self.scratch))
+        for work in (*self.forward, *self.backward):
+            yield from work.extents()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Inputs, then the output: what `Data.of` counts."""
+        return (*self.inputs, self.output)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Which of the inputs and the output it keeps for backward."""
+        operands = self.operands
+        return tuple(operands[data.of].tensor for data in self.saved if data.of is not None)
+
+    @property
+    def is_product(self) -> bool:
+        return any(isinstance(work, Product) for work in self.forward)
+
+    def logical_name(self, dim: str) -> str:
+        return self.logical.get(dim, dim)
+
+    def size(self, dims: tuple[str, ...]) -> int:
+        """Elements over these dims; of a decoder's for one sequence."""
+        return prod(self.dims[name] for name in dims)
+
+    def extent(self, dims: tuple[str, ...]) -> Extent:
+        """The product of these dims."""
+        return tuple((self.dims[name], name) for name in dims if name)
+
+    @property
+    def flops(self) -> float:
+        """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
+        total = 0.0
+        for work in self.forward:
+            match work:
+                case Product():
+                    total += 2.0 * work.repeats * _count(work.batch) * _count(work.m) * _count(work.n) * _count(work.k)
+                case FusedAttention():
+                    scores = _count(work.batch) * _count(work.heads) * _count(work.queries) * _count(work.keys)
+                    total += 4.0 * scores * work.head_dim * work.causal_fraction
+        return total
+
+
+def _count(extent: Extent) -> float:
+    return float(prod(size for size, _ in extent))
+
+
+# --- the graph of a decoder -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A tensor of a decoder; its shape is that of the operators that read it.
+
+    itemsize  bytes of an element; 0: it lies between operators of one kernel, never in memory
+    num_rows  leading positions that form dim 0 of the stored matrix (parameters only), the composite dim that ZeRO cuts
+    bias_of   of a bias: the product to whose output it is added
+    """
+
+    name: str
+    role: TensorRole
+    itemsize: float
+    num_rows: int = 0
+    bias_of: str = ""
+
+
+REGIONS = ("embedding", "layer", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Forward operators in order, of one embedding, one layer (repeated) and one head; backward is derived from them.
+
+    boundary   the tensor that a layer reads; the first layer reads what the embedding leaves, the head what the last layer leaves, in the
+               same layout: block boundaries are identity operators
+    loss       the operator that ends the step, "" for none
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    tensors: Mapping[str, Tensor]
+    num_layers: int
+    boundary: str
+    loss: str = ""
+    tied: tuple[str, ...] = ()
+    _producers: dict[str, Operator] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _consumers: dict[str, list[tuple[Operator, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        made = self._producers
+        for operator in self.operators:
+            if operator.layer not in REGIONS:
+                raise InputError(f"operator {operator.name}: layer={operator.layer}: must be one of {', '.join(REGIONS)}")
+            if len(operator.padded) > 1:
+                raise InputError(
+                    f"operator {operator.name}: padded dims={operator.padded}: at most one may be padded; let the others divide"
+                )
+            for operand in (*operator.inputs, operator.output):
+                if operand.tensor not in self.tensors:
+                    raise InputError(f"operator {operator.name}: tensor {operand.tensor!r} is not in the graph; declare it")
+            for place, operand in enumerate(operator.inputs):
+                self._consumers.setdefault(operand.tensor, []).append((operator, place))
+                if self.tensors[operand.tensor].role is TensorRole.ACTIVATION and operand.tensor not in made:
+                    raise InputError(
+                        f"operator {operator.name}: input {operand.tensor!r} is made by no operator before it; put its producer first"
+                    )
+            if operator.output.tensor in made:
+                raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
+            made[operator.output.tensor] = operator
+
+    @property
+    def activation_bytes(self) -> float:
+        """Of an element, where nothing else is said."""
+        return self.tensors[self.boundary].itemsize
+
+    def consumers(self, tensor: str) -> list[tuple[Operator, int]]:
+        """The operators that read it, each with the place among its inputs."""
+        return self._consumers.get(tensor, [])
+
+    def producer(self, tensor: str) -> Operator | None:
+        return self._producers.get(tensor)
+
+    def operator(self, name: str) -> Operator:
+        for operator in self.operators:
+            if operator.name == name:
+                return operator
+        raise InputError(f"graph {self.name}: no operator {name!r}")
