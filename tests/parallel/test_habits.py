@@ -1,0 +1,82 @@
+"""What frameworks make of a decoder's operators."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.parallel.algebra.derive import Derivation, derive
+from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
+from perfmodel.parallel.habits import with_habits
+from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.graph import Operator
+from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import build_graph
+
+PLAIN = replace(
+    load_profile("torch-fsdp2"),
+    fuses_elementwise=False,
+    fused_cross_entropy=False,
+    softmax_keeps_float32=False,
+    elementwise_traffic=1.0,
+)
+
+
+def derivation_of(name: str = "gpt2", rules: str = "ddp", *, activation_bytes: float = 2.0) -> Derivation:
+    sizes = {"seq_len": 128, "dropout": True, "activation_bytes": activation_bytes, "parameter_bytes": 2.0}
+    graph = build_graph(load_model(name), attention="unfused", **sizes)
+    return derive(graph, apply_rules(graph, load_rule_set(rules)))
+
+
+def run(derivation: Derivation, **habits) -> Derivation:
+    return with_habits(derivation, replace(PLAIN, **habits))
+
+
+def operator(derivation: Derivation, name: str) -> Operator:
+    return derivation.graph.operator(name)
+
+
+def test_a_bias_is_added_by_the_product_before_it_unless_a_sum_comes_between():
+    assert operator(run(derivation_of()), "down_proj_bias").forward == ()
+    assert operator(run(derivation_of(rules="megatron")), "down_proj_bias").forward != ()
+    assert operator(run(derivation_of(rules="megatron")), "up_proj_bias").forward == ()
+
+
+def test_a_fused_chain_neither_writes_nor_keeps_what_lies_inside():
+    """gpt2: dropout and the residual sum are one kernel; a SwiGLU's product takes the activation from registers."""
+    plain, fused = (run(derivation_of(), fuses_elementwise=fuses) for fuses in (False, True))
+    assert {name for name, tensor in fused.graph.tensors.items() if not tensor.itemsize} == {
+        "embedding_add.out",
+        "attention_dropout.out",
+        "mlp_dropout.out",
+    }
+    assert len(operator(plain, "mlp_add").forward[0].accesses) == 3
+    assert [data.of for data in operator(fused, "mlp_add").forward[0].accesses] == [0, 2]
+    assert operator(fused, "mlp_dropout").saved == operator(plain, "mlp_dropout").saved
+    plain, fused = (run(derivation_of("llama-3-8b"), fuses_elementwise=fuses) for fuses in (False, True))
+    assert operator(plain, "gate_product").kept == ("activation.out", "up_proj.out")
+    assert operator(fused, "gate_product").kept == ("up_proj.out",)
+    assert operator(plain, "q_rotary").scratch
+    assert not operator(fused, "q_rotary").scratch
+
+
+@pytest.mark.parametrize(("itemsize", "bytes_kept"), [(2.0, 4.0), (4.0, 0.0)])
+def test_a_softmax_in_float32_is_kept_beside_its_cast(itemsize, bytes_kept):
+    (kept,) = operator(run(derivation_of(activation_bytes=itemsize), softmax_keeps_float32=True), "softmax").saved
+    assert (kept.itemsize, kept.of) == (bytes_kept, None if bytes_kept else 1)
+
+
+def test_a_fused_loss_leaves_its_gradient_in_the_logits():
+    apart, fused = (run(derivation_of(), fused_cross_entropy=fuses) for fuses in (False, True))
+    assert [data.itemsize for data in operator(apart, "cross_entropy").saved] == [4.0]
+    assert operator(fused, "cross_entropy").saved == ()
+    assert [data.itemsize for data in operator(fused, "lm_head").saved] == [0.0, 2.0]
+
+
+def test_more_traffic_is_more_bytes_of_every_access():
+    twice = operator(run(derivation_of(), elementwise_traffic=2.0), "attention_dropout")
+    assert [data.itemsize for data in twice.forward[0].accesses] == [4.0, 4.0, 2.0]
+
+
+def test_weights_gradients_are_added_in_place_but_for_tables():
+    fused = run(derivation_of(), fuses_gradient_accumulation=True)
+    assert {op.name for op in fused.graph.operators if op.makes_weight_gradients} == {"token_embedding", "position_embedding"}
