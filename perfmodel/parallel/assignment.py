@@ -33,5 +33,5 @@ def _assignment(plan: Plan, rules: RuleSet, axes: frozenset[str]) -> list[tuple[
         activation_bytes=itemsize(policy.compute),
         parameter_bytes=itemsize(policy.parameter),
     )
-    dims = [(operator.name, dim.logical) for operator in graph.operators for dim in operator.dims]
+    dims = [(operator.name, operator.logical_name(dim)) for operator in graph.operators for dim in operator.dims]
     return [tuple(axis for axis in rules.cut(operator, dim) if axis in axes) for operator, dim in dims]

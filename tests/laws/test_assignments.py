@@ -19,7 +19,9 @@ def written_out(name, model, attention="flash"):
         build_graph(load_model(model), seq_len=4096, attention=each, dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
         for each in ("flash", "unfused")
     ]
-    own = {op.name: {dim.logical: rules.cut(op.name, dim.logical) for dim in op.dims} for graph in graphs for op in graph.operators}
+    own = {
+        op.name: {name: rules.cut(op.name, name) for name in map(op.logical_name, op.dims)} for graph in graphs for op in graph.operators
+    }
     return RuleSet(name=f"{name}-by-operator", rules={"batch": rules.rules["batch"]}, source="", operators=own)
 
 

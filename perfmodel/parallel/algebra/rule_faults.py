@@ -45,7 +45,7 @@ def _faults(rules: RuleSet) -> Iterator[str]:
         # every operator has it: the microbatch is counted for each data-parallel rank
         yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
     graphs = _graphs()
-    known = {operator.name: {dim.logical for dim in operator.dims} for graph in graphs for operator in graph.operators}
+    known = {operator.name: {operator.logical_name(dim) for dim in operator.dims} for graph in graphs for operator in graph.operators}
     for name, own in rules.operators.items():
         if name not in known:
             yield f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}"
