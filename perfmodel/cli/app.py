@@ -47,6 +47,8 @@ VERBS = {
     "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
 }
 
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
 
 class Ended(BaseException):
     """Somebody asked this process to end (SIGTERM), or its terminal was closed (SIGHUP)."""
@@ -56,28 +58,56 @@ class Ended(BaseException):
         self.number = number
 
 
-def make_app(verb: str = "") -> typer.Typer:
-    """The command line. With a known `verb`, only that one is loaded; the others are their names and what they do."""
+def make_app() -> typer.Typer:
+    """The command line before a verb is known: the verbs' names and what they do."""
+    app = _empty_app()
+    app.callback()(_root())
+    for name, (_, summary) in VERBS.items():
+        app.command(name, short_help=summary)(_not_loaded(name))
+    return app
+
+
+def command_of(verb: str) -> Any:
+    """The command of one verb by itself, as `perfmodel VERB` calls it: what belongs to the others is neither loaded nor parsed."""
     import typer
 
     from perfmodel.cli.examples import epilog
 
-    app = typer.Typer(
+    module, summary = VERBS[verb]
+    function = getattr(import_module(f"perfmodel.cli.{module}"), _function_of(verb))
+    app = _empty_app()
+    app.command(verb, short_help=summary, epilog=epilog(verb), context_settings=_SETTINGS)(function)
+    command = typer.main.get_command(app)
+    for parameter in command.params:
+        if parameter.callback is None and not parameter.required:
+            parameter.process_value = _unless_left_out(parameter)  # type: ignore[method-assign, assignment]
+    return command
+
+
+def _unless_left_out(parameter: Any) -> Callable[[Any, Any], Any]:
+    """What an option does with its value; of one that nobody gave there is none to check, and what would check it is not built."""
+    process = parameter.process_value
+    nothing: Any = () if parameter.multiple or parameter.nargs == -1 else None
+
+    def quick(context: Any, value: Any) -> Any:
+        if value is None:
+            return nothing
+        return value if value == [] else process(context, value)
+
+    return quick
+
+
+def _empty_app() -> typer.Typer:
+    import typer
+
+    return typer.Typer(
         name="perfmodel",
         help="Step time and memory of distributed training, for every parallel plan.",
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+        context_settings=_SETTINGS,
     )
-    app.callback()(_root())
-    for name, (module, summary) in VERBS.items():
-        if name == verb:
-            function = getattr(import_module(f"perfmodel.cli.{module}"), _function_of(name))
-            app.command(name, short_help=summary, epilog=epilog(name))(function)
-        else:
-            app.command(name, short_help=summary)(_not_loaded(name))
-    return app
 
 
 def _function_of(verb: str) -> str:
@@ -112,7 +142,8 @@ def _root() -> Callable[..., None]:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
-    verb = next((each for each in arguments if not each.startswith("-")), "")
+    verb = arguments[0] if arguments and arguments[0] in VERBS else ""
+    parameters: Sequence[Any] = ()
     try:
         import typer
         from typer.exceptions import TyperException
@@ -122,10 +153,14 @@ def run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     try:
-        command = typer.main.get_command(make_app(verb))
-        if verb in VERBS:
-            _refuse_repeats(arguments, command.commands[verb].params)  # type: ignore[attr-defined]
-        code = command(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
+        if verb:
+            command = command_of(verb)
+            parameters = command.params
+            _refuse_repeats(arguments, parameters)
+            code = command(arguments[1:], prog_name=f"perfmodel {verb}", standalone_mode=False)
+        else:
+            command = typer.main.get_command(make_app())
+            code = command(arguments or ["--help"], prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
             _complain("interrupted")
         sys.stdout.flush()
@@ -137,9 +172,9 @@ def run(arguments: list[str]) -> int:
         _complain(str(error))
         return EXIT_FAILED
     except TyperException as error:
-        sentence = _meant(error, verb, command.commands[verb].params) if verb in VERBS else ""  # type: ignore[attr-defined]
+        sentence = _meant(error, verb, parameters) if verb else ""
         sentence = sentence or error.format_message().rstrip(".")
-        _complain(f"{sentence}; see perfmodel {verb if verb in VERBS else ''} --help")
+        _complain(f"{sentence}; see perfmodel {verb} --help")
         return EXIT_BAD_INPUT
     except InputError as error:
         _complain(str(error))
@@ -194,16 +229,13 @@ def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
 
 def _flags_of_plans() -> set[str]:
     """The flags that say what the file of a plan holds: the job, its place and the knobs."""
-    from typer.main import get_command
-
     from perfmodel.cli.options import ChipWords
     from perfmodel.foundation.words import words_of
     from perfmodel.parallel.knobs import Knobs
     from perfmodel.parallel.request import Request
 
     held = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
-    parameters = get_command(make_app("predict")).commands["predict"].params  # type: ignore[attr-defined]
-    return {name for parameter in parameters if parameter.name in held for name in parameter.opts}
+    return {name for parameter in command_of("predict").params if parameter.name in held for name in parameter.opts}
 
 
 def _interrupted() -> int:

@@ -17,7 +17,7 @@ from perfmodel.foundation.words import Words, word, words_of
 from perfmodel.parallel.request import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ChipWords:
     """A chip in place of a cluster, and what its node and links are where they are not the usual ones."""
 
@@ -36,7 +36,7 @@ class ChipWords:
 _file = partial(word, kind=Path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Files:
     """What a verb writes beside what it prints."""
 

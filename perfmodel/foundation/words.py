@@ -14,7 +14,6 @@ from functools import cache, wraps
 from typing import Any, TypeAlias, TypeVar, cast
 
 from perfmodel.foundation.errors import suggest
-from perfmodel.foundation.values import text_of, whole, yes_or_no
 
 Read = Callable[[Any, str], Any]
 Result = TypeVar("Result")
@@ -23,7 +22,7 @@ Value = TypeVar("Value")
 Several: TypeAlias = "Value | Sequence[Value] | None"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Word:
     """What is known of a word beside its name.
 
@@ -65,6 +64,8 @@ class Word:
         """What was given, read; InputError where it cannot be."""
         if self.read is not None:
             return self.read(given, name)
+        from perfmodel.foundation.values import text_of, whole, yes_or_no
+
         if self.kind is int:
             return whole(given, name, least=self.least)
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
@@ -90,7 +91,7 @@ def given_words(record: Any) -> dict[str, Any]:
     return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Words:
     """Some words of a record, as a verb takes them.
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.values import several
 from perfmodel.foundation.words import given_words, word, words_of
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 def read_rules(value: Any, name: str) -> tuple[RuleSet, ...] | None:
     """Rule sets, names and files of them, one or several; None where the list is empty."""
+    from perfmodel.foundation.values import several
     from perfmodel.parallel.algebra.rules import rule_set_of
 
     found: list[RuleSet] = []

@@ -1,4 +1,7 @@
-"""What a verb is asked about, written once: the job, where it runs and what is assumed, as a program or a command line gives them."""
+"""What a verb is asked about, written once: the job, where it runs and what is assumed, as a program or a command line gives them.
+
+What reads a value is imported when there is one: `perfmodel predict --help` reads none.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
-from perfmodel.foundation.values import MAX_WHOLE, choice_of, whole
 from perfmodel.foundation.words import word, words_of
 
 
 def _precision(value: Any, name: str) -> Any:
+    from perfmodel.foundation.values import choice_of
     from perfmodel.workload.job import Precision
 
     return choice_of(Precision, value, name)
 
 
 def _optimizer(value: Any, name: str) -> Any:
+    from perfmodel.foundation.values import choice_of
     from perfmodel.workload.job import Optimizer
 
     return choice_of(Optimizer, value, name)
@@ -28,11 +32,16 @@ def _optimizer(value: Any, name: str) -> Any:
 _several = partial(word, several=True)
 
 
-def _sizes(help: str, *, most: int = MAX_WHOLE, **more: Any) -> Any:
-    return _several(help, takes="int | str", read=partial(whole, most=most), **more)
+def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
+    def read(value: Any, name: str) -> int:
+        from perfmodel.foundation.values import whole
+
+        return whole(value, name, most=most)
+
+    return _several(help, takes="int | str", read=read, **more)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Request:
     """One value of everything, or several; None is the default, or what the plan says."""
 
