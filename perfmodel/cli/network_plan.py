@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from perfmodel.cost.per_operator.predict import NetworkPrediction
     from perfmodel.parallel.request import Request
     from perfmodel.planner.per_operator.pipeline import PipelinePrediction
-    from perfmodel.workload.network import Network
+    from perfmodel.workload.graph import Graph
 
 
 def predict_file(path: str, asked: Request, *, network: str, json: bool) -> None:
@@ -38,7 +38,7 @@ def predict_file(path: str, asked: Request, *, network: str, json: bool) -> None
         _show(own, prediction, headroom)
 
 
-def _show(network: Network, prediction: NetworkPrediction | PipelinePrediction, headroom: float) -> None:
+def _show(network: Graph, prediction: NetworkPrediction | PipelinePrediction, headroom: float) -> None:
     from perfmodel.foundation.memory_room import verdict
     from perfmodel.foundation.units import format_time
     from perfmodel.planner.per_operator.pipeline import PipelinePrediction

@@ -148,7 +148,8 @@ class _Backward:
         else:
             again = [(self.size(op, o), self.gathered_axes(o.tensor)) for o in op.inputs if (o.tensor, op.name) in self.regathers]
             for operand in inputs:
-                made.append((operand, _Storage(tuple(_always([self.size(op, operand)])))))
+                terms = tuple(_always([self.size(op, operand)])) if graph.tensors[operand.tensor].is_stored else ()
+                made.append((operand, _Storage(terms)))
             sharding = self.derivation.shardings[op.name]
             extra = _always(extent_amount(op, sharding, data.extent, scale=data_itemsize(op, data, graph)) for data in op.scratch)
             if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
@@ -185,7 +186,7 @@ class _Backward:
         if storage is None:
             return None
         traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.BACKWARD]
-        if not traffic or not self.derivation.graph.tensors[tensor].itemsize:
+        if not traffic or not self.derivation.graph.tensors[tensor].is_stored:
             return storage
         axes = frozenset(axis for t in traffic for axis in t.axes)
         own = self.size(op, op.output)
@@ -204,8 +205,7 @@ class _Backward:
 
 
 def _always(amounts: Iterable[Amount]) -> list[Term]:
-    """Terms of what takes memory: a tensor between operators of one kernel has no bytes."""
-    return [(amount, frozenset()) for amount in amounts if amount.base]
+    return [(amount, frozenset()) for amount in amounts]
 
 
 def backward_moments(

@@ -37,7 +37,7 @@ def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation
     internal = _internal(derivation, epilogues) if profile.fuses_elementwise else set()
     if internal:
         operators = {name: _without(op, internal, graph) for name, op in operators.items()}
-    tensors = {name: replace(tensor, itemsize=0.0) if name in internal else tensor for name, tensor in graph.tensors.items()}
+    tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
     return replace(
         derivation,
         graph=replace(graph, operators=tuple(operators.values()), tensors=tensors),
@@ -146,9 +146,9 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
         forward=_streams(op.forward, lambda accesses: (data for data in accesses if data.of not in inner)),
         backward=_streams(
             op.backward,
-            lambda accesses: (_sized(op, data, graph) for data in accesses if not (data.is_gradient and data.of in inner)),
+            lambda accesses: (data for data in accesses if not (data.is_gradient and data.of in inner)),
         ),
-        saved=tuple(_sized(op, data, graph) for data in op.saved if not is_made_again(data)),
+        saved=tuple(data for data in op.saved if not is_made_again(data)),
     )
 
 

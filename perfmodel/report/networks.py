@@ -15,8 +15,7 @@ from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
 from perfmodel.planner.per_operator.pipeline import PipelinePrediction
 from perfmodel.report.predictions import fits_cell, room_text
 from perfmodel.report.table import Table, bar, percent, words
-from perfmodel.workload.graph import Operator
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator
 
 _NUMBER = re.compile(r"\d+")
 #: Ratios from here on are shown as such, not as per cent.
@@ -43,7 +42,7 @@ def tiers_line(plan: NetworkPlan) -> str:
     return " x ".join(map(str, sizes)) + " chips" + (" (across nodes x within one)" if len(sizes) > 1 else "")
 
 
-def operators_table(network: Network, plan: NetworkPlan) -> Table:
+def operators_table(network: Graph, plan: NetworkPlan) -> Table:
     """Operators that differ only by the numbers in their names and are cut alike are one row, in the order of the network."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for operator in network.operators:

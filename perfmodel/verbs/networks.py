@@ -5,7 +5,7 @@
     result = perfmodel.shard_network("alexnet", cluster="pase-1080ti", chips=32)
     print(result.best.step_time, result.best.plan.shardings["fc1"])
 
-A network is a built-in one by name, any `torch.nn.Module` as `module:factory` with the shapes of its inputs, or a `Network` object.
+A network is a built-in one by name, any `torch.nn.Module` as `module:factory` with the shapes of its inputs, or a `Graph` object.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.prediction import facts_text
 from perfmodel.parallel.request import Request
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
-from perfmodel.workload.network import Network
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine
@@ -56,7 +56,7 @@ class ShardResult:
                  user's `time limit`; else nothing
     """
 
-    network: Network
+    network: Graph
     zero: int
     best: NetworkPrediction
     searches: Mapping[int, NetworkSearch]
@@ -101,7 +101,7 @@ class ShardResult:
 class NetworkComparison:
     """Plans of one network that were measured in one run, each with its prediction. The first is the plan that was asked for."""
 
-    network: Network
+    network: Graph
     names: tuple[str, ...]
     predictions: tuple[NetworkPrediction, ...]
     measurements: tuple[NetworkMeasurement, ...]
@@ -124,14 +124,14 @@ class Place:
 
 
 def find_network(
-    network: Name | Network, *, inputs: Sequence[str] = (), batch: int = 0, sizes: Sizes | None = None
-) -> tuple[Network, tuple[str, ...]]:
+    network: Name | Graph, *, inputs: Sequence[str] = (), batch: int = 0, sizes: Sizes | None = None
+) -> tuple[Graph, tuple[str, ...]]:
     """A network, and what had to stay whole where it was imported."""
     if sizes is not None and not isinstance(sizes, Mapping):
         raise bad_field("sizes", shown(sizes), "must name sizes and their values", 'write {"layers": 2}')
     if not isinstance(inputs, (str, list, tuple)) or not all(isinstance(each, str) for each in inputs):
         raise bad_field("inputs", shown(inputs), "must be a text or a list of texts", "write x=float32[8,3,224,224]")
-    if isinstance(network, Network):
+    if isinstance(network, Graph):
         return network, ()
     text = str(network)
     if ":" not in text:
@@ -194,7 +194,7 @@ _ASKED = Words(Request, only="cluster chips precision optimizer profile calibrat
 
 @takes(asked=_ASKED)
 def shard_network(
-    network: Name | Network,
+    network: Name | Graph,
     *,
     asked: Request,
     inputs: Sequence[str] = (),
@@ -264,12 +264,12 @@ def shard_network(
     )
 
 
-def _as_run_by(profile: ExecutionProfile, network: Name | Network, sizes: Sizes | None) -> Sizes | None:
+def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
     """The sizes of a built-in network, with unfused attention where the framework has no fused kernel and nobody said."""
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.workload.networks import network_sizes
 
-    is_built_in = not isinstance(network, Network) and ":" not in str(network)
+    is_built_in = not isinstance(network, Graph) and ":" not in str(network)
     if not is_built_in or profile.default_attention == AttentionKernel.FLASH or not isinstance(sizes or {}, Mapping):
         return sizes
     return {"fused_attention": False} | dict(sizes or {}) if "fused_attention" in network_sizes(str(network)) else sizes
@@ -300,9 +300,7 @@ def _recorded(
     )
 
 
-def make_planner(
-    network: Network, place: Place, *, optimizer: str = Optimizer.ADAMW, zero: int = 0, microbatches: int = 1
-) -> NetworkPlanner:
+def make_planner(network: Graph, place: Place, *, optimizer: str = Optimizer.ADAMW, zero: int = 0, microbatches: int = 1) -> NetworkPlanner:
     """Space and tables of a network on a cluster."""
     from perfmodel.parallel.per_operator.plan import mesh_axes
     from perfmodel.planner.per_operator.pipeline import MOST_AXES
@@ -319,7 +317,7 @@ def make_planner(
     )
 
 
-def _strategies(planner: NetworkPlanner, network: Network) -> dict[str, NetworkPrediction]:
+def _strategies(planner: NetworkPlanner, network: Graph) -> dict[str, NetworkPrediction]:
     """Data parallelism and, where there are convolutions, one weird trick; predicted whether they fit or not."""
     from perfmodel.planner.per_operator.strategies import data_parallel, one_weird_trick
 
@@ -403,7 +401,7 @@ def shard_pipeline(
 def predict_network_plan(
     plan: NetworkPlan | Name,
     *,
-    network: Network | str | None = None,
+    network: Graph | str | None = None,
     cluster: Name | Cluster | None = None,
     precision: str | None = None,
     optimizer: str | None = None,
@@ -429,7 +427,7 @@ def predict_network_plan(
         calibration=found.calibration or None if calibration is None else calibration,
         profile=found.profile or None if profile is None else profile,
     )
-    own = network if isinstance(network, Network) else network_of_plan(found, named=network)
+    own = network if isinstance(network, Graph) else network_of_plan(found, named=network)
     setting = step_setting(
         place,
         optimizer=found.optimizer if optimizer is None else optimizer,
@@ -455,7 +453,7 @@ def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
     return plan if isinstance(plan, NetworkPlan) else read_network_plan(plan)
 
 
-def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Network:
+def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Graph:
     """The network that a plan is for: a built-in one, or a module that the caller names too, as a plan file alone starts no code."""
     if named is not None and named != plan.network:
         raise bad_field("network", named, f"the plan is for {plan.network}", "name that one")
@@ -467,7 +465,7 @@ def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Network:
     return find_network(plan.network, batch=plan.batch, sizes=plan.sizes)[0]
 
 
-def _built_in(name: str, batch: int, sizes: Sizes) -> Network:
+def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
     from perfmodel.workload.networks import load_network
 
     if not all(isinstance(name, str) for name in sizes):
@@ -480,7 +478,7 @@ def _built_in(name: str, batch: int, sizes: Sizes) -> Network:
 def run_network_plan(
     plan: NetworkPlan | Name,
     *,
-    network: Network | None = None,
+    network: Graph | None = None,
     steps: int = 10,
     warmup: int = 1,
     with_strategies: bool = False,

@@ -1,4 +1,4 @@
-"""Operators as computations over named iteration dims that describe themselves, and the graph of a decoder built of them.
+"""Operators as computations over named iteration dims that describe themselves, and graphs of them.
 
 `q_proj: x[b,s,h] * W[g,r,d,h] -> q[b,s,g,r,d]`. A tensor is known to an operator by the operator's own dim names, one for
 each position (DESIGN.md section 1; rules R5, R6, R12, R13, R15 and R16 of the sharding algebra): the same position may be
@@ -278,83 +278,166 @@ def _count(extent: Extent) -> float:
     return float(prod(size for size, _ in extent))
 
 
-# --- the graph of a decoder -----------------------------------------------------------------------------------------
+# --- graphs ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor of a decoder; its shape is that of the operators that read it.
+    """A tensor at full size; where the batch is a quantity of the plan, that of one sequence.
 
-    itemsize  bytes of an element; 0: it lies between operators of one kernel, never in memory
-    num_rows  leading positions that form dim 0 of the stored matrix (parameters only), the composite dim that ZeRO cuts
-    bias_of   of a bias: the product to whose output it is added
+    itemsize   bytes of an element; 0: the job says it
+    num_rows   leading positions that form dim 0 of the stored matrix (parameters only), the composite dim that ZeRO cuts
+    bias_of    of a bias: the product to whose output it is added
+    is_stored  lies in memory; else it is only between operators of one kernel
     """
 
     name: str
-    role: TensorRole
-    itemsize: float
+    shape: tuple[int, ...]
+    role: TensorRole = TensorRole.ACTIVATION
+    itemsize: float = 0.0
     num_rows: int = 0
     bias_of: str = ""
+    is_stored: bool = True
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeat:
+    """Operators that run `count` times, one run after another.
+
+    layer    the `Operator.layer` that they have
+    carried  the tensor that a run reads of the run before it. The first reads what comes before in the same layout, and what follows
+             reads the last: the boundaries are identity operators
+    """
+
+    layer: str
+    count: int
+    carried: str
+
+
+#: The layers of a decoder, in order; the middle one is repeated.
 REGIONS = ("embedding", "layer", "head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Forward operators in order, of one embedding, one layer (repeated) and one head; backward is derived from them.
+    """Operators in an order of execution, and the tensors by name; backward follows. A tensor that no operator writes is given.
 
-    boundary   the tensor that a layer reads; the first layer reads what the embedding leaves, the head what the last layer leaves, in the
-               same layout: block boundaries are identity operators
-    loss       the operator that ends the step, "" for none
+    batch    samples of a microbatch; 0: a quantity of the plan, and sizes are those of one sequence
+    repeats  which operators stand for several layers; those of no repeat run once
+    loss     the operator that ends the step, where one is told apart
+    tied     parameters that more than one layer reads
     """
 
     name: str
     operators: tuple[Operator, ...]
     tensors: Mapping[str, Tensor]
-    num_layers: int
-    boundary: str
+    batch: int = 0
+    source: str = ""
+    repeats: tuple[Repeat, ...] = ()
     loss: str = ""
     tied: tuple[str, ...] = ()
-    _producers: dict[str, Operator] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _consumers: dict[str, list[tuple[Operator, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        made = self._producers
-        for operator in self.operators:
-            if operator.layer not in REGIONS:
-                raise InputError(f"operator {operator.name}: layer={operator.layer}: must be one of {', '.join(REGIONS)}")
-            if len(operator.padded) > 1:
-                raise InputError(
-                    f"operator {operator.name}: padded dims={operator.padded}: at most one may be padded; let the others divide"
-                )
-            for operand in (*operator.inputs, operator.output):
-                if operand.tensor not in self.tensors:
+        names: set[str] = set()
+        produced = {operator.output.tensor for operator in self.operators}
+        for index, operator in enumerate(self.operators):
+            if operator.name in names:
+                raise InputError(f"operator {operator.name}: occurs twice; rename one")
+            names.add(operator.name)
+            for operand in operator.operands:
+                tensor = self.tensors.get(operand.tensor)
+                if tensor is None:
                     raise InputError(f"operator {operator.name}: tensor {operand.tensor!r} is not in the graph; declare it")
-            for place, operand in enumerate(operator.inputs):
-                self._consumers.setdefault(operand.tensor, []).append((operator, place))
-                if self.tensors[operand.tensor].role is TensorRole.ACTIVATION and operand.tensor not in made:
+                if len(tensor.shape) != len(operand.dims):
                     raise InputError(
-                        f"operator {operator.name}: input {operand.tensor!r} is made by no operator before it; put its producer first"
+                        f"operator {operator.name}: operand {operand.tensor} has dims={operand.dims}: must be one for each position of "
+                        f"shape {tensor.shape}"
                     )
-            if operator.output.tensor in made:
+            if operator.output.tensor in self._made:
                 raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
-            made[operator.output.tensor] = operator
+            for place, operand in enumerate(operator.inputs):
+                if operand.tensor in produced and operand.tensor not in self._made:
+                    raise InputError(f"operator {operator.name}: input {operand.tensor!r} is made after it; put its producer first")
+                self._read.setdefault(operand.tensor, []).append((index, place))
+            self._made[operator.output.tensor] = index
+        for repeat in self.repeats:
+            if repeat.carried not in self.tensors:
+                raise InputError(f"repeat of {repeat.layer}: tensor {repeat.carried!r} is not in the graph; declare it")
 
-    @property
-    def activation_bytes(self) -> float:
-        """Of an element, where nothing else is said."""
-        return self.tensors[self.boundary].itemsize
+    # --- edges ----------------------------------------------------------------------------------------------
+
+    def producers(self) -> Mapping[str, int]:
+        """Tensor -> index of the operator that writes it."""
+        return self._made
+
+    def readers(self) -> Mapping[str, list[tuple[int, int]]]:
+        """Tensor -> (operator, input) of each reader, in order."""
+        return self._read
+
+    def producer(self, tensor: str) -> Operator | None:
+        index = self._made.get(tensor)
+        return None if index is None else self.operators[index]
 
     def consumers(self, tensor: str) -> list[tuple[Operator, int]]:
         """The operators that read it, each with the place among its inputs."""
-        return self._consumers.get(tensor, [])
-
-    def producer(self, tensor: str) -> Operator | None:
-        return self._producers.get(tensor)
+        return [(self.operators[index], place) for index, place in self._read.get(tensor, ())]
 
     def operator(self, name: str) -> Operator:
         for operator in self.operators:
             if operator.name == name:
                 return operator
         raise InputError(f"graph {self.name}: no operator {name!r}")
+
+    # --- repeats --------------------------------------------------------------------------------------------
+
+    def count(self, layer: str) -> int:
+        """How often the operators of a layer run."""
+        return next((repeat.count for repeat in self.repeats if repeat.layer == layer), 1)
+
+    @property
+    def boundary(self) -> str:
+        """The tensor that repeated layers hand on."""
+        return self.repeats[0].carried
+
+    @property
+    def activation_bytes(self) -> float:
+        """Of an element, where nothing else is said."""
+        return self.tensors[self.boundary].itemsize
+
+    # --- sizes ----------------------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
+
+    @property
+    def layer_parameters(self) -> dict[str, int]:
+        """Elements of the parameters that each layer is the first to read."""
+        found: dict[str, int] = {}
+        for tensor in self.parameters:
+            if tensor.name in self._read:
+                layer = self.operators[self._read[tensor.name][0][0]].layer
+                found[layer] = found.get(layer, 0) + tensor.num_elements
+        return found
+
+    @property
+    def num_parameters(self) -> int:
+        if not self.repeats:
+            return sum(tensor.num_elements for tensor in self.parameters)
+        return sum(self.count(layer) * number for layer, number in self.layer_parameters.items())
+
+    @property
+    def flops(self) -> float:
+        """Of one forward pass. [FLOP]"""
+        return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
+
+
+#: Public names of a graph whose batch is known, and of its operators.
+Network = Graph
+NetworkOperator = Operator

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from perfmodel.workload.causal import CausalMask, windowed_mask
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import attention as fused_attention
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
@@ -61,12 +61,13 @@ class _Builder:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     region: str = "embedding"
 
-    def parameter(self, name: str, num_rows: int, *, bias_of: str = "") -> str:
-        self.tensors[name] = Tensor(name=name, role=TensorRole.PARAMETER, itemsize=self.parameter_bytes, num_rows=num_rows, bias_of=bias_of)
+    def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "") -> str:
+        shape, role = tuple(self.of(dims).values()), TensorRole.PARAMETER
+        self.tensors[name] = Tensor(name=name, shape=shape, role=role, itemsize=self.parameter_bytes, num_rows=num_rows, bias_of=bias_of)
         return name
 
-    def index(self, name: str) -> str:
-        self.tensors[name] = Tensor(name=name, role=TensorRole.INDEX, itemsize=8.0)
+    def index(self, name: str, dims: str) -> str:
+        self.tensors[name] = Tensor(name=name, shape=tuple(self.of(dims).values()), role=TensorRole.INDEX, itemsize=8.0)
         return name
 
     def of(self, dims: str) -> dict[str, int]:
@@ -76,7 +77,8 @@ class _Builder:
     def add(self, operator: Operator, dims: str, *, whole: str = "", group: str = "", itemsize: float = 0.0) -> str:
         """The operator with its dims as rule sets see them."""
         tensor = operator.output.tensor
-        self.tensors[tensor] = Tensor(name=tensor, role=TensorRole.ACTIVATION, itemsize=itemsize or self.activation_bytes)
+        shape = tuple(self.sizes[dim] for dim in operator.output.dims)
+        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=itemsize or self.activation_bytes)
         names = tuple(operator.dims)
         self.operators.append(
             replace(
@@ -100,7 +102,7 @@ class _Builder:
         return self.add(operator, dims, group=group)
 
     def linear(self, name: str, x: str, dims: str, x_dims: str, weight_dims: str, num_rows: int, out_dims: str) -> str:
-        weight = self.parameter(f"{name}.weight", num_rows)
+        weight = self.parameter(f"{name}.weight", weight_dims, num_rows)
         return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims))
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
@@ -109,7 +111,7 @@ class _Builder:
         return self.add(operator, dims)
 
     def bias(self, name: str, x: str, dims: str, tensor_dims: str, bias_dims: str) -> str:
-        vector = self.parameter(f"{name}.bias", len(bias_dims.split()), bias_of=name)
+        vector = self.parameter(f"{name}.bias", bias_dims, len(bias_dims.split()), bias_of=name)
         return self.pointwise(f"{name}_bias", "bias", [(x, tensor_dims), (vector, bias_dims)], dims)
 
     def activation(self, x: str, dims: str) -> str:
@@ -125,10 +127,10 @@ class _Builder:
         layernorm = self.model.norm == "layernorm"
         weight_dims = weight_dims or over
         x_operand, output = _operand(x, tensor_dims), _operand(f"{name}.out", tensor_dims)
-        weight = _operand(self.parameter(f"{name}.weight", rows), weight_dims)
+        weight = _operand(self.parameter(f"{name}.weight", weight_dims, rows), weight_dims)
         normalised = tuple(over.split())
         if layernorm:
-            shift = _operand(self.parameter(f"{name}.bias", rows), weight_dims) if self.model.norm_bias else None
+            shift = _operand(self.parameter(f"{name}.bias", weight_dims, rows), weight_dims) if self.model.norm_bias else None
             return self.add(layer_norm(name, x_operand, weight, shift, output, self.of(dims), over=normalised), dims)
         return self.add(rms_norm(name, x_operand, weight, output, self.of(dims), over=normalised), dims)
 
@@ -159,7 +161,7 @@ class _Builder:
         return self.add(identity(name, _operand(x, "b s h"), _operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
     def embedding(self, name: str, ids: str, ids_dims: str, table_name: str, dims: str, table_dims: str) -> str:
-        table = _operand(self.parameter(table_name, 1), table_dims)
+        table = _operand(self.parameter(table_name, table_dims, 1), table_dims)
         return self.add(embedding(name, _operand(ids, ids_dims), table, _operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
 
@@ -210,9 +212,9 @@ def build_graph(
 
     b.region = "embedding"
     table = "embedding.weight"
-    x = b.embedding("token_embedding", b.index("tokens"), "b s", table, "b s v_in h", "v h")
+    x = b.embedding("token_embedding", b.index("tokens", "b s"), "b s", table, "b s v_in h", "v h")
     if model.position == "learned":
-        place = b.embedding("position_embedding", b.index("positions"), "s", "position_embedding.weight", "b s_res p h", "p h")
+        place = b.embedding("position_embedding", b.index("positions", "s"), "s", "position_embedding.weight", "b s_res p h", "p h")
         x = b.sum("embedding_add", [x, place])
     if model.embedding_layernorm:
         x = b.norm("embedding_norm", x)
@@ -244,19 +246,18 @@ def build_graph(
 
     b.region = "head"
     x = b.norm("final_norm", b.identity("head_input", "block_output.out"))
-    head_weight = table if model.tie_word_embeddings else b.parameter("lm_head.weight", 1)
+    head_weight = table if model.tie_word_embeddings else b.parameter("lm_head.weight", "v h", 1)
     logits = b.product("lm_head", "b s v_out h", (x, "b s h"), (head_weight, "v h"), ("logits", "b s v"))
     if model.lm_head_bias:
         logits = b.bias("lm_head", logits, "b s v_out", "b s v", "v")
     dims = "b s v_out"
-    labels, loss = _operand(b.index("labels"), "b s"), _operand("loss", "b s")
+    labels, loss = _operand(b.index("labels", "b s"), "b s"), _operand("loss", "b s")
     b.add(cross_entropy("cross_entropy", _operand(logits, "b s v"), labels, loss, b.of(dims)), dims, itemsize=_FP32)
     return Graph(
         name=model.name,
         operators=tuple(b.operators),
         tensors=b.tensors,
-        num_layers=model.num_hidden_layers,
-        boundary="block_input.out",
+        repeats=(Repeat(layer="layer", count=model.num_hidden_layers, carried="block_input.out"),),
         loss="cross_entropy",
         tied=(table,) if model.tie_word_embeddings else (),
     )

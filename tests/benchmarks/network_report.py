@@ -45,10 +45,9 @@ from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
-from perfmodel.workload.graph import Operator, TensorRole
+from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks import load_network
 
 CHIPS = 2
@@ -67,7 +66,7 @@ GPT = {"layers": 4, "hidden": 768, "heads": 12, "intermediate": 3072, "vocabular
 GPT_BATCH, GPT_LENGTH = 8, 128
 
 
-def rnnlm_expert(network: Network) -> Filter:
+def rnnlm_expert(network: Graph) -> Filter:
     """Data parallel, but the tables of the vocabulary and the loss are cut by words (GNMT, arXiv 1609.08144, section 3.3)."""
     by_words = {operator.name: {"v": CHIPS} for operator in network.operators if "v" in operator.dims}
     words, samples = fixed_parts(by_words), data_parallel(network)
@@ -78,7 +77,7 @@ def rnnlm_expert(network: Network) -> Filter:
     return keep
 
 
-def tensor_parallel(network: Network) -> Filter:
+def tensor_parallel(network: Graph) -> Filter:
     """Mesh-TensorFlow's and Megatron's layout with all chips on the model's dims."""
     model_dims = {operator.name: tuple(dim for dim in MODEL_DIMS if dim in operator.dims) for operator in network.operators}
     return mesh_tensorflow(network, batch_parts=1, model_dims=model_dims)
@@ -109,7 +108,7 @@ class Case:
 
     name: str
     sizes: Mapping[str, int]
-    expert: Callable[[Network], Filter]
+    expert: Callable[[Graph], Filter]
     expert_name: str
     is_uniform: bool = False
 
@@ -151,7 +150,7 @@ class Row:
         return self.prediction.step_time / self.measured - 1.0
 
 
-def predictions(case: Case, network: Network, machine: Machine, calibration: Calibration) -> dict[str, NetworkPrediction]:
+def predictions(case: Case, network: Graph, machine: Machine, calibration: Calibration) -> dict[str, NetworkPrediction]:
     setting = StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=Optimizer.SGD, profile=load_profile(CPU_PROFILE))
     planner = network_planner(network, cluster="localhost", num_chips=CHIPS, machine=machine, setting=setting)
     found = {
@@ -164,7 +163,7 @@ def predictions(case: Case, network: Network, machine: Machine, calibration: Cal
     return found
 
 
-def measure(group: WorkerGroup, network: Network, expected: Mapping[str, NetworkPrediction], rounds: int) -> tuple[list[Row], float, int]:
+def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, NetworkPrediction], rounds: int) -> tuple[list[Row], float, int]:
     """Rows, the largest share of the processors that others took in a round that counts, and how many rounds were left out."""
     plans: list[NetworkPrediction] = []
     names: list[list[str]] = []
@@ -193,7 +192,7 @@ def measure(group: WorkerGroup, network: Network, expected: Mapping[str, Network
     return rows, counting[-1][0], len(turns) - len(counting)
 
 
-def cut_otherwise(network: Network, plan: NetworkPlan) -> str:
+def cut_otherwise(network: Graph, plan: NetworkPlan) -> str:
     """Operators with parameters whose cuts are not those of the batch."""
     found = []
     for operator in network.operators:
@@ -203,7 +202,7 @@ def cut_otherwise(network: Network, plan: NetworkPlan) -> str:
     return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "") or "none"
 
 
-def report(case: Case, network: Network, rows: list[Row], others: float, discarded: int) -> bool:
+def report(case: Case, network: Graph, rows: list[Row], others: float, discarded: int) -> bool:
     """Print; whether all is as it must be."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"\n{case.name}: {dict(case.sizes)}, {network.num_parameters / 1e6:.1f} million parameters; expert: {case.expert_name}")

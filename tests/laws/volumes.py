@@ -42,7 +42,7 @@ def wire_bytes(kind: CollectiveKind, num_bytes: float, group: int) -> float:
 
 
 def times(traffic: Traffic, derivation: Derivation) -> int:
-    return derivation.graph.num_layers if traffic.region == "layer" else 1
+    return derivation.graph.count(traffic.region)
 
 
 def totals(derivation: Derivation, sizes: Sizes, keep: Callable[[Traffic], bool] = lambda t: True) -> dict[str, tuple[int, float]]:
@@ -95,11 +95,11 @@ def parameter_traffic(
             group = group_size(event.axes, sizes)
             if group == 1:
                 continue
-            count = (derivation.graph.num_layers if in_layer else 1) * (num_microbatches if event.times == "microbatch" else 1)
+            count = derivation.graph.count("layer" if in_layer else "") * (num_microbatches if event.times == "microbatch" else 1)
             elements = count * event_elements(parameter, event, zero=zero, sizes=sizes)
             key = (str(event.kind), event.what)
             units[key].add(in_layer)
             found[key][0] += elements
             found[key][1] += wire_bytes(event.kind, elements, group)
-    layers = derivation.graph.num_layers
+    layers = derivation.graph.count("layer")
     return {key: ((layers if True in units[key] else 0) + (False in units[key]), *found[key]) for key in found}

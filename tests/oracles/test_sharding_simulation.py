@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, gradient_layout, output_layout
-from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
 from perfmodel.workload.kinds.embedding import embedding
@@ -59,7 +59,7 @@ class GraphMaker:
 
     def leaf(self, num_dims: int, role: TensorRole = TensorRole.PARAMETER, *, integers: bool = False) -> str:
         name = f"leaf{len(self.leaves)}"
-        self.tensors[name] = Tensor(name=name, role=role, itemsize=2.0, num_rows=1)
+        self.tensors[name] = Tensor(name=name, shape=(self.size,) * num_dims, role=role, itemsize=2.0, num_rows=1)
         shape = (self.size,) * num_dims
         self.leaves[name] = self.random.integers(0, self.size, shape) if integers else self.random.normal(size=shape) / self.size**0.5
         return name
@@ -69,7 +69,7 @@ class GraphMaker:
         name = f"op{len(self.operators)}"
         letters = sorted({*"".join(dims for _, dims in inputs), *output})
         padded = str(self.random.choice(letters))
-        self.tensors[f"{name}.out"] = Tensor(name=f"{name}.out", role=TensorRole.ACTIVATION, itemsize=2.0)
+        self.tensors[f"{name}.out"] = Tensor(name=f"{name}.out", shape=(self.size,) * len(output), itemsize=2.0)
         operands = tuple(Operand(tensor=tensor, dims=tuple(dims)) for tensor, dims in inputs)
         out, sizes = Operand(tensor=f"{name}.out", dims=tuple(output)), dict.fromkeys(letters, self.size)
         match kind:
@@ -91,7 +91,10 @@ class GraphMaker:
 
     def graph(self) -> Graph:
         return Graph(
-            name="random", operators=tuple(self.operators), tensors=self.tensors, num_layers=1, boundary=self.operators[0].output.tensor
+            name="random",
+            operators=tuple(self.operators),
+            tensors=self.tensors,
+            repeats=(Repeat(layer="layer", count=1, carried=self.operators[0].output.tensor),),
         )
 
     # --- random operators on the tensors made so far ------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout
-from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
@@ -26,10 +26,17 @@ def of(tensor: str, dims: str) -> Operand:
 def one_operator(op: Operator, *roles: str) -> Graph:
     """`roles`: those of its inputs."""
     tensors = {
-        operand.tensor: Tensor(name=operand.tensor, role=TensorRole(role), itemsize=2.0, num_rows=1)
+        operand.tensor: Tensor(
+            name=operand.tensor, shape=tuple(op.dims[d] for d in operand.dims), role=TensorRole(role), itemsize=2.0, num_rows=1
+        )
         for operand, role in zip(op.operands, (*roles, "activation"), strict=True)
     }
-    return Graph(name="one", operators=(replace(op, layer="layer"),), tensors=tensors, num_layers=1, boundary=op.output.tensor)
+    return Graph(
+        name="one",
+        operators=(replace(op, layer="layer"),),
+        tensors=tensors,
+        repeats=(Repeat(layer="layer", count=1, carried=op.output.tensor),),
+    )
 
 
 @pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])

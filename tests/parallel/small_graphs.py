@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
 
@@ -33,5 +33,7 @@ def small_graph(*operators: Operator, index: tuple[str, ...] = ("x",)) -> Graph:
         for operand in (*op.inputs, op.output):
             t = operand.tensor
             role = TensorRole.ACTIVATION if t in made else TensorRole.INDEX if t in index else TensorRole.PARAMETER
-            tensors[t] = Tensor(name=t, role=role, itemsize=2.0, num_rows=1)
-    return Graph(name="small", operators=operators, tensors=tensors, num_layers=1, boundary=operators[0].output.tensor)
+            tensors[t] = Tensor(name=t, shape=tuple(op.dims[d] for d in operand.dims), role=role, itemsize=2.0, num_rows=1)
+    return Graph(
+        name="small", operators=operators, tensors=tensors, repeats=(Repeat(layer="layer", count=1, carried=operators[0].output.tensor),)
+    )

@@ -44,7 +44,7 @@ def test_a_bias_is_added_by_the_product_before_it_unless_a_sum_comes_between():
 def test_a_fused_chain_neither_writes_nor_keeps_what_lies_inside():
     """gpt2: dropout and the residual sum are one kernel; a SwiGLU's product takes the activation from registers."""
     plain, fused = (run(derivation_of(), fuses_elementwise=fuses) for fuses in (False, True))
-    assert {name for name, tensor in fused.graph.tensors.items() if not tensor.itemsize} == {
+    assert {name for name, tensor in fused.graph.tensors.items() if not tensor.is_stored} == {
         "embedding_add.out",
         "attention_dropout.out",
         "mlp_dropout.out",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Data, Graph, Operand, Operator, Repeat, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
@@ -17,15 +17,15 @@ def linear(**changes) -> Operator:
 
 
 TENSORS = {
-    "x": Tensor(name="x", role=TensorRole.INDEX, itemsize=2.0),
-    "w": Tensor(name="w", role=TensorRole.PARAMETER, itemsize=2.0, num_rows=1),
-    "y": Tensor(name="y", role=TensorRole.ACTIVATION, itemsize=2.0),
-    "z": Tensor(name="z", role=TensorRole.ACTIVATION, itemsize=2.0),
+    "x": Tensor(name="x", shape=(4, 4), role=TensorRole.INDEX, itemsize=2.0),
+    "w": Tensor(name="w", shape=(4, 4), role=TensorRole.PARAMETER, itemsize=2.0, num_rows=1),
+    "y": Tensor(name="y", shape=(4, 4), itemsize=2.0),
+    "z": Tensor(name="z", shape=(4, 4), itemsize=2.0),
 }
 
 
 def graph(*operators: Operator, tensors: dict[str, Tensor] = TENSORS) -> Graph:
-    return Graph(name="g", operators=operators, tensors=tensors, num_layers=1, boundary="y")
+    return Graph(name="g", operators=operators, tensors=tensors, repeats=(Repeat(layer="layer", count=1, carried="y"),))
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_what_is_not_a_graph():
         output=Operand(tensor="z", dims=("b", "f")),
     )
     assert graph(linear(), read).producer("z") is read
-    with pytest.raises(InputError, match="made by no operator before it"):
+    with pytest.raises(InputError, match="is made after it"):
         graph(read, linear())
     with pytest.raises(InputError, match="made twice"):
         graph(linear(), linear(name="again"))
-    with pytest.raises(InputError, match="layer=middle"):
-        graph(linear(layer="middle"))
-    with pytest.raises(InputError, match="at most one may be padded"):
-        graph(linear(padded=("h", "f")))
+    with pytest.raises(InputError, match="occurs twice"):
+        graph(linear(), replace(read, name="up"))
+    with pytest.raises(InputError, match="one for each position of shape"):
+        graph(linear(), tensors={**TENSORS, "w": replace(TENSORS["w"], shape=(4,))})
     with pytest.raises(InputError, match="'w' is not in the graph"):
         graph(linear(), tensors={name: t for name, t in TENSORS.items() if name != "w"})
 
@@ -93,4 +93,5 @@ def test_removing_a_layer_changes_the_count_only():
     settings = {"seq_len": 512, "attention": "flash", "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
     one, all_layers = build_graph(replace(model, num_hidden_layers=1), **settings), build_graph(model, **settings)
     assert one.operators == all_layers.operators
-    assert (one.num_layers, all_layers.num_layers) == (1, 32)
+    assert (one.count("layer"), all_layers.count("layer")) == (1, 32)
+    assert (one.num_parameters, all_layers.num_parameters) == (replace(model, num_hidden_layers=1).num_parameters, model.num_parameters)

@@ -12,7 +12,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import local_elements, network_traffic
-from perfmodel.workload.graph import Data, FusedAttention, Operand, Operator, OwnTraffic, Pass, Product, Stream, TensorRole
+from perfmodel.workload.graph import Data, FusedAttention, Graph, Operand, Operator, OwnTraffic, Pass, Product, Stream, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
@@ -28,7 +28,6 @@ from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
-from perfmodel.workload.network import Network, NetworkTensor
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 
@@ -392,8 +391,8 @@ COPIES = {
 def own_traffic(op, shapes, **cuts):
     """(kind, ranks, elements, phase, repeats, itemsize) of one operator whose dims are cut by one axis each: `h=2`."""
     axes = tuple(MeshAxis(name=f"a{dim}", size=size, tier=0) for dim, size in cuts.items())
-    tensors = {name: NetworkTensor(name=name, shape=shape) for name, shape in shapes.items()}
-    network = Network(name="n", operators=(op,), tensors=tensors, batch=1)
+    tensors = {name: Tensor(name=name, shape=shape) for name, shape in shapes.items()}
+    network = Graph(name="n", operators=(op,), tensors=tensors, batch=1)
     plan = NetworkPlan(network="n", batch=1, cluster="", axes=axes, shardings={op.name: {dim: (f"a{dim}",) for dim in cuts}}, held={})
     check_plan(plan, network)
     rows = [row for row in network_traffic(network, plan) if row.what == "own"]

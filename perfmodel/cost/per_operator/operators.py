@@ -26,9 +26,8 @@ from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.per_operator.plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Operator, OwnTraffic, Pass, Product, Stream, Work
+from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operator, OwnTraffic, Pass, Product, Stream, Work
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
-from perfmodel.workload.network import Network
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]
@@ -263,10 +262,10 @@ def _optimizer_time(num_bytes: Array, num_elements: Array | float, setting: Step
     return np.asarray(num_bytes * per_byte + num_elements * per_element)
 
 
-def parameter_unit(network: Network, operator: Operator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]) -> float:
+def parameter_unit(network: Graph, operator: Operator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]) -> float:
     """`ParameterColumns.unit`: the parameters of one layer go together, or as many as fill a bucket, as the profile says. [-]
 
-    layer_parameters   `Network.layer_parameters`: elements of each layer
+    layer_parameters   `Graph.layer_parameters`: elements of each layer
     """
     own = float(network.tensors[tensor].num_elements)
     if setting.profile.parameter_unit == "tensor":

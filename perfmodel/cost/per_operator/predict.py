@@ -29,8 +29,7 @@ from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, left_layout
 from perfmodel.parallel.per_operator.traffic import elements_of, network_traffic
-from perfmodel.workload.graph import Pass, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Pass, TensorRole
 
 #: One row: a plan alone.
 _ONE = np.zeros(1, dtype=np.int64)
@@ -65,7 +64,7 @@ class NetworkPrediction:
 
 
 def predict_network(
-    network: Network, plan: NetworkPlan, setting: StepSetting, machine: Machine, *, memory_headroom: float = DEFAULT_HEADROOM
+    network: Graph, plan: NetworkPlan, setting: StepSetting, machine: Machine, *, memory_headroom: float = DEFAULT_HEADROOM
 ) -> NetworkPrediction:
     """Time and memory of one training step.
 
@@ -125,7 +124,7 @@ def predict_network(
     )
 
 
-def _parameters(network: Network, plan: NetworkPlan, setting: StepSetting, prices: MeshPrices) -> list[ParameterColumns]:
+def _parameters(network: Graph, plan: NetworkPlan, setting: StepSetting, prices: MeshPrices) -> list[ParameterColumns]:
     """Every parameter as its first reader holds it, its gradient partial where any reader leaves it so."""
     found = []
     layers = network.layer_parameters
@@ -148,7 +147,7 @@ def _parameters(network: Network, plan: NetworkPlan, setting: StepSetting, price
     return found
 
 
-def saved_bytes(network: Network, plan: NetworkPlan, setting: StepSetting) -> float:
+def saved_bytes(network: Graph, plan: NetworkPlan, setting: StepSetting) -> float:
     """What one microbatch keeps for backward on one rank. [byte]
 
     A tensor that its producer keeps, or that is held and that a reader keeps, is kept there; a reader that needs it in another layout keeps

@@ -24,19 +24,18 @@ from perfmodel.execute.per_operator.redistribute import Redistribution, Transiti
 from perfmodel.execute.per_operator.refuse import check_runnable, parameter_layouts
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import Held, NetworkPlan, left_layout
-from perfmodel.workload.graph import Operator, Pass, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator, Pass, TensorRole
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
 
-def one_process(network: Network, plan: NetworkPlan) -> NetworkPlan:
+def one_process(network: Graph, plan: NetworkPlan) -> NetworkPlan:
     """The plan in which nothing is cut."""
     held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.held}
     return replace(plan, axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
 
 
-def index_limit(network: Network, tensor: str) -> int:
+def index_limit(network: Graph, tensor: str) -> int:
     """Indices of a tensor lie below this: the rows of the smallest table that it names, or the classes of the loss."""
     limits = []
     for index, position in network.readers().get(tensor, []):
@@ -46,7 +45,7 @@ def index_limit(network: Network, tensor: str) -> int:
     return min(limits, default=2)
 
 
-def make_tensor(network: Network, name: str, seed: int, dtype: torch.dtype) -> torch.Tensor:
+def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor that no operator makes, at full size, drawn by its name: weights about as large as keep activations near one."""
     tensor = network.tensors[name]
     generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
@@ -71,7 +70,7 @@ class NetworkProgram:
     def __init__(
         self,
         worker: Worker,
-        network: Network,
+        network: Graph,
         plan: NetworkPlan,
         *,
         seed: int = 0,

@@ -11,11 +11,10 @@ from math import lcm
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
 from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.workload.graph import Operator, OwnTraffic
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator, OwnTraffic
 
 
-def padded_network(network: Network, plan: NetworkPlan) -> Network:
+def padded_network(network: Graph, plan: NetworkPlan) -> Graph:
     """The network with every unevenly cut size rounded up to what all operators that meet it can cut evenly."""
     classes = _same_sizes(network)
     parts: dict[object, int] = {}
@@ -45,7 +44,7 @@ def padded_network(network: Network, plan: NetworkPlan) -> Network:
     return replace(network, operators=operators, tensors=tensors)
 
 
-def _same_sizes(network: Network) -> dict[tuple[str, str | int], tuple[str, str | int]]:
+def _same_sizes(network: Graph) -> dict[tuple[str, str | int], tuple[str, str | int]]:
     """Dims of operators and positions of tensors -> one mark for all that must be padded alike."""
     joined = DisjointSets[tuple[str, str | int]]((operator.name, dim) for operator in network.operators for dim in operator.dims)
     for operator in network.operators:

@@ -7,8 +7,7 @@ from collections.abc import Collection
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
-from perfmodel.workload.graph import TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, TensorRole
 
 #: Kinds that have a torch function (`network_functions.FUNCTIONS`).
 KINDS = frozenset(
@@ -30,7 +29,7 @@ KINDS = frozenset(
 )
 
 
-def check_runnable(network: Network, plan: NetworkPlan, further_kinds: Collection[str] = ()) -> None:
+def check_runnable(network: Graph, plan: NetworkPlan, further_kinds: Collection[str] = ()) -> None:
     """The plan is legal, every kind has a torch function, and the readers of a parameter agree."""
     check_plan(plan, network)
     if len(plan.stages) > 1 or plan.num_microbatches > 1:
@@ -46,7 +45,7 @@ def check_runnable(network: Network, plan: NetworkPlan, further_kinds: Collectio
     parameter_layouts(network, plan)
 
 
-def parameter_layouts(network: Network, plan: NetworkPlan) -> dict[str, Layout]:
+def parameter_layouts(network: Graph, plan: NetworkPlan) -> dict[str, Layout]:
     """Of each parameter: the layout that all its readers need, with the axes on which the sum of their gradients is partial."""
     found: dict[str, Layout] = {}
     for operator in network.operators:

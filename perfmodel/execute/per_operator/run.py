@@ -25,7 +25,7 @@ from perfmodel.foundation.errors import InputError, RunError
 from perfmodel.parallel.per_operator.measurement import NetworkCheck, NetworkMeasurement
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic, network_traffic
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph
 
 if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import Worker
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
 
 
-def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
     from perfmodel.execute.per_operator import worker as network_worker
 
     return network_worker.check_on_rank(worker, network, plan, options)
 
 
 def measure_on_rank(
-    worker: Worker, network: Network, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+    worker: Worker, network: Graph, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
 ) -> tuple[list[RankTimes], str, dict[str, str]]:
     from perfmodel.execute.per_operator import worker as network_worker
 
@@ -51,7 +51,7 @@ def measure_on_rank(
 
 
 def check_network_plan(
-    network: Network,
+    network: Graph,
     plan: NetworkPlan,
     *,
     seed: int = 0,
@@ -95,7 +95,7 @@ def check_network_plan(
     return assemble_check(network, plan, results, dtype)
 
 
-def assemble_check(network: Network, plan: NetworkPlan, results: Sequence[RankCheck], dtype: str) -> NetworkCheck:
+def assemble_check(network: Graph, plan: NetworkPlan, results: Sequence[RankCheck], dtype: str) -> NetworkCheck:
     losses = _worst([result.loss_errors for result in results], "the loss of", dtype)
     gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
@@ -122,7 +122,7 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
     return worst_error(errors, TOLERANCES[dtype], sentence)
 
 
-def expected_traffic(network: Network, plan: NetworkPlan) -> Counter[NetworkTraffic]:
+def expected_traffic(network: Graph, plan: NetworkPlan) -> Counter[NetworkTraffic]:
     """What a run must issue: `network_traffic` of the network with equal shares, repeats counted, without axes of size one."""
     sizes = {axis.name: axis.size for axis in plan.axes}
     found: Counter[NetworkTraffic] = Counter()
@@ -134,7 +134,7 @@ def expected_traffic(network: Network, plan: NetworkPlan) -> Counter[NetworkTraf
 
 
 def compare_traffic(
-    network: Network, plan: NetworkPlan, ranks: Sequence[RankCheck | RankTimes], itemsize: float
+    network: Graph, plan: NetworkPlan, ranks: Sequence[RankCheck | RankTimes], itemsize: float
 ) -> tuple[NetworkTraffic, ...]:
     """The rows that every rank issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
     expected = expected_traffic(network, plan)
@@ -188,7 +188,7 @@ def _describe(rows: Counter[NetworkTraffic]) -> str:
 
 
 def measure_network_plans(
-    network: Network,
+    network: Graph,
     plans: Sequence[NetworkPlan],
     *,
     steps: int = 10,
@@ -273,7 +273,7 @@ def _check_room(num_ranks: int, device: str) -> None:
         raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")
 
 
-def _check(network: Network, plan: NetworkPlan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
+def _check(network: Graph, plan: NetworkPlan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
     check_runnable(network, plan, functions)
     if group is not None and group.num_ranks != plan.num_chips:
         raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")

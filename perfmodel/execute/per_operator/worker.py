@@ -24,8 +24,7 @@ from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.per_operator.plan import NetworkPlan, left_layout
-from perfmodel.workload.graph import Pass
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Pass
 
 
 @dataclass(slots=True)
@@ -35,7 +34,7 @@ class _Reference:
     outputs: dict[str, torch.Tensor]
 
 
-def _build(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions, imitate: NetworkPlan | None) -> NetworkProgram:
+def _build(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions, imitate: NetworkPlan | None) -> NetworkProgram:
     return NetworkProgram(
         worker,
         network,
@@ -49,7 +48,7 @@ def _build(worker: Worker, network: Network, plan: NetworkPlan, options: Network
     )
 
 
-def _reference(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> _Reference:
+def _reference(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions) -> _Reference:
     """Losses, and of the first step gradients and outputs, of one process; kept for the next plan of the same network."""
     copied = [
         (operator.name, sorted((dim, plan.size(tuple(axes))) for dim, axes in plan.shardings[operator.name].items()))
@@ -118,7 +117,7 @@ def _part_of(program: NetworkProgram, whole: torch.Tensor, name: str, layout: ob
     return local_part(padded, layout, program.mesh)  # type: ignore[arg-type]
 
 
-def check_on_rank(worker: Worker, network: Network, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
     """Run the plan, count one step, and compare with one process, which is rank 0."""
     program = _build(worker, network, plan, options, None)
     outputs: dict[str, torch.Tensor] = {}
@@ -188,7 +187,7 @@ def _peak_bytes(program: NetworkProgram) -> float:
 
 
 def measure_on_rank(
-    worker: Worker, network: Network, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+    worker: Worker, network: Graph, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
 ) -> tuple[list[RankTimes], str, dict[str, str]]:
     """Steps of all plans in turn, A B C A B C; then, apart from what is timed, one step of each counted and one tracked."""
     programs = [_build(worker, network, plan, options, None) for plan in plans]

@@ -42,8 +42,8 @@ from perfmodel.planner.per_operator.search import Filter, NetworkPlanner
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.per_operator.strategies import data_parallel
 from perfmodel.planner.per_operator.tables import network_tables
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks import load_network
 
 FIGURE_NETWORKS = ("alexnet", "inception3", "rnnlm", "transformer")
@@ -126,7 +126,7 @@ def figure_points(
 
 
 def predicted_time(
-    network: Network,
+    network: Graph,
     *,
     cluster: str,
     num_devices: int,
@@ -166,7 +166,7 @@ def _check(networks: Sequence[str], clusters: Sequence[str], devices: Sequence[i
 class _Bench:
     """One network on one cluster."""
 
-    def __init__(self, network: Network, space: NetworkSpace, cluster: Cluster, constants: FigureConstants) -> None:
+    def __init__(self, network: Graph, space: NetworkSpace, cluster: Cluster, constants: FigureConstants) -> None:
         self.network, self.space, self.cluster = network, space, cluster
         self.constants = constants
         self.machine = mesh_tensorflow_machine(cluster, constants)

@@ -17,8 +17,7 @@ from perfmodel.papers.pase.strategies import recurrent_parts
 from perfmodel.papers.pase.tables import PUBLISHED_STRATEGIES, TABLE_2_DEVICES
 from perfmodel.report.figures import new_figure, write_figure
 from perfmodel.report.table import Table, percent
-from perfmodel.workload.graph import Operator
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.networks import load_network
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def score_table(bars: Sequence[Bar]) -> Table:
     )
 
 
-def printed_parts(network: Network) -> tuple[dict[str, dict[str, int]], int]:
+def printed_parts(network: Graph) -> tuple[dict[str, dict[str, int]], int]:
     """Table II as the paper prints it, for our operators; and how many LSTM layers run at once."""
     found: dict[str, dict[str, int]] = {}
     apart = 1

@@ -30,8 +30,7 @@ from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.planner.per_operator.search import Filter, fixed_parts
 from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import mesh_tensorflow, one_weird_trick
-from perfmodel.workload.graph import Operator, Product
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator, Product
 
 Rows = NDArray[np.bool_]
 Parts = Mapping[str, int]
@@ -54,7 +53,7 @@ class Strategy:
     unused: str = ""
 
 
-def with_one_hot_embeddings(network: Network) -> Network:
+def with_one_hot_embeddings(network: Graph) -> Graph:
     """Lookups as products with a one-hot matrix, forward and for the table's gradient: how Mesh-TensorFlow gathers rows."""
     operators = []
     for operator in network.operators:
@@ -67,7 +66,7 @@ def with_one_hot_embeddings(network: Network) -> Network:
     return replace(network, operators=tuple(operators))
 
 
-def expert_strategy(network: Network, axes: Sequence[MeshAxis]) -> Strategy:
+def expert_strategy(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
     """What an expert would do (the paper's choice for each network)."""
     if network.name == "transformer":
         num_devices = int(np.prod([axis.size for axis in axes]))
@@ -86,7 +85,7 @@ def expert_strategy(network: Network, axes: Sequence[MeshAxis]) -> Strategy:
     return Strategy(allowed=keep)
 
 
-def _layers_apart(network: Network, axes: Sequence[MeshAxis]) -> Strategy:
+def _layers_apart(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
     unused = last_axes(axes)[-1]
     bit = 1 << [axis.name for axis in axes].index(unused)
 
@@ -118,7 +117,7 @@ def _most(rows: Configurations, dim: str) -> Rows:
     return only & (parts == parts[only].max())
 
 
-def pase_strategies(network: Network, run: PaseRun, axes: Sequence[MeshAxis]) -> tuple[Strategy, ...]:
+def pase_strategies(network: Graph, run: PaseRun, axes: Sequence[MeshAxis]) -> tuple[Strategy, ...]:
     """What PaSE's search found, for our operators."""
     apart = max((split.get("l", 1) for layer, split in _splits(run) if layer.kind is LayerKind.LSTM), default=1)
     return fixed_strategies(pase_parts(network, run), axes, apart=apart)
@@ -166,7 +165,7 @@ def _splits(run: PaseRun) -> list[tuple[PaseLayer, dict[str, int]]]:
     return list(zip(run.tables.graph.layers, run.tables.strategy(run.solution.choice), strict=True))
 
 
-def pase_parts(network: Network, run: PaseRun) -> dict[str, dict[str, int]]:
+def pase_parts(network: Graph, run: PaseRun) -> dict[str, dict[str, int]]:
     """Operator -> dim -> parts, of the operators that PaSE's layers speak of."""
     if run.tables.graph.name != network.name:
         raise InputError(f"graph={run.tables.graph.name}: the strategy is not for {network.name}; search that graph")
@@ -187,7 +186,7 @@ def _layer_key(layer: PaseLayer) -> object:
 Take = Callable[[object], Parts]
 
 
-def _image_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:
+def _image_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
     found = {}
     for operator in network.operators:
         if operator.kind == "convolution":
@@ -200,7 +199,7 @@ def _image_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:
     return found
 
 
-def _rnnlm_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:
+def _rnnlm_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
     found = {
         "embedding": _only(take((LayerKind.EINSUM, "bsv,vd->bsd")), "bsdv"),
         "projection": _only(take((LayerKind.FULLY_CONNECTED, "")), "bsvd"),
@@ -209,7 +208,7 @@ def _rnnlm_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:
     return found | recurrent_parts(network, take((LayerKind.LSTM, "")))
 
 
-def recurrent_parts(network: Network, split: Parts) -> dict[str, dict[str, int]]:
+def recurrent_parts(network: Graph, split: Parts) -> dict[str, dict[str, int]]:
     """The parts b, d and e of an LSTM for each operator of its layers.
 
     Our recurrence keeps its contraction whole: devices that cut it cut the hidden units instead.
@@ -222,7 +221,7 @@ def recurrent_parts(network: Network, split: Parts) -> dict[str, dict[str, int]]
     }
 
 
-def _transformer_parts(network: Network, take: Take) -> dict[str, dict[str, int]]:
+def _transformer_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
     einsums = {
         "scores": ("bhsc,bhtc->bhst", "bhstc"),
         "context": ("bhst,bhtc->bhsc", "bhsct"),

@@ -134,6 +134,8 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
     for op in graph.operators:
         if op.name not in shardings:
             raise InputError(f"operator {op.name}: has no sharding; give it one (an empty map leaves it whole)")
+        if len(op.padded) > 1:
+            raise InputError(f"operator {op.name}: padded dims={op.padded}: at most one may be padded; let the others divide")
         check_sharding(op, shardings[op.name])
     left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
     needed = {(op.name, i): input_layout(shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}

@@ -15,9 +15,8 @@ from math import gcd, prod
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.algebra.sharding import Layout, Sharding, input_layout
-from perfmodel.workload.graph import Operator, TensorRole
+from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.job import Optimizer
-from perfmodel.workload.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,7 @@ def left_layout(operator: Operator, sharding: Sharding) -> Layout:
     return Layout(cuts=input_layout(sharding, operator.output).cuts, partial=partial)
 
 
-def check_plan(plan: NetworkPlan, network: Network) -> None:
+def check_plan(plan: NetworkPlan, network: Graph) -> None:
     """Every operator has a sharding that the mesh and its sizes allow; every tensor with several readers is held."""
     if plan.network != network.name:
         raise bad_field("network", plan.network, f"the plan is not for {network.name}", "use the network that it was made for")
@@ -173,7 +172,7 @@ def check_plan(plan: NetworkPlan, network: Network) -> None:
             raise bad_field("held", tensor, "is read by several operators and has no layout of its own", "add it")
 
 
-def cut_sizes(operator: Operator, network: Network, dim: str) -> tuple[int, ...]:
+def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
     """Every size that cutting a dim meets: the dim's own, and those of the tensors' positions that it names."""
     sizes = [operator.dims[dim]]
     for operand in (*operator.inputs, operator.output):
@@ -182,7 +181,7 @@ def cut_sizes(operator: Operator, network: Network, dim: str) -> tuple[int, ...]
     return tuple(sizes)
 
 
-def divides(operator: Operator, network: Network, dim: str, parts: int) -> bool:
+def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
     if dim in operator.whole:
         return parts == 1
@@ -191,7 +190,7 @@ def divides(operator: Operator, network: Network, dim: str, parts: int) -> bool:
     return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 
 
-def is_trained(network: Network, tensor: str) -> bool:
+def is_trained(network: Graph, tensor: str) -> bool:
     """Whether a gradient flows to it: made by an operator, or a parameter. Inputs and indices get none."""
     found = network.tensors[tensor]
     return found.role is TensorRole.PARAMETER or (found.role is TensorRole.ACTIVATION and tensor in network.producers())

@@ -15,8 +15,7 @@ from math import ceil
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, redistribute
 from perfmodel.parallel.per_operator.plan import NetworkPlan, is_trained, left_layout
-from perfmodel.workload.graph import Extent, Pass, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Extent, Graph, Pass, TensorRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +38,12 @@ class NetworkTraffic:
     itemsize: float = 0.0
 
 
-def network_traffic(network: Network, plan: NetworkPlan) -> tuple[NetworkTraffic, ...]:
+def network_traffic(network: Graph, plan: NetworkPlan) -> tuple[NetworkTraffic, ...]:
     """All collectives of a step, in the order of the operators; groups of one rank are left out."""
     return tuple(row for row in _all_rows(network, plan) if plan.size(row.axes) > 1)
 
 
-def _all_rows(network: Network, plan: NetworkPlan) -> Iterator[NetworkTraffic]:
+def _all_rows(network: Graph, plan: NetworkPlan) -> Iterator[NetworkTraffic]:
     readers = network.readers()
     summed: dict[str, frozenset[str]] = {}
     for operator in network.operators:
@@ -92,7 +91,7 @@ def _all_rows(network: Network, plan: NetworkPlan) -> Iterator[NetworkTraffic]:
 
 
 def _gradient_reduction(
-    network: Network, plan: NetworkPlan, name: str, partial: frozenset[str], readers: Mapping[str, list[tuple[int, int]]]
+    network: Graph, plan: NetworkPlan, name: str, partial: frozenset[str], readers: Mapping[str, list[tuple[int, int]]]
 ) -> NetworkTraffic:
     """Of the first reader's layout: readers of one parameter need it in one layout (`check_plan`)."""
     index, position = readers[name][0]
@@ -111,7 +110,7 @@ def _gradient_reduction(
 
 
 def _redistribution(
-    network: Network, plan: NetworkPlan, tensor: str, source: Layout, target: Layout, phase: Pass, operator: str
+    network: Graph, plan: NetworkPlan, tensor: str, source: Layout, target: Layout, phase: Pass, operator: str
 ) -> Iterator[NetworkTraffic]:
     if not is_trained(network, tensor):
         return

@@ -38,8 +38,7 @@ from perfmodel.planner.per_operator.fold import Fold, fold_layers
 from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within, partition_chain
 from perfmodel.search.budget import MOST_WORK
-from perfmodel.workload.graph import TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, TensorRole
 
 Array = NDArray[np.float64]
 
@@ -119,7 +118,7 @@ class _Candidate:
 
 
 def search_pipeline(
-    network_at: Callable[[int], Network],
+    network_at: Callable[[int], Graph],
     *,
     global_batch: int,
     cluster: str,
@@ -211,7 +210,7 @@ def search_pipeline(
     return replace(best, num_candidates=len(candidates), search_time=spent, cut_off=cut_off or best.cut_off)
 
 
-def predict_pipeline(network: Network, plan: NetworkPlan, *, machine: Machine, setting: StepSetting) -> PipelinePrediction:
+def predict_pipeline(network: Graph, plan: NetworkPlan, *, machine: Machine, setting: StepSetting) -> PipelinePrediction:
     """A plan in stages, predicted as the search that finds it predicts it; nothing is searched, so its bound is 0."""
     planner = network_planner(
         network, cluster=plan.cluster, num_chips=plan.num_chips, machine=machine, setting=setting, axes=plan.axes, most_dims=0
@@ -536,7 +535,7 @@ class _Pipeline:
         return float(np.asarray(sent).reshape(-1)[0])
 
 
-def crossing(network: Network, position: int) -> list[str]:
+def crossing(network: Graph, position: int) -> list[str]:
     """Activations made before operator `position` and read by it or a later one."""
     made = {operator.output.tensor for operator in network.operators[:position]}
     found = []
@@ -547,7 +546,7 @@ def crossing(network: Network, position: int) -> list[str]:
     return found
 
 
-def blocks_of(network: Network) -> list[tuple[int, int]]:
+def blocks_of(network: Graph) -> list[tuple[int, int]]:
     """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side."""
     count = len(network.operators)
     first: dict[str, int] = {}

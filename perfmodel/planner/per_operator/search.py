@@ -26,8 +26,7 @@ from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, 
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.per_operator.tables import NetworkTables, network_tables, table_entries
 from perfmodel.search import Budget, OutOfBudget, eliminate, eliminate_within
-from perfmodel.workload.graph import FusedAttention, Operator, Product
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import FusedAttention, Graph, Operator, Product
 
 Array = NDArray[np.float64]
 
@@ -87,7 +86,7 @@ class _Found:
 class NetworkPlanner:
     """A network on a mesh, with its tables made once for many searches."""
 
-    network: Network
+    network: Graph
     cluster: str
     machine: Machine
     setting: StepSetting
@@ -235,7 +234,7 @@ def _highest(lines: Sequence[tuple[float, float]]) -> float:
 
 
 def network_planner(
-    network: Network,
+    network: Graph,
     *,
     cluster: str,
     num_chips: int,
@@ -271,7 +270,7 @@ def network_planner(
     )
 
 
-def _check_divides(network: Network, space: NetworkSpace, num_chips: int) -> None:
+def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:
     """Some product can be cut at all, or chips would only repeat each other's work."""
     products = [
         rows

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from perfmodel.foundation.disjoint_sets import DisjointSets
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
-from perfmodel.workload.graph import Operator, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator, TensorRole
 
 Masks = NDArray[np.int64]
 
@@ -45,7 +44,7 @@ class NetworkSpace:
     held[i]  names the tensor of vertex len(operators) + i; its configurations have a dim for each position, and "partial" last.
     """
 
-    network: Network
+    network: Graph
     axes: tuple[MeshAxis, ...]
     operators: tuple[Configurations, ...]
     held: tuple[str, ...]
@@ -94,7 +93,7 @@ def _row(masks: Masks, wanted: Sequence[int]) -> int:
     return int(rows[0]) if len(rows) else -1
 
 
-def dim_classes(network: Network) -> tuple[Mapping[tuple[int, str], int], int]:
+def dim_classes(network: Graph) -> tuple[Mapping[tuple[int, str], int], int]:
     """(operator, dim) -> class: dims joined where they are one position of a tensor; classes count from 0 by first appearance."""
     joined = DisjointSets[tuple[int, str]]()
     at: dict[tuple[str, int], tuple[int, str]] = {}
@@ -111,7 +110,7 @@ def dim_classes(network: Network) -> tuple[Mapping[tuple[int, str], int], int]:
     return classes, len(order)
 
 
-def network_space(network: Network, axes: tuple[MeshAxis, ...], *, most_dims: int = 0) -> NetworkSpace:
+def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int = 0) -> NetworkSpace:
     """All configurations of everything.
 
     most_dims   at most so many dims of an operator are cut within the innermost tier, one less (but one at least) within each other; 0: any
@@ -155,7 +154,7 @@ def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
     return sorted(counts)
 
 
-def _possible_parts(operator: Operator, network: Network, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
+def _possible_parts(operator: Operator, network: Graph, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
     if dim in operator.whole or dim in operator.padded:
         return tuple(part for part in counts if divides(operator, network, dim, part))
     common = gcd(*cut_sizes(operator, network, dim))
@@ -205,7 +204,7 @@ def _compositions(total: int, places: int) -> list[tuple[int, ...]]:
 
 
 def _layouts(
-    network: Network,
+    network: Graph,
     tensor: str,
     producer: int,
     reading: Sequence[tuple[int, int]],

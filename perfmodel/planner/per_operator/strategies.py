@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from perfmodel.foundation.errors import bad_field
 from perfmodel.planner.per_operator.search import Filter
 from perfmodel.planner.per_operator.space import Configurations
-from perfmodel.workload.graph import Operator, Product, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator, Product, TensorRole
 
 Rows = NDArray[np.bool_]
 
 
-def data_parallel(network: Network) -> Filter:
+def data_parallel(network: Graph) -> Filter:
     """Only the batch is cut, as far as it goes."""
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
@@ -33,7 +32,7 @@ def data_parallel(network: Network) -> Filter:
     return keep
 
 
-def one_weird_trick(network: Network) -> Filter:
+def one_weird_trick(network: Graph) -> Filter:
     """Cut the batch, but the output features of fully connected layers, and the classes of the loss."""
     heads = _after_flattening(network)
 
@@ -47,7 +46,7 @@ def one_weird_trick(network: Network) -> Filter:
     return keep
 
 
-def mesh_tensorflow(network: Network, *, batch_parts: int, model_dims: Mapping[str, tuple[str, ...]]) -> Filter:
+def mesh_tensorflow(network: Graph, *, batch_parts: int, model_dims: Mapping[str, tuple[str, ...]]) -> Filter:
     """The batch into `batch_parts`; `model_dims`: operator -> those of its dims that the other chips cut, the first that divides."""
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
@@ -88,12 +87,12 @@ def _only(rows: Configurations, dim: str) -> Rows:
     return np.asarray(only)
 
 
-def _reads_weights(network: Network, operator: Operator) -> bool:
+def _reads_weights(network: Graph, operator: Operator) -> bool:
     has_product = any(isinstance(work, Product) for work in operator.forward)
     return has_product and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs)
 
 
-def _features(network: Network, operator: Operator) -> str:
+def _features(network: Graph, operator: Operator) -> str:
     """The dim of the output that a weight has and no activation: the output features."""
     weights = [operand for operand in operator.inputs if network.tensors[operand.tensor].role is TensorRole.PARAMETER]
     others = {
@@ -103,7 +102,7 @@ def _features(network: Network, operator: Operator) -> str:
     return found[0] if found else _batch_dim(operator)
 
 
-def _after_flattening(network: Network) -> set[str]:
+def _after_flattening(network: Graph) -> set[str]:
     """Operators from the first one on whose output has no height any more."""
     spatial = {operator.output.tensor for operator in network.operators if len(network.tensors[operator.output.tensor].shape) > 3}
     if not spatial:

@@ -31,8 +31,7 @@ from perfmodel.cost.per_operator.operators import (
 from perfmodel.cost.per_operator.overlap import mixed_exposure
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.graph import Data, Operand, Operator, Pass, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Data, Graph, Operand, Operator, Pass, TensorRole
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]
@@ -130,7 +129,7 @@ def table_entries(space: NetworkSpace) -> float:
 class _Tables:
     def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> None:
         self.space, self.setting, self.prices = space, setting, prices
-        self.network: Network = space.network
+        self.network: Graph = space.network
         self.readers = self.network.readers()
         self.producers = self.network.producers()
         self.held = {tensor: len(space.operators) + i for i, tensor in enumerate(space.held)}

@@ -1,4 +1,4 @@
-"""What each kind of imported operator is in a training `Network`: its products or passes over memory, forward and backward.
+"""What each kind of imported operator is in a training `Graph`: its products or passes over memory, forward and backward.
 
 One function for each kind, in `KINDS`. The kinds of `workload/kinds/` say the same of operators that are written by hand; here dims come in
 pieces (heads and head size), operands may have positions that no dim cuts, and settings such as strides are not known.

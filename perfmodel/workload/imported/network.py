@@ -1,4 +1,4 @@
-"""An imported graph as a training `Network`, on which the per-operator search with the cost model of whole plans runs.
+"""An imported graph as a training `Graph`, on which the per-operator search with the cost model of whole plans runs.
 
 Reshapes and transposes are gone: dims are cut into the pieces that the views of the graph tell apart (`imported_dims.py`), a tensor has the
 order of positions of its producer, and each reader names its own dims there. A bias becomes an operator after its product. Each output of a
@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from perfmodel.workload.graph import Operand, Operator, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.imported.dims import Piece, Pieces, Place, is_stepped, refine, repeated_axis
 from perfmodel.workload.imported.graph import (
     ImportedEdge,
@@ -33,7 +33,6 @@ from perfmodel.workload.imported.graph import (
     Shape,
 )
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
-from perfmodel.workload.network import Network, NetworkTensor
 
 #: Tensors smaller than this share of the largest are not spoken of.
 _WORTH_TELLING = 0.01
@@ -43,7 +42,7 @@ _WORTH_TELLING = 0.01
 class ImportedNetwork:
     """treatments: what had to stay whole and why, a sentence each."""
 
-    network: Network
+    network: Graph
     treatments: tuple[str, ...]
 
 
@@ -118,7 +117,7 @@ class _Builder:
     names: list[dict[Piece, str]] = field(default_factory=list)  # of each vertex
     never_cut: set[Piece] = field(default_factory=set)
     padded: set[Piece] = field(default_factory=set)
-    tensors: dict[str, NetworkTensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
     gradient: dict[str, bool] = field(default_factory=dict)
     operators: list[Operator] = field(default_factory=list)
     into: dict[tuple[int, int], ImportedEdge] = field(default_factory=dict)
@@ -133,7 +132,7 @@ class _Builder:
         self.padded = {piece for piece, first in class_of.items() if first in padded}
         for name, shape in self.shapes.items():
             positions = self.pieces.of_parameter(name, len(shape))
-            self.tensors[name] = NetworkTensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER)
+            self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER)
             self.gradient[name] = True
         read = {(edge.producer, edge.output) for edge in self.graph.edges}
         depends = _depend_on_inputs(self.graph)
@@ -152,7 +151,7 @@ class _Builder:
                 else:
                     self._describe_part(index, number)
         largest = max((tensor.num_elements for tensor in self.tensors.values()), default=0)
-        network = Network(
+        network = Graph(
             name=self.graph.name,
             operators=tuple(self.operators),
             tensors=self.tensors,
@@ -252,7 +251,7 @@ class _Builder:
         self.gradient[name] = any(trained) and not made.is_index
         is_float = not made.is_index and (self.gradient[name] or depends or vertex.kind is ImportedKind.INPUT)
         role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
-        self.tensors[name] = NetworkTensor(name=name, shape=_sizes(self.pieces.of_output(index, number)), role=role)
+        self.tensors[name] = Tensor(name=name, shape=_sizes(self.pieces.of_output(index, number)), role=role)
 
     def _tensors_read(self, index: int) -> list[str]:
         names = []
@@ -375,7 +374,7 @@ class _Builder:
 
     # What had to stay whole
 
-    def _treatments(self, network: Network, least: float) -> list[str]:
+    def _treatments(self, network: Graph, least: float) -> list[str]:
         vertex_of = {vertex.name: vertex for vertex in self.graph.vertices}
         made = {operator.output.tensor: operator for operator in network.operators}
         found: dict[tuple[str, str], list[Operator]] = defaultdict(list)

@@ -9,8 +9,8 @@ from importlib import import_module
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.workload.config import MAX_SIZE, printable
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.models import list_models
-from perfmodel.workload.network import Network
 
 Size = int | bool | tuple[int, ...]
 
@@ -34,7 +34,7 @@ def list_networks() -> tuple[str, ...]:
     return (*_BUILT_IN, *(name for name in list_models() if name not in _BUILT_IN))
 
 
-def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Network:
+def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
     """A training step of a network by its name.
 
     batch   samples a step; 0: the network's default
@@ -54,11 +54,11 @@ def network_sizes(name: str) -> dict[str, Size]:
     return {key: default for key, default in _builder(name)[1].items() if key != "batch"}
 
 
-def _builder(name: str) -> tuple[Callable[..., Network], dict[str, Size]]:
+def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
     """The function that builds a network, and its sizes with their defaults."""
     if name in _BUILT_IN:
         module, _, function = _BUILT_IN[name].partition(":")
-        build: Callable[..., Network] = getattr(import_module(f"{__name__}.{module}"), function)
+        build: Callable[..., Graph] = getattr(import_module(f"{__name__}.{module}"), function)
     elif name in list_models():
         from perfmodel.workload.networks.language_model import language_model
 

@@ -7,7 +7,7 @@ Elango, PaSE, IPDPS 2021 (no groups, no local response normalisation). Dropout i
 from __future__ import annotations
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import images
 
@@ -19,7 +19,7 @@ def alexnet(
     filters: tuple[int, ...] = (96, 256, 384, 384, 256),
     hidden: int = 4096,
     classes: int = 1024,
-) -> Network:
+) -> Graph:
     b = NetworkBuilder("alexnet", batch=batch, source="Elango, PaSE (IPDPS 2021), graph of AlexNet; Krizhevsky et al., NIPS 2012")
     x = images(b, image)
     windows = (11, 5, 3, 3, 3)

@@ -6,8 +6,7 @@ bert-large-uncased. A loss is computed for every position. Dropout is left out.
 
 from __future__ import annotations
 
-from perfmodel.workload.graph import TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.networks.blocks import add, gelu_mlp, learned_positions, self_attention
 from perfmodel.workload.networks.builder import NetworkBuilder
 
@@ -26,7 +25,7 @@ def bert_large(
     vocabulary: int = 30_522,
     positions: int = 512,
     fused_attention: bool = True,
-) -> Network:
+) -> Graph:
     b = NetworkBuilder("bert-large", batch=batch, source="Devlin et al., BERT, NAACL 2019")
     b.layer = "embedding"
     tokens = b.input("tokens", batch, seq_len, role=TensorRole.INDEX)

@@ -11,7 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Operand, Operator, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
@@ -23,7 +23,6 @@ from perfmodel.workload.kinds.norm import layer_norm, rms_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
-from perfmodel.workload.network import Network, NetworkTensor
 
 Window = int | tuple[int, int]
 
@@ -42,11 +41,11 @@ class NetworkBuilder:
         self.layer = ""
         """The group of the operators that follow."""
         self._operators: list[Operator] = []
-        self._tensors: dict[str, NetworkTensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         self._made: set[str] = set()
 
-    def build(self) -> Network:
-        return Network(name=self.name, operators=tuple(self._operators), tensors=dict(self._tensors), batch=self.batch, source=self.source)
+    def build(self) -> Graph:
+        return Graph(name=self.name, operators=tuple(self._operators), tensors=dict(self._tensors), batch=self.batch, source=self.source)
 
     # --- tensors --------------------------------------------------------------------------------------------
 
@@ -62,7 +61,7 @@ class NetworkBuilder:
         return self._tensors[tensor].shape
 
     def _declare(self, name: str, shape: tuple[int, ...], role: TensorRole) -> str:
-        tensor = NetworkTensor(name=name, shape=shape, role=role)
+        tensor = Tensor(name=name, shape=shape, role=role)
         if self._tensors.setdefault(name, tensor) != tensor:
             raise InputError(f"tensor {name}: shape={shape}: is declared already with {self._tensors[name].shape}; rename one")
         return name

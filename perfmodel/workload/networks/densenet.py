@@ -5,7 +5,7 @@ Source: Huang, Liu, van der Maaten & Weinberger, Densely Connected Convolutional
 
 from __future__ import annotations
 
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import classify, images
 
@@ -18,7 +18,7 @@ def densenet121(
     growth: int = 32,
     classes: int = 1000,
     synchronised: bool = False,
-) -> Network:
+) -> Graph:
     """growth: channels that a layer adds; its bottleneck has four times as many, the stem twice. Transitions halve the channels."""
     b = NetworkBuilder("densenet121", batch=batch, source="Huang et al., Densely Connected Convolutional Networks, CVPR 2017, table 1")
 

@@ -8,11 +8,10 @@ data set with several indices a feature (version 2, at most 40 million rows), wh
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Operand, TensorRole
+from perfmodel.workload.graph import Graph, Operand, TensorRole
 from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy
 from perfmodel.workload.kinds.embedding import embedding_bag
 from perfmodel.workload.kinds.interaction import interaction, interaction_width
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 _ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14,
@@ -29,7 +28,7 @@ def dlrm(
     features: int = 128,
     bottom: tuple[int, ...] = (512, 256),
     top: tuple[int, ...] = (1024, 1024, 512, 256),
-) -> Network:
+) -> Graph:
     """rows, bags: of each table, its rows and the indices that a sample sums; bottom, top: widths of the hidden layers."""
     if len(rows) != len(bags):
         raise InputError(f"bags={len(bags)}: must be one for each of the {len(rows)} tables; give as many")

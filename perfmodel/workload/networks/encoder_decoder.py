@@ -7,8 +7,7 @@ the output matrix are three parameters, projections of attention have no bias, d
 
 from __future__ import annotations
 
-from perfmodel.workload.graph import TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 
@@ -22,7 +21,7 @@ def transformer(
     head_dim: int = 64,
     intermediate: int = 2048,
     vocabulary: int = 50_000,
-) -> Network:
+) -> Graph:
     """layers: of the encoder, and as many of the decoder; source and target have `seq_len` words each."""
     b = NetworkBuilder("transformer", batch=batch, source="Vaswani et al., NIPS 2017; Elango, PaSE (IPDPS 2021), graph of the Transformer")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 
@@ -11,7 +11,7 @@ def images(b: NetworkBuilder, side: int) -> str:
     return b.input("images", b.batch, 3, side, side)
 
 
-def classify(b: NetworkBuilder, x: str, classes: int) -> Network:
+def classify(b: NetworkBuilder, x: str, classes: int) -> Graph:
     """Global average pooling, one fully connected layer, the loss."""
     b.layer = "head"
     x = b.mean("mean", x, "b c h w", "b c")

@@ -5,7 +5,7 @@ Source: Szegedy, Vanhoucke, Ioffe, Shlens & Wojna, Rethinking the Inception Arch
 
 from __future__ import annotations
 
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.networks.builder import NetworkBuilder, Window
 from perfmodel.workload.networks.images import classify, images
 
@@ -76,7 +76,7 @@ class _Inception:
         return self.join(*parts, self.conv("pool_1x1", self.average(x), 192, 1))
 
 
-def inception3(*, batch: int = 128, image: int = 299, width_divisor: int = 1, classes: int = 1000, synchronised: bool = False) -> Network:
+def inception3(*, batch: int = 128, image: int = 299, width_divisor: int = 1, classes: int = 1000, synchronised: bool = False) -> Graph:
     """width_divisor: every layer has so many times fewer filters."""
     b = NetworkBuilder("inception3", batch=batch, source="Szegedy et al., Rethinking the Inception Architecture, CVPR 2016")
     net = _Inception(b, width_divisor, synchronised)

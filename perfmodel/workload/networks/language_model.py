@@ -10,10 +10,9 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Operand, TensorRole
+from perfmodel.workload.graph import Graph, Operand, TensorRole
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.models import load_model
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks.blocks import KEY, QUERY, add, attend, learned_positions
 from perfmodel.workload.networks.builder import NetworkBuilder
 
@@ -35,7 +34,7 @@ def language_model(
     intermediate: int = 0,
     vocabulary: int = 0,
     fused_attention: bool = True,
-) -> Network:
+) -> Graph:
     """A shipped model, any size of it replaced. seq_len 0: the longest it takes, up to 8192. hidden alone leaves the heads as they are."""
     config = load_model(name)
     changes = {
@@ -52,7 +51,7 @@ def language_model(
     return transformer_network(config, batch=batch, seq_len=length, fused_attention=fused_attention)
 
 
-def transformer_network(config: TransformerConfig, *, batch: int, seq_len: int, fused_attention: bool = True) -> Network:
+def transformer_network(config: TransformerConfig, *, batch: int, seq_len: int, fused_attention: bool = True) -> Graph:
     """One training step on `batch` sequences. Operators of layer 3 are `layer3.q_proj` and so on."""
     if config.position == "learned" and seq_len > config.max_position_embeddings:
         raise bad_field(

@@ -5,7 +5,7 @@ Source: He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, CVPR
 
 from __future__ import annotations
 
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import classify, images
 
@@ -14,16 +14,16 @@ _EXPANSION = 4
 
 
 def resnet50(*, batch: int = 128, image: int = 224, blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int = 1000,
-             synchronised: bool = False) -> Network:  # fmt: skip
+             synchronised: bool = False) -> Graph:  # fmt: skip
     return _resnet("resnet50", batch, image, blocks, width, classes, synchronised)
 
 
 def resnet101(*, batch: int = 128, image: int = 224, blocks: tuple[int, ...] = (3, 4, 23, 3), width: int = 64, classes: int = 1000,
-              synchronised: bool = False) -> Network:  # fmt: skip
+              synchronised: bool = False) -> Graph:  # fmt: skip
     return _resnet("resnet101", batch, image, blocks, width, classes, synchronised)
 
 
-def _resnet(name: str, batch: int, image: int, blocks: tuple[int, ...], width: int, classes: int, synchronised: bool) -> Network:
+def _resnet(name: str, batch: int, image: int, blocks: tuple[int, ...], width: int, classes: int, synchronised: bool) -> Graph:
     """blocks: of each stage; width: channels of the first stage; synchronised: batch normalisation by the whole batch."""
     b = NetworkBuilder(name, batch=batch, source="He et al., Deep Residual Learning for Image Recognition, CVPR 2016, table 1")
 

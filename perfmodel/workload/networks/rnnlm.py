@@ -6,15 +6,14 @@ Source: Jozefowicz et al., Exploring the Limits of Language Modeling, arXiv 1602
 
 from __future__ import annotations
 
-from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.kinds.lstm import lstm
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 
 def rnnlm(
     *, batch: int = 64, seq_len: int = 256, embedding: int = 2048, hidden: int = 2048, layers: int = 2, vocabulary: int = 100_000
-) -> Network:
+) -> Graph:
     b = NetworkBuilder("rnnlm", batch=batch, source="Elango, PaSE (IPDPS 2021), graph of RNNLM")
     tokens = b.input("tokens", batch, seq_len, role=TensorRole.INDEX)
     b.layer = "embedding"

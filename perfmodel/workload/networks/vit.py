@@ -6,9 +6,8 @@ images; parameters as torchvision's vit_l_16. Dropout is left out.
 
 from __future__ import annotations
 
-from perfmodel.workload.graph import Operand
+from perfmodel.workload.graph import Graph, Operand
 from perfmodel.workload.kinds.joining import flatten, prepend, select
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks.blocks import add, gelu_mlp, self_attention
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import images
@@ -27,7 +26,7 @@ def vit_large(
     intermediate: int = 4096,
     classes: int = 1000,
     fused_attention: bool = True,
-) -> Network:
+) -> Graph:
     b = NetworkBuilder("vit-large", batch=batch, source="Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, table 1 (ViT-L/16)")
     b.layer = "embedding"
     x = b.convolution("patches", images(b, image), hidden, patch, stride=patch, bias=True)

@@ -8,8 +8,7 @@ from math import prod
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Sharding, gradient_layout, input_layout
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides
-from perfmodel.workload.graph import Operator, TensorRole
-from perfmodel.workload.network import Network
+from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.networks import load_network
 
 TWO = (MeshAxis(name="p", size=2, tier=0),)
@@ -37,11 +36,11 @@ TINY = {
 }
 
 
-def tiny_network(name: str, **changes: object) -> Network:
+def tiny_network(name: str, **changes: object) -> Graph:
     return load_network(name.partition(":")[0], **{**TINY[name], **changes})  # type: ignore[arg-type]
 
 
-def reaches_too_far(operator: Operator, network: Network, dim: str, parts: int) -> bool:
+def reaches_too_far(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     """Whether a share would be smaller than the halo that it sends."""
     for own in operator.traffic:
         if own.kind is CollectiveKind.SEND_RECV and own.over == (dim,):
@@ -52,7 +51,7 @@ def reaches_too_far(operator: Operator, network: Network, dim: str, parts: int) 
     return False
 
 
-def random_plan(network: Network, axes: tuple[MeshAxis, ...], seed: int, *, use: float = 0.85) -> NetworkPlan:
+def random_plan(network: Graph, axes: tuple[MeshAxis, ...], seed: int, *, use: float = 0.85) -> NetworkPlan:
     """Each axis on a random dim that it may cut, or on none; shared tensors in the layout of one of their readers."""
     generator = random.Random(seed)
     sizes = {axis.name: axis.size for axis in axes}

@@ -10,13 +10,12 @@ from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan
-from perfmodel.workload.graph import Operand, Operator, OwnTraffic, Pass, Stream
+from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import passes
-from perfmodel.workload.network import Network
 from perfmodel.workload.networks.builder import NetworkBuilder
 
 
-def two_layers(*, batch: int = 4, features: int = 8, hidden: int = 8, classes: int = 10) -> Network:
+def two_layers(*, batch: int = 4, features: int = 8, hidden: int = 8, classes: int = 10) -> Graph:
     b = NetworkBuilder("two layers", batch=batch, source="a test")
     x = b.input("x", batch, features)
     x = b.pointwise("act", "gelu", (b.linear("up", x, "b d", "n d", "b n", bias=False, new={"n": hidden}), "b n"))
@@ -25,7 +24,7 @@ def two_layers(*, batch: int = 4, features: int = 8, hidden: int = 8, classes: i
     return b.build()
 
 
-def two_convolutions(*, batch: int = 2, image: int = 8, window: int = 3, stride: int = 1) -> Network:
+def two_convolutions(*, batch: int = 2, image: int = 8, window: int = 3, stride: int = 1) -> Graph:
     b = NetworkBuilder("two convolutions", batch=batch, source="a test")
     x = b.input("x", batch, 4, image, image)
     x = b.relu("relu1", b.convolution("conv1", x, 4, window, padding=window // 2))
@@ -36,15 +35,13 @@ def two_convolutions(*, batch: int = 2, image: int = 8, window: int = 3, stride:
     return b.build()
 
 
-def plan_of(
-    network: Network, axes: tuple[MeshAxis, ...], shardings: dict[str, Sharding], held: dict[str, Held] | None = None
-) -> NetworkPlan:
+def plan_of(network: Graph, axes: tuple[MeshAxis, ...], shardings: dict[str, Sharding], held: dict[str, Held] | None = None) -> NetworkPlan:
     """Operators that are not named are whole."""
     every = {operator.name: shardings.get(operator.name, {}) for operator in network.operators}
     return NetworkPlan(network=network.name, batch=network.batch, cluster="localhost", axes=axes, shardings=every, held=held or {})
 
 
-def centring() -> Network:
+def centring() -> Graph:
     """A kind that no table knows: each row less its mean, with a collective of its own in either pass where the row is cut."""
     b = NetworkBuilder("centring", batch=4, source="a test")
     x = b.linear("up", b.input("x", 4, 8), "b d", "n d", "b n", bias=False, new={"n": 8})

@@ -138,3 +138,8 @@ def test_derivation_names_the_layouts_it_found():
 def test_no_operator_that_is_not_linear_ever_receives_a_partial_sum():
     for rules in ("megatron", "megatron-sp", "ulysses"):
         assert all(layout.partial == frozenset() for layout in derivation_of("gpt2", rules, dropout=True).needed.values())
+
+
+def test_one_dim_of_an_operator_may_be_padded():
+    with pytest.raises(InputError, match="at most one may be padded"):
+        derive(small_graph(replace(MADE, padded=("b", "f")), READ), {"a": {}, "y": {}})

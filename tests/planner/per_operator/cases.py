@@ -11,8 +11,8 @@ from perfmodel.cost.resolve import choose_calibration
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
-from perfmodel.workload.network import Network
 
 
 @lru_cache
@@ -30,7 +30,7 @@ def setting(**changes: Any) -> StepSetting:
     return StepSetting(**{**given, **changes})
 
 
-def planner(network: Network, chips: int, *, cluster: str = "pase-1080ti", most_dims: int = 0, **changes: Any) -> NetworkPlanner:
+def planner(network: Graph, chips: int, *, cluster: str = "pase-1080ti", most_dims: int = 0, **changes: Any) -> NetworkPlanner:
     return network_planner(
         network,
         cluster=cluster,

@@ -20,26 +20,25 @@ from perfmodel.planner.per_operator.search import fixed_parts
 from perfmodel.planner.per_operator.space import dim_classes, network_space
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.search import Budget
-from perfmodel.workload.graph import Operand, Operator, OwnTraffic, Pass, Stream, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Stream, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
 from perfmodel.workload.kinds.extents import passes
-from perfmodel.workload.network import Network, NetworkTensor
 from perfmodel.workload.networks import load_network
 from tests.planner.per_operator.cases import machine, planner, setting
 
 
-def perceptron(batch: int = 8, width: int = 64) -> Network:
+def perceptron(batch: int = 8, width: int = 64) -> Graph:
     """x -> relu(x W1) W2, and a skip from x: one tensor with two readers."""
     tensors = {
-        "x0": NetworkTensor(name="x0", shape=(batch, width)),
-        "x": NetworkTensor(name="x", shape=(batch, width)),
-        "h": NetworkTensor(name="h", shape=(batch, 2 * width)),
-        "a": NetworkTensor(name="a", shape=(batch, 2 * width)),
-        "y": NetworkTensor(name="y", shape=(batch, width)),
-        "z": NetworkTensor(name="z", shape=(batch, width)),
-        "w1": NetworkTensor(name="w1", shape=(2 * width, width), role=TensorRole.PARAMETER),
-        "w2": NetworkTensor(name="w2", shape=(width, 2 * width), role=TensorRole.PARAMETER),
+        "x0": Tensor(name="x0", shape=(batch, width)),
+        "x": Tensor(name="x", shape=(batch, width)),
+        "h": Tensor(name="h", shape=(batch, 2 * width)),
+        "a": Tensor(name="a", shape=(batch, 2 * width)),
+        "y": Tensor(name="y", shape=(batch, width)),
+        "z": Tensor(name="z", shape=(batch, width)),
+        "w1": Tensor(name="w1", shape=(2 * width, width), role=TensorRole.PARAMETER),
+        "w2": Tensor(name="w2", shape=(width, 2 * width), role=TensorRole.PARAMETER),
     }
 
     def of(name: str, *dims: str) -> Operand:
@@ -53,7 +52,7 @@ def perceptron(batch: int = 8, width: int = 64) -> Network:
         einsum("down", of("a", "b", "f"), of("w2", "d", "f"), of("y", "b", "d"), {"b": batch, "d": width, "f": 2 * width}),
         elementwise("skip", "add", (of("x", "b", "d"), of("y", "b", "d")), of("z", "b", "d"), small),
     )
-    return Network(name="perceptron", operators=operators, tensors=tensors, batch=batch)
+    return Graph(name="perceptron", operators=operators, tensors=tensors, batch=batch)
 
 
 def test_axes_are_the_prime_factors_of_the_tiers_and_are_joined_on_request():
@@ -190,7 +189,7 @@ def test_blocks_end_where_one_tensor_goes_on():
 
 
 def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
-    def at(batch: int) -> Network:
+    def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=4, vocabulary=1024)
 
     options = {
@@ -221,7 +220,7 @@ def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
 
 
 def pipeline_within(limit: float, **given: Any) -> PipelinePrediction:
-    def at(batch: int) -> Network:
+    def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=4, vocabulary=1024)
 
     own = machine("pase-1080ti", 8)
@@ -258,7 +257,7 @@ def test_what_ends_a_pipeline_search_is_said(monkeypatch):
 
 
 def test_one_stage_of_a_pipeline_is_predicted_as_a_plan_without_one():
-    def at(batch: int) -> Network:
+    def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=2, vocabulary=1024)
 
     own = machine("pase-1080ti", 8)
@@ -299,9 +298,9 @@ def test_a_toy_kind_of_operator_is_one_function():
         )
 
     sizes = {"b": 8, "d": 64}
-    tensors = {name: NetworkTensor(name=name, shape=(8, 64)) for name in ("x", "h", "y")}
+    tensors = {name: Tensor(name=name, shape=(8, 64)) for name in ("x", "h", "y")}
     first = elementwise("first", "relu", (Operand(tensor="x", dims=("b", "d")),), Operand(tensor="h", dims=("b", "d")), sizes)
-    network = Network(name="toy", operators=(first, cumulative_sum("sum", "h", "y", sizes)), tensors=tensors, batch=8)
+    network = Graph(name="toy", operators=(first, cumulative_sum("sum", "h", "y", sizes)), tensors=tensors, batch=8)
     found = planner(network, 8)
     free = found.search()
     cut = found.search(fixed_parts({"sum": {"d": 8}}))
