@@ -372,7 +372,7 @@ def _traffic_rows(
     if profile.saved_input_layout == "producer":
         seen: set[tuple[str, object]] = set()
         for op in graph.operators:
-            if not op.is_product:
+            if not (op.is_product or op.is_attention):
                 continue
             for i, operand in enumerate(op.inputs):
                 if not any(saved.of == i for saved in op.saved):
@@ -387,7 +387,9 @@ def _traffic_rows(
                 seen.add((operand.tensor, target))
                 for traffic in derivation.traffic:
                     if traffic.tensor == operand.tensor and traffic.phase is Pass.FORWARD and traffic.kind is CollectiveKind.ALL_GATHER:
-                        add(op.layer, "backward", "regather", operand.tensor, traffic.kind, traffic.axes, traffic.amount)
+                        # keys and values come again before anything of attention's backward pass can run: nothing hides that
+                        again = "regather" if op.is_product else comm_class(traffic.axes)
+                        add(op.layer, "backward", again, operand.tensor, traffic.kind, traffic.axes, traffic.amount)
     return entries, regathers
 
 

@@ -21,7 +21,8 @@ class ExecutionProfile:
     """A framework's habits. Nothing in the cost model asks for the name.
 
     dropout                              dropout operators run (in training, with the model's probability)
-    saved_input_layout                   where a matmul's redistributed input is saved: consumer (gathered) or producer (gathered again)
+    saved_input_layout                   where a redistributed input of a matmul or of attention is saved: consumer (gathered) or producer
+                                         (gathered again)
     fused_cross_entropy                  softmax, loss and its gradient in one kernel: no separate fp32 copy of the logits
     logit_bytes                          memory traffic of the loss, forward and backward together, a logit
     loss_peak_bytes                      memory at the peak of the loss beyond saved tensors and logits, a logit: float32 gradient, copies

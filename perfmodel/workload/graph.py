@@ -249,6 +249,10 @@ class Operator:
     def is_product(self) -> bool:
         return any(isinstance(work, Product) for work in self.forward)
 
+    @property
+    def is_attention(self) -> bool:
+        return any(isinstance(work, FusedAttention) for work in self.forward)
+
     def logical_name(self, dim: str) -> str:
         return self.logical.get(dim, dim)
 

@@ -128,6 +128,17 @@ def test_megatron_gathers_saved_inputs_again_and_torch_keeps_them():
         assert found == regathered, profile
 
 
+def test_megatron_keeps_the_shards_of_keys_and_values_and_torch_what_was_gathered():
+    """Of a sequence cut by cp, attention reads all keys and values; a shard of each is kept where they are gathered again."""
+    for profile, again in (("megatron", ["k_rotary.out", "v_proj.out"]), ("torch-fsdp2", [])):
+        program = program_of(profile=profile, rule_set="megatron", attention=FLASH, **LLAMA_LIKE)
+        found = [name for name in traffic(program, "layer", "backward", "context_parallel") if name in ("k_rotary.out", "v_proj.out")]
+        assert sorted(name for name in set(found) if found.count(name) == 2) == again, profile
+        kept = dict(zip(program.saved.names, program.saved.columns["amount"], strict=True))
+        axes = [program.amounts.masks[program.amounts.axes[kept[name]]] for name in ("k_rotary.out", "v_proj.out")]
+        assert all(("cp" in cut) == bool(again) for cut in axes), profile
+
+
 def test_classes_of_communication():
     assert comm_class(frozenset(("tp_q",))) == "tensor_parallel"
     assert comm_class(frozenset(("cp",))) == "context_parallel"

@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.judgement import summarise
-from perfmodel.lab.left_out.fits import LeftOut, Prediction
+from perfmodel.lab.left_out.fits import LeftOut, PredictedRun
 from perfmodel.lab.left_out.runs import StepTimes, read_runs
 from perfmodel.lab.left_out.table import LINES, LeftOutTable, judge
 from perfmodel.lab.tables import headline
@@ -55,7 +55,7 @@ def test_every_line_that_counts_has_a_target():
 
 def test_the_shipped_constants_reach_the_table(runs):
     times = StepTimes(runs=runs).predict(range(len(runs)), {})
-    assert_reached(judge([Prediction(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)]))
+    assert_reached(judge([PredictedRun(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)]))
 
 
 @pytest.mark.slow
