@@ -11,15 +11,8 @@ import numpy as np
 
 from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory import (
-    AT,
-    At,
-    activation_terms,
-    kept_by_moment,
-    rank_moments,
-    static_memory,
-    unreduced_gradients,
-)
+from perfmodel.cost.memory import AT, kept_by_moment, static_memory, unreduced_gradients
+from perfmodel.cost.moments import At, activation_terms, rank_moments
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import (

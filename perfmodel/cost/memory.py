@@ -1,9 +1,7 @@
 """Bytes on a chip: what stays for the whole step, what microbatches keep, and the moment of the step at which most of it lives.
 
-A step's memory is largest at one of few moments: when the loss is computed, while the head, the last or the first layer or the
-embedding runs backward, or while a unit's gradients are reduced. Each moment is a sum of what lives then, by class; the peak is the
-largest. Which moments there are depends on the ZeRO stage and on what the execution profile does with weights and gradients, never
-on the numbers: every formula takes arrays of any shapes that broadcast.
+A step's memory is largest at one of few moments (`cost/moments.py`). Each is a sum of what lives then, by class; the peak is the
+largest. Every formula takes arrays of any shapes that broadcast.
 
 A chip's allocator holds more than that: what comes and goes leaves gaps, and memory of tensors that a collective may still read is not
 used again before the chip has caught up with the host. Both are measured, and belong to the execution profile.
@@ -11,23 +9,18 @@ used again before the chip has caught up with the host. Both are measured, and b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.parameters import ParameterProgram
+from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
-from perfmodel.cost.program import SAVED, peak_index
-from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements, run_ahead_fraction
-from perfmodel.parallel.habits import FLOAT32_BYTES
-from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements
+from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS
 
 #: Memory classes of a chip, in the order in which they are added.
 MEMORY = (
@@ -41,47 +34,6 @@ MEMORY = (
     "allocator",
     "framework",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationTerms:
-    """Bytes of one microbatch under one kind of recomputation.
-
-    kept            by region, from forward to backward
-    peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
-                    that leave at once and for those that stay until their unit is reduced
-    boundary        a stage boundary
-    logits          elements, not bytes
-    run_ahead       how full the host keeps the chip's launch queue   [-]
-    """
-
-    kept: tuple[Any, ...]
-    peaks: tuple[tuple[Any, Any], ...]
-    boundary: Any
-    logits: Any
-    run_ahead: Any
-
-
-def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Any) -> ActivationTerms:
-    kept, peaks = [], []
-    rows = len(SAVED)
-    for region, name in enumerate(REGIONS):
-        keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
-        if region != LAYER or recompute is Recompute.NONE:
-            kept.append((keep + boundary) + dropped)
-        elif recompute is Recompute.SELECTIVE:
-            kept.append(keep + boundary)
-        else:
-            kept.append(boundary)
-        leaving, staying = (micro.peaks[peak_index(name, recompute, keeps_weight_gradients=stays)] for stays in (False, True))
-        peaks.append((leaving, staying))
-    return ActivationTerms(
-        kept=tuple(kept),
-        peaks=tuple(peaks),
-        boundary=micro.boundary,
-        logits=micro.logits,
-        run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
-    )
 
 
 def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> list[tuple[Any, Any, Any, Any]]:
@@ -115,46 +67,10 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     return held
 
 
-def keeps_gathered(program: ParameterProgram) -> bool:
-    """Whether weights that are stored as shards stay gathered, and gradients unreduced, for all microbatches (torch's pipelines)."""
-    return program.holds_sharded_weights and not program.holds_sharded_gradients
-
-
-class At(StrEnum):
-    """What runs at a moment. Of virtual stages with unlike layers, a schedule has other passes under way while their ends run."""
-
-    LAYER = "layer"
-    HEAD = "head"
-    EMBEDDING = "embedding"
-
-
 #: Bytes by what runs: (activations, receive buffers).
 Kept = dict[At, tuple[Any, Any]]
 #: What has passes of its own under way on the first, a middle and the last rank.
 AT = ((At.LAYER, At.EMBEDDING), (At.LAYER,), (At.LAYER, At.HEAD))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What lives at one moment of a step, beside what lives all through it.
-
-    at        what runs
-    freed     of the kept activations of all microbatches under way, what is gone already   (not positive)
-    the others are classes of memory
-    """
-
-    name: str
-    at: At = At.LAYER
-    freed: Any = 0.0
-    gradients: Any = 0.0
-    gathered: Any = 0.0
-    temporary: Any = 0.0
-    buffers: Any = 0.0
-
-    @property
-    def total(self) -> Any:
-        # what depends on fewer choices first: its sum is a smaller array
-        return (self.temporary + self.freed) + ((self.gathered + self.gradients) + self.buffers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +146,6 @@ def kept_by_moment(
     }
 
 
-def moments_at(moments: list[Moment], at: At, kept: Mapping[At, Any]) -> list[Moment]:
-    """Those at which what `kept` has for `at` is under way: as while a layer runs, where nothing else is said."""
-    return [moment for moment in moments if (moment.at if moment.at in kept else At.LAYER) is at]
-
-
 def kept_on_rank(
     activations: ActivationTerms,
     pipelining: Pipelining,
@@ -276,44 +187,37 @@ def kept_on_rank(
     return of_layers + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
 
 
-def rank_moments(
-    activations: ActivationTerms,
-    terms: ParameterTerms,
-    stages: Stages,
-    sizes: Bytes,
-    *,
-    rank: int,
-    num_microbatches: Any,
-    profile: ExecutionProfile,
-    activation_bytes: float,
-) -> list[Moment]:
-    """The moments of the first (0), a middle (1) or the last (2) rank. [byte]"""
-    walk = _Moments(
-        a=activations,
-        t=terms,
-        stages=stages,
-        sizes=sizes,
-        rank=rank,
-        m=num_microbatches,
-        profile=profile,
-        activation_bytes=activation_bytes,
-    )
-    program = terms.program
-    return walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreduced:
-    """Gradients that wait, whole, for the last microbatch: those that are there while most activations are (`early`), or all of them,
-    when some activations have gone (`freed`). In bytes, with the allocator's share."""
+    """Gradients that wait, whole, for the last microbatch. [byte], with the allocator's share
+
+    early    those that are there while most activations are
+    later    all of them, when some activations have gone (`freed`)
+    coming   beside the early ones: of the units above the layer that runs the first backward pass of its virtual stage, for the last
+             layer and for the first, before which the activations of those above it have gone (`passed`)
+    below    beside the embedding's own as they are made, when it runs backward for the first time: all others, or all where waiting ones
+             have another dtype and are made of them
+    """
 
     early: Any = 0.0
     later: Any = 0.0
     freed: Any = 0.0
+    coming: tuple[Any, Any] = (0.0, 0.0)
+    passed: Any = 0.0
+    below: Any = 0.0
 
-    @property
-    def total(self) -> Any:
-        return np.maximum(self.early, self.later - self.freed)
+    def cases(self, at: At) -> tuple[tuple[Any, Any], ...]:
+        """(gradients, activations gone) that may be what is largest while this runs."""
+        cases = ((self.early, 0.0), (self.later, self.freed))
+        if at is At.LAYER:
+            return *cases, (self.early + self.coming[0], 0.0), (self.early + self.coming[1], self.passed)
+        return (*cases, (self.below, 0.0)) if at is At.EMBEDDING else cases
+
+    def at(self, at: At) -> Any:
+        most, *others = (gradients - gone for gradients, gone in self.cases(at))
+        for other in others:
+            most = np.maximum(most, other)
+        return most
 
 
 def unreduced_gradients(
@@ -334,215 +238,23 @@ def unreduced_gradients(
     """
     if not keeps_gathered(terms.program):
         return Unreduced()
-    gradients = held_elements(terms, stages, sharded=False)[rank] * (sizes.whole_gradient * factor)
+    size = sizes.whole_gradient * factor
+    gradients = held_elements(terms, stages, sharded=False)[rank] * size
     output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
     freed = live.fewer * activations.kept[LAYER] + (live.ended * stages.has_head[rank]) * (activations.kept[HEAD] + output)
-    return Unreduced(early=live.present * gradients, later=gradients, freed=freed * factor)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Moments:
-    a: ActivationTerms
-    t: ParameterTerms
-    stages: Stages
-    sizes: Bytes
-    rank: int
-    m: Any
-    profile: ExecutionProfile
-    activation_bytes: float
-
-    @property
-    def layers(self) -> Any:
-        return self.stages.layers[self.rank]
-
-    @property
-    def has_head(self) -> Any:
-        return self.stages.has_head[self.rank]
-
-    @property
-    def has_embedding(self) -> Any:
-        return self.stages.has_embedding[self.rank]
-
-    @property
-    def tied(self) -> Any:
-        """Elements of a matrix that both ends of this rank read: its first gradient waits for the second."""
-        return self.stages.is_single * self.t.tied[0]
-
-    def logits(self) -> Any:
-        """The logits themselves, or their gradient, and what the loss works with."""
-        own: Any = self.activation_bytes
-        if self.profile.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
-            # counted with what the schedule keeps, and the gradient is made in place of the softmax
-            own = self.stages.is_single * own
-        return self.a.logits * (self.profile.loss_peak_bytes + own)
-
-    def whole(self) -> list[Moment]:
-        """Weights and gradients stay whole all through the step, or weights stay gathered."""
-        a, t = self.a, self.t
-        # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
-        converts = self.sizes.produced != self.sizes.whole_gradient
-        stays = int(keeps_gathered(t.program) and converts)
-        gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * self.sizes.produced
-        reduced = self.reduced()
-        moments = []
-        head_kept = self.has_head * a.kept[HEAD]
-        if self.rank == 2:
-            moments.append(Moment(name="loss", at=At.HEAD, temporary=self.logits() + self.exchanged()))
-            moments.append(Moment(name="backward of the head", at=At.HEAD, temporary=a.peaks[HEAD][stays] + self.exchanged()))
-        if self.rank != 1:
-            moments.append(
-                Moment(
-                    name="backward of the embedding",
-                    at=At.EMBEDDING,
-                    freed=-head_kept - self.layers * a.kept[LAYER],
-                    temporary=self.has_embedding * (a.peaks[EMBEDDING][stays] + 2.0 * gradient),
-                    buffers=reduced,
-                )
-            )
-        moments.append(
-            Moment(
-                name="backward of a layer",
-                freed=-head_kept,
-                temporary=(np.minimum(self.layers, 1.0) * a.peaks[LAYER][stays] + gradient) + self.exchanged(),
-                buffers=reduced,
-            )
-        )
-        return moments
-
-    def exchanged(self) -> Any:
-        """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""
-        if not self.profile.pipeline_keeps_boundaries:
-            return 0.0
-        leaves = (0.0, 1.0, 1.0)[self.rank] * np.minimum(self.m - 1.0, 1.0)
-        return (1.0 - self.stages.is_single) * ((leaves - (1.0, 1.0, 0.0)[self.rank]) * self.a.boundary)
-
-    def reduced(self) -> Any:
-        """The buffer in which the last unit's gradients leave, where they leave after each microbatch."""
-        if not self.t.program.holds_sharded_gradients:
-            return 0.0
-        return self.t.padded[LAYER] * self.sizes.reduced
-
-    def sharded(self) -> list[Moment]:
-        """Units of weights are gathered and freed, their gradients reduced as they come (fully_shard).
-
-        Beside the unit at work (its gathered weights, its gradients as they are produced) live the next one's weights on their way, and
-        the buffer in which the gradients of the unit before leave.
-        """
-        a, t, sizes, n = self.a, self.t, self.sizes, self.layers
-        has = (self.has_embedding, 1.0, self.has_head)
-        held = [there * shard * sizes.sharded_gradient for there, shard in zip(has, t.shard, strict=True)]
-        twice = self.tied
-        is_tied = np.minimum(twice, 1.0)
-        untied = 1.0 - is_tied
-
-        def units(elements: tuple[Any, ...]) -> tuple[Any, Any]:
-            """Of the embedding and of the head. A tied matrix joins both in one unit, which is gathered throughout and reduced last."""
-            ends = elements[EMBEDDING] + elements[HEAD] - twice
-            embedding = self.has_embedding * np.where(is_tied > 0.0, ends, elements[EMBEDDING])
-            return embedding, self.has_head * np.where(is_tied > 0.0, ends, elements[HEAD])
-
-        (embedding, head), (wide_embedding, wide_head), layer = units(t.full), units(t.padded), t.padded[LAYER]
-        g_head, g_layer, g_embedding = wide_head * sizes.gathered, layer * sizes.gathered, wide_embedding * sizes.gathered
-        lasting = is_tied * (g_head + twice * sizes.produced)
-        r_head, r_layer = untied * (wide_head * sizes.reduced), layer * sizes.reduced
-        r_embedding = wide_embedding * sizes.reduced
-        total = (held[EMBEDDING] + n * held[LAYER]) + held[HEAD] - self.stages.is_single * t.tied[1] * sizes.sharded_gradient
-        later = np.minimum(self.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
-        h_head = untied * held[HEAD]
-        later_layers = np.minimum(n - 1.0, 1.0)  # 1 where there is more than one
-        if t.program.frees_gathered:
-            # the unit at work and the one on its way
-            at_loss, at_head, at_reduction = g_head, g_head + g_layer, g_layer + lasting
-            at_last = at_previous = 2.0 * g_layer + lasting
-            at_first, at_embedding = g_layer + untied * g_embedding + lasting, untied * g_embedding + lasting
-        else:
-            # all those whose backward has not ended
-            below = untied * g_embedding + lasting
-            at_loss = at_head = untied * g_head + n * g_layer + g_embedding
-            at_reduction = at_last = n * g_layer + below
-            at_previous = (n - later_layers) * g_layer + below
-            at_first, at_embedding = g_layer + below, below
-
-        def gradients(so_far: Any) -> Any:
-            return later * total + (1.0 - later) * so_far
-
-        kept = a.kept
-        without_head = -(self.has_head * kept[HEAD])
-        return [
-            # copied out of the buffer in which they came; that of the unit before lives until then
-            Moment(
-                name="gathering of the head",
-                at=At.HEAD,
-                freed=without_head,
-                gathered=at_loss + untied * (self.has_head * (g_head + g_layer)),
-                gradients=gradients(0.0),
-            ),
-            Moment(name="loss", at=At.HEAD, gathered=at_loss, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
-            Moment(
-                name="backward of the head",
-                at=At.HEAD,
-                gathered=at_head,
-                temporary=self.has_head * a.peaks[HEAD][1],
-                gradients=gradients(0.0),
-            ),
-            Moment(
-                name="reduction of the head's gradients",
-                at=At.HEAD,
-                freed=without_head,
-                gathered=at_reduction,
-                temporary=a.boundary + untied * (head * sizes.produced),
-                buffers=r_head + later * h_head,
-                gradients=gradients(h_head),
-            ),
-            Moment(
-                name="backward of the last layer",
-                freed=without_head,
-                gathered=at_last,
-                temporary=a.peaks[LAYER][1],
-                buffers=r_head,
-                gradients=gradients(h_head),
-            ),
-            Moment(
-                name="backward of the layer before the last",
-                freed=without_head - later_layers * kept[LAYER],
-                gathered=at_previous,
-                temporary=a.peaks[LAYER][1],
-                buffers=r_layer * later_layers,
-                gradients=gradients(h_head + held[LAYER]),
-            ),
-            Moment(
-                name="backward of the first layer",
-                freed=without_head - (n - 1.0) * kept[LAYER],
-                gathered=at_first,
-                temporary=a.peaks[LAYER][1],
-                buffers=r_layer * later_layers,
-                gradients=gradients(h_head + (n - 1.0) * held[LAYER]),
-            ),
-            Moment(
-                name="backward of the embedding",
-                at=At.EMBEDDING,
-                freed=without_head - n * kept[LAYER],
-                gathered=at_embedding,
-                temporary=self.has_embedding * a.peaks[EMBEDDING][1] + twice * sizes.produced,
-                buffers=r_layer,
-                gradients=gradients(h_head + n * held[LAYER]),
-            ),
-            Moment(
-                name="reduction of the embedding's gradients",
-                at=At.EMBEDDING,
-                freed=without_head - n * kept[LAYER] - self.has_embedding * kept[EMBEDDING],
-                temporary=embedding * sizes.produced,
-                buffers=r_embedding + later * held[EMBEDDING],
-                gradients=gradients(total),
-            ),
-        ]
-
-
-def largest(moments: list[Moment]) -> Any:
-    found = moments[0].total
-    for moment in moments[1:]:
-        found = np.maximum(found, moment.total)
-    return found
+    # the head runs backward with the first pass of the last virtual stage
+    is_last = np.minimum(live.arriving, 1.0) * (1.0 - np.ceil(live.present))
+    head = (stages.has_head[rank] * is_last) * (terms.full[HEAD] * size)
+    above = np.maximum(live.arriving - 1.0, 0.0)
+    is_converted = float(sizes.produced != sizes.whole_gradient)
+    return Unreduced(
+        early=live.present * gradients,
+        later=gradients,
+        freed=freed * factor,
+        coming=(head, head + above * (terms.full[LAYER] * size)),
+        passed=above * (activations.kept[LAYER] * factor),
+        below=gradients - (stages.has_embedding[rank] * (1.0 - is_converted)) * (terms.full[EMBEDDING] * size),
+    )
 
 
 def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
@@ -590,9 +302,9 @@ def waiting_memory(
     return (delayed + later * waiting) + profile.workspace_bytes
 
 
-def reserved_memory(kept: Any, base: Any, unreduced: Unreduced) -> Any:
-    """Bytes that a rank needs. kept: activations under way, times the allocator's factor; base: `base_memory`."""
-    return kept + (base + unreduced.total)
+def reserved_memory(kept: Any, base: Any, unreduced: Any) -> Any:
+    """Bytes that a rank needs. kept: activations under way, times the allocator's factor; base: `base_memory`; unreduced gradients."""
+    return kept + (base + unreduced)
 
 
 def base_memory(moment: Any, fixed: Any, waiting: Any, *, factor: float, outside: float) -> Any:

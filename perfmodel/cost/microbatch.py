@@ -34,7 +34,7 @@ class MicrobatchCost:
     matmul, attention, streaming   [segments, rows] seconds of work; segment = region * len(PHASES) + phase, both as `program.py` lists them
     communication                  [segments * len(COMM), rows] seconds, a segment's classes of communication one after another
     saved                          [regions * len(SAVED), rows] bytes, likewise
-    peaks                          [cases * 2, rows] bytes over what is kept, at the peak of a backward pass (`peak_index`)
+    peaks                          [cases * 2 + 1, rows] bytes over what is kept, of backward passes (`peak_index`) and a layer's forward
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0

@@ -109,6 +109,7 @@ class LiveLayers:
     present   share of the layers that have had a backward pass when as many as `most` are under way for the last time   [-]
     fewer     by how many fewer than `most` are under way once all layers have had one
     ended     1 where passes of the last virtual stage have gone by then, else 0
+    arriving  layers of the virtual stage that has its first backward pass while as many as `most` are under way for the last time, else 0
     fewer_at_head        by how many fewer than `most` are under way, at most, while the last virtual stage turns from forward to backward
     fewer_at_embedding   and when all layers of the first virtual stage have just run backward for a microbatch
     """
@@ -118,6 +119,7 @@ class LiveLayers:
     present: Any
     fewer: Any
     ended: Any
+    arriving: Any
     fewer_at_head: Any
     fewer_at_embedding: Any
 
@@ -189,9 +191,9 @@ def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, n
     rows = []
     for m in range(1, 3 if schedule is PipelineSchedule.GPIPE else p + 2):
         alive = m if schedule is PipelineSchedule.GPIPE else min(m, p - rank)
-        ends = float(m == alive > 1)  # no forward pass after the first backward one
+        ends = float(m == alive)  # no forward pass after the first backward one
         most = held if schedule is PipelineSchedule.GPIPE else alive * held
-        rows.append((most, most, float(m > alive), ends * held, ends, 0.0, held))
+        rows.append((most, most, float(m > alive), ends * held, ends, ends * held, 0.0, held))
     return np.array(rows)
 
 
@@ -216,6 +218,8 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
     share = min(-(-last // p), v)
     present = sum(chunks[v - share :]) / sum(chunks) if sum(chunks) else share / v
     fewer = most - alive[first_of_all:].max() if gone else 0.0
+    arriving = chunks[v - 1 - share] if last % p == 0 and share < v else 0
     by_group = alive.reshape(groups, v, p)  # of the backward passes of the last virtual stage first
     at_head, at_embedding = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
-    return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1)), float(most - at_head), float(most - at_embedding)
+    turning = float(most - at_head), float(most - at_embedding)
+    return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1)), float(arriving), *turning

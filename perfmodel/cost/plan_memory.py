@@ -12,25 +12,20 @@ import numpy as np
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
     MEMORY,
-    ActivationTerms,
-    At,
     Kept,
-    Moment,
     Pipelining,
     Unreduced,
     base_memory,
     fixed_memory,
     kept_memory,
-    largest,
-    moments_at,
     outside_bytes,
-    rank_moments,
     reserve_factor,
     reserved_memory,
     static_memory,
     unreduced_gradients,
     waiting_memory,
 )
+from perfmodel.cost.moments import ActivationTerms, At, Moment, largest, moments_at, rank_moments
 from perfmodel.cost.pipeline import live_table, three_live_layers
 from perfmodel.cost.step import Bytes, ParameterTerms, Stages
 from perfmodel.parallel.grid import LayoutGrid
@@ -120,7 +115,7 @@ def memory_row(
         each = []
         for at, (kept_activations, received) in kept[rank].items():
             base = base_memory(largest(moments_at(moments[rank], at, kept[rank])), fixed, waiting, factor=factor, outside=outside)
-            each.append(float(reserved_memory((kept_activations + received) * factor, base, unreduced[rank])))
+            each.append(float(reserved_memory((kept_activations + received) * factor, base, unreduced[rank].at(at))))
         totals.append(max(each))
     return MemoryRow(
         activations=activations,
@@ -139,6 +134,7 @@ def _scalar_activations(columns: ActivationTerms) -> ActivationTerms:
     return ActivationTerms(
         kept=tuple(scalar(x) for x in columns.kept),
         peaks=tuple((scalar(a), scalar(b)) for a, b in columns.peaks),
+        forward=scalar(columns.forward),
         boundary=scalar(columns.boundary),
         logits=scalar(columns.logits),
         run_ahead=scalar(columns.run_ahead),
@@ -186,11 +182,15 @@ def memory_by_class(
 ) -> tuple[str, dict[str, float]]:
     """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
     under_way = {at: (scalar(activations), scalar(received)) for at, (activations, received) in kept.items()}
-    moment = max(moments, key=lambda moment: sum(under_way.get(moment.at, under_way[At.LAYER])) + scalar(moment.total))
-    kept_activations, received = under_way.get(moment.at, under_way[At.LAYER])
+    found = []
+    for moment in moments:
+        at = moment.at if moment.at in under_way else At.LAYER
+        for each in unreduced.cases(at):
+            waits, gone = (scalar(x) / factor for x in each)
+            found.append((sum(under_way[at]) + scalar(moment.total) + (waits - gone), moment, at, waits, gone))
+    _, moment, at, waits, gone = max(found, key=lambda case: case[0])
+    kept_activations, received = under_way[at]
     weights, gradients, states, copies = (scalar(x) for x in static)
-    early, later, freed = (scalar(x) / factor for x in (unreduced.early, unreduced.later, unreduced.freed))
-    waits, gone = (early, 0.0) if early >= later - freed else (later, freed)
     values = (
         weights,
         gradients + scalar(moment.gradients) + waits,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.context import AttentionHabits, attention_habits
+from perfmodel.cost.forward import forward_moments
 from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.lifetimes import Kept, Moment, backward_moments
 from perfmodel.foundation.collectives import CollectiveKind
@@ -56,6 +57,8 @@ PEAK_CASES = (
     ("layer", Recompute.FULL),
     ("head", Recompute.NONE),
 )
+#: Which of the peaks is that of a layer's forward pass: behind those of backward passes.
+FORWARD_PEAK = 2 * len(PEAK_CASES)
 NOTHING = Amount(base=0.0)
 
 
@@ -88,7 +91,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peaks:
-    """Moments of the backward passes as sparse sums: one row for each term, `starts` where a moment begins, `of` where a peak does.
+    """Moments of passes as sparse sums: one row for each term, `starts` where a moment begins, `of` where a peak does.
 
     value of a row: factor * amount, where its group (mask) is none or has more than one rank
     """
@@ -111,7 +114,7 @@ class Program:
                 tensors as distributed objects spends host time on each
     traffic     columns kind (code), group (mask), amount
     saved       columns amount; segment = region * len(SAVED) + class
-    peaks       moments of the backward passes (`cost/lifetimes.py`)
+    peaks       moments of the backward passes (`cost/lifetimes.py`) and of a layer's forward pass (`cost/forward.py`)
     """
 
     derivation: Derivation
@@ -278,7 +281,8 @@ def compile_program(
             )
             for region, recompute in PEAK_CASES
             for keeps in (False, True)
-        ],
+        ]
+        + [forward_moments(run, tensors, region="layer", sizes=sizes)],
         compiler,
     )
     matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k", "mesh"))
@@ -433,6 +437,7 @@ def _peaks(cases: list[list[Moment]], compiler: _Compiler) -> Peaks:
 
 __all__ = [
     "COMM",
+    "FORWARD_PEAK",
     "PHASES",
     "SAVED",
     "Amounts",

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan, memory_on_rank, rank_memories
-from perfmodel.cost.memory import MEMORY, At, Pipelining, kept_on_rank, largest
+from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank
+from perfmodel.cost.moments import At, largest
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import memory_by_class
 from perfmodel.parallel.layout import PipelineSchedule

@@ -8,7 +8,7 @@ exact in floating point for 22B.)
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.memory import activation_terms
+from perfmodel.cost.moments import activation_terms
 from perfmodel.cost.step import EMBEDDING, HEAD, LAYER
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import make_plan

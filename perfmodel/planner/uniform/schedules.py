@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import AT, ActivationTerms, At, Pipelining, kept_memory, reserve_factor
+from perfmodel.cost.memory import AT, Pipelining, kept_memory, reserve_factor
+from perfmodel.cost.moments import ActivationTerms, At
 from perfmodel.cost.pipeline import LiveLayers, three_live_layers
 from perfmodel.cost.step import RegionTimes, Stages, pipeline_step_time
 from perfmodel.parallel.layout import PipelineSchedule
@@ -94,6 +95,7 @@ def schedule_columns(
         wide_terms = ActivationTerms(
             kept=tuple(up(x) for x in activations.kept),
             peaks=(),
+            forward=0.0,
             boundary=up(activations.boundary),
             logits=up(activations.logits),
             run_ahead=0.0,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.memory import At
+from perfmodel.cost.moments import At
 from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.step import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest

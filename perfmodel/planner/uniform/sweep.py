@@ -18,16 +18,11 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory import (
-    ActivationTerms,
-    At,
+    AT,
     Unreduced,
     base_memory,
     fixed_memory,
-    keeps_gathered,
-    largest,
-    moments_at,
     outside_bytes,
-    rank_moments,
     reserve_factor,
     reserved_memory,
     static_memory,
@@ -35,6 +30,7 @@ from perfmodel.cost.memory import (
     waiting_memory,
 )
 from perfmodel.cost.microbatch import microbatch_depends_on
+from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered, largest, moments_at, rank_moments
 from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import replicas
 from perfmodel.cost.step import (
@@ -393,10 +389,13 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 profile=profile,
             )
             fixed = fixed_memory(static[rank])
-            for at, under_way in kept[rank].items():
-                base = base_memory(largest(moments_at(moments, at, kept[rank])), fixed, waiting, factor=factor, outside=outside)
+            # where gradients wait, each moment has others beside it, whatever is under way then
+            times = AT[rank] if keeps_gathered(terms.program) else tuple(kept[rank])
+            for at in times:
+                base = base_memory(largest(moments_at(moments, at, times)), fixed, waiting, factor=factor, outside=outside)
                 base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
-                here = reserved_memory(under_way[part], base, unreduced)
+                under_way = kept[rank].get(at, kept[rank][At.LAYER])
+                here = reserved_memory(under_way[part], base, unreduced.at(at))
                 memory = here if memory is None else np.maximum(memory, here, out=memory)
             alone = np.maximum(alone, fixed)
         fits = memory <= state.capacity
@@ -467,6 +466,7 @@ def _activations_of(activations: ActivationTerms, part: slice) -> ActivationTerm
         activations,
         kept=tuple(x[part] for x in activations.kept),
         peaks=tuple((a[part], b[part]) for a, b in activations.peaks),
+        forward=activations.forward[part],
         boundary=activations.boundary[part],
         logits=activations.logits[part],
         run_ahead=activations.run_ahead[part],

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import ActivationTerms, activation_terms
 from perfmodel.cost.microbatch import microbatch_cost
+from perfmodel.cost.moments import ActivationTerms, activation_terms
 from perfmodel.cost.parameters import parameter_cost
-from perfmodel.cost.program import Program
+from perfmodel.cost.program import FORWARD_PEAK, Program
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
@@ -76,6 +76,7 @@ class MicrobatchTable:
     kept: Array
     peaks: Array
     run_ahead: Array
+    forward: Array
     boundary: Array
     logits: Array
 
@@ -90,6 +91,7 @@ class MicrobatchTable:
         return RegionTimes(forward=tuple(times[:3]), backward=tuple(times[3:])), ActivationTerms(
             kept=tuple(kept),
             peaks=tuple((peaks[2 * i], peaks[2 * i + 1]) for i in range(3)),
+            forward=self.forward[index][..., None],
             boundary=self.boundary[index][..., None],
             logits=self.logits[index][..., None],
             run_ahead=np.moveaxis(self.run_ahead[:, index[0], index[1]], 0, -1),
@@ -118,6 +120,7 @@ def microbatch_table(
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
+        forward=micro.peaks[FORWARD_PEAK].reshape(shape),
         boundary=micro.boundary.reshape(shape),
         logits=micro.logits.reshape(shape),
     )
