@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.counts import AuditRow, audit_rows
 from perfmodel.execute.audit.audit import ranks_to_audit
+from perfmodel.workload.job import Precision
 from tests.execute.audit.test_audit import predicted
 from tests.execute.jobs import tiny, tiny_plan
 from tests.execute.random_plans import grown, plans
@@ -53,6 +54,40 @@ def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, r
     memory = {row.name: row for row in audit_rows(predicted(grown(plan), rank), counting.count(grown(plan), rank).counts)}
     assert memory["saved activations"].passes(SAVED), memory["saved activations"]
     assert memory["peak"].passes(PEAK), memory["peak"]
+
+
+#: Peaks that are not at a backward pass with nothing but its own beside activations, and the share by which they may differ.
+MOMENTS = {
+    "gradients of two layers wait while the third runs backward for the first time": (
+        dict(num_chips=4, pp=2, schedule="gpipe", zero=3, stage_layers=(1, 3), recompute="full", attention="unfused"),
+        dict(precision=Precision.BF16),
+        0.04,
+    ),
+    "weights of the last layer lie in their buffer and as a copy, those of the one before in their buffer": (
+        dict(num_chips=4, zero=2, cp=4),
+        dict(batch=1, model=tiny(num_hidden_layers=3, vocab_size=16)),
+        0.01,
+    ),
+    "weights of the last layer lie in their buffer and as a copy while it runs forward": (
+        dict(num_chips=8, zero=2, cp=2, micro_batch=2),
+        dict(
+            precision=Precision.BF16_MIXED,
+            model=tiny("neox", num_hidden_layers=2, vocab_size=5, intermediate_size=24, tie_word_embeddings=True),
+        ),
+        0.01,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_peaks_of_gradients_that_wait_and_of_weights_that_come(counting, moment):
+    knobs, job, share = MOMENTS[moment]
+    plan = grown(tiny_plan(**knobs, **job))
+    rank = plan.num_chips - 1
+    rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
+    peak = next(row for row in rows if row.name == "peak")
+    assert peak.passes(share), peak
 
 
 @pytest.mark.slow
