@@ -1,4 +1,4 @@
-"""Causal attention of a sequence that ranks share: what the slowest of them does."""
+"""Attention of a sequence that ranks share: what the slowest of them does."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ Array = NDArray[np.float64]
 class AttentionHabits:
     """How ranks that share the queries of a sequence share the work of fused attention.
 
+    mask                   None: every query sees every key
     shared_rate_fraction   rate of its kernel there over that where they do not
     """
 
-    mask: CausalMask
+    mask: CausalMask | None
     is_head_tail: bool
     shared_rate_fraction: float
 
+    @property
+    def fraction(self) -> float:
+        """Share of the whole square that is computed."""
+        return 1.0 if self.mask is None else self.mask.fraction
 
-def attention_habits(mask: CausalMask, profile: ExecutionProfile) -> AttentionHabits:
+
+def attention_habits(mask: CausalMask | None, profile: ExecutionProfile) -> AttentionHabits:
     return AttentionHabits(
         mask=mask,
         is_head_tail=profile.context_chunks == HEAD_TAIL,
@@ -40,5 +46,5 @@ def attention_share(habits: AttentionHabits, num_chunks: Array) -> Array:
 
     A kernel that reaches less of its rate where queries are shared is one that computes more of them at its own.
     """
-    seen = habits.mask.seen_by_slowest(num_chunks, head_tail=habits.is_head_tail)
+    seen = 1.0 if habits.mask is None else habits.mask.seen_by_slowest(num_chunks, head_tail=habits.is_head_tail)
     return np.asarray(np.where(num_chunks > 1.0, seen / habits.shared_rate_fraction, seen))

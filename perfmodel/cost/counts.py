@@ -204,7 +204,7 @@ def _count_flops(
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
     columns = program.attention.columns
     for row, segment in enumerate(program.attention.segments):
-        square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")]) * program.head_dim
+        square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")]) * columns["head_dim"][row]
         products = 10.0 if columns["backward"][row] else 4.0
         repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
         counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), program.attention.names[row])

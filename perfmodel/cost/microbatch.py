@@ -99,8 +99,8 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
             kv_heads=amount[at["kv_heads"][row]],
             query_length=amount[at["queries"][row]],
             key_length=amount[at["keys"][row]],
-            head_dim=program.head_dim,
-            causal_fraction=attention_share(program.attention_habits, chunks),
+            head_dim=at["head_dim"][row],
+            causal_fraction=attention_share(program.attention_habits[at["habits"][row]], chunks),
             itemsize=itemsize,
             machine=machine,
             kernel=program.attention_kernel,
@@ -194,5 +194,6 @@ def _flops(program: Program, amount: Array) -> Array:
     for row, segment in enumerate(program.attention.segments):
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         products = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
-        total[segment] = total[segment] + products * square * program.head_dim * program.attention_habits.mask.fraction
+        habits = program.attention_habits[at["habits"][row]]
+        total[segment] = total[segment] + products * square * at["head_dim"][row] * habits.fraction
     return total

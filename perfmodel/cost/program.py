@@ -24,7 +24,6 @@ from perfmodel.parallel.algebra.parameters import TENSOR_AXES
 from perfmodel.parallel.habits import data_itemsize, with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.causal import ALL_BEFORE
 from perfmodel.workload.graph import (
     REGIONS,
     Extent,
@@ -108,7 +107,7 @@ class Program:
     """What one microbatch costs on one chip, by rows.
 
     matmul      columns batch, m, n, k (amounts), mesh
-    attention   columns batch, heads, kv_heads, queries, keys (amounts), backward (0/1)
+    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, habits (which of `attention_habits`), backward (0/1)
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel); bytes from `accesses`
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
@@ -130,8 +129,7 @@ class Program:
     logits: int
     peaks: Peaks
     activation_bytes: float
-    head_dim: int
-    attention_habits: AttentionHabits
+    attention_habits: tuple[AttentionHabits, ...]
     attention_kernel: str
     parameters: tuple[ParameterLayout, ...]
 
@@ -215,6 +213,7 @@ def compile_program(
     phases = _forward_phases(graph, recompute_operators, profile)
     matmul: list[tuple[int, str, dict[str, int]]] = []
     attention: list[tuple[int, str, dict[str, int]]] = []
+    habits: dict[AttentionHabits, int] = {}
     streaming: list[tuple[int, str, dict[str, int], list[Amount]]] = []
 
     def amount(op: Operator, extent: Extent) -> int:
@@ -241,7 +240,9 @@ def compile_program(
                 matmul.append((segment(op.layer, phase), name, {**sizes, "mesh": mesh(op)}))
             case FusedAttention():
                 sizes = {size: amount(op, getattr(work, size)) for size in ("batch", "heads", "kv_heads", "queries", "keys")}
-                attention.append((segment(op.layer, phase), name, {**sizes, "backward": int(phase == "backward")}))
+                which = habits.setdefault(attention_habits(work.mask, profile), len(habits))
+                others = {"head_dim": work.head_dim, "habits": which, "backward": int(phase == "backward")}
+                attention.append((segment(op.layer, phase), name, {**sizes, **others}))
             case Stream() if work.accesses:
                 accesses = [
                     extent_amount(op, shardings[op.name], data.extent).scaled(data_itemsize(op, data, graph)) for data in work.accesses
@@ -286,7 +287,7 @@ def compile_program(
         compiler,
     )
     matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k", "mesh"))
-    attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "backward"))
+    attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "habits", "backward"))
     streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements", "mesh", "backward"))
     accesses = [[compiler.amount(a) for a in streaming[i][3]] for i in order]
     starts = np.cumsum([0, *(len(a) for a in accesses[:-1])])
@@ -297,8 +298,6 @@ def compile_program(
     if boundary_op is None:
         raise AssertionError("the graph has no block boundary")
     boundary = amount_of(boundary_op, shardings[boundary_op.name], boundary_op.output.dims, scale=graph.activation_bytes)
-    fused = next((work for op in graph.operators for work in op.forward if isinstance(work, FusedAttention)), None)
-    mask = fused.mask if fused is not None and fused.mask is not None else ALL_BEFORE
     return Program(
         derivation=derivation,
         amounts=compiler.arrays(),
@@ -313,8 +312,7 @@ def compile_program(
         logits=amount(loss, loss.extent(loss.inputs[0].dims)),
         peaks=peaks,
         activation_bytes=graph.activation_bytes,
-        head_dim=fused.head_dim if fused is not None else 0,
-        attention_habits=attention_habits(mask, profile),
+        attention_habits=tuple(habits),
         attention_kernel=attention_kernel,
         parameters=run.parameters,
     )

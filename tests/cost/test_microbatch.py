@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.microbatch import amounts, microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.microbatch import amounts, executed_flops, microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.program import compile_program
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
@@ -101,3 +102,24 @@ def test_what_the_slowest_of_four_context_ranks_computes(rule_set, changes, slow
 
 def test_where_a_pipeline_leaves_the_node():
     assert pipeline_crosses_nodes(grid_of({}, {"pp": 4}, {"pp": 8}, {"tp": 2, "pp": 4}, {"tp": 2, "pp": 2})).tolist() == [0, 0, 1, 1, 0]
+
+
+def test_each_attention_has_a_mask_and_a_head_of_its_own():
+    """One that sees all keys beside a causal one, with heads half as deep."""
+    kept = program_of().derivation
+    (causal,) = (op for op in kept.graph.operators if op.name == "attention")
+    whole = replace(causal.forward[0], mask=None, head_dim=causal.forward[0].head_dim // 2)
+    both = replace(causal, forward=(*causal.forward, whole), backward=(*causal.backward, whole))
+    operators = tuple(both if op is causal else op for op in kept.graph.operators)
+    changed = replace(kept, graph=replace(kept.graph, operators=operators))
+    program = compile_program(
+        changed, ESTIMATOR.profile, recompute_operators=DEFAULT_RECOMPUTE_OPERATORS, attention_kernel=AttentionKernel.FLASH
+    )
+    assert program.attention.columns["habits"].tolist() == [0, 1, 0, 1]
+    grid = grid_of({"cp": 2})
+    before, after = (executed_flops(each, grid, np.array([1.0])).sum() for each in (program_of(), program))
+    (columns, sizes) = program_of().attention.columns, amounts(program_of(), grid, np.array([1.0]))[0]
+    square = np.prod([sizes[columns[name][0], 0] for name in ("batch", "heads", "queries", "keys")])
+    assert after - before == 14.0 * square * whole.head_dim
+    times = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0])).attention.sum() for each in (program_of(), program)]
+    assert 1.5 * times[0] < times[1] < 2.5 * times[0]
