@@ -64,11 +64,18 @@ class Word:
         """What was given, read; InputError where it cannot be."""
         if self.read is not None:
             return self.read(given, name)
-        from perfmodel.foundation.values import text_of, whole, yes_or_no
-
+        whole, yes_or_no, text_of = _readers()
         if self.kind is int:
             return whole(given, name, least=self.least)
         return yes_or_no(given, name) if self.kind is bool else text_of(given, name, "its name")
+
+
+@cache
+def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., str]]:
+    """Imported when there is a value to read: `--help` has none."""
+    from perfmodel.foundation.values import text_of, whole, yes_or_no
+
+    return whole, yes_or_no, text_of
 
 
 def word(help: str, *, default: Any = None, **more: Any) -> Any:

@@ -81,9 +81,10 @@ class Knobs:
     fsdp: int | None = _count("--dp-shard N --zero 3", is_shorthand=True)
 
     def __post_init__(self) -> None:
-        known = words_of(type(self))
-        for name, value in self.given().items():
-            object.__setattr__(self, name, known[name].value(value, name))
+        for name, each in words_of(type(self)).items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, each.value(value, name))
 
     def given(self) -> dict[str, Any]:
         """The knobs that are not left out."""

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
@@ -330,12 +331,14 @@ def make_plan(
         stage_layers=stage_layers,
         profile=profile,
         calibration=calibration,
-        **{name: _chosen(name, said.get(name, words_of(Knobs)[name].in_files)) for name in _AS_GIVEN},
+        **{name: _chosen(each.choices, name, said.get(name, each.in_files)) for name, each in _AS_GIVEN.items()},
     )
 
 
 #: Knobs that a plan has as they are given.
-_AS_GIVEN = tuple(each.name for each in fields(Plan) if each.name in plan_keys() and each.name not in ("rules", "zero"))
+_AS_GIVEN = {
+    name: each for name, each in words_of(Knobs).items() if name in {field.name for field in fields(Plan)} - {"rules", "zero"}
+}  # fmt: skip
 
 
 def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> RuleSet:
@@ -349,9 +352,8 @@ def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> Ru
     return rules
 
 
-def _chosen(name: str, value: Any) -> Any:
+def _chosen(kind: type[StrEnum] | None, name: str, value: Any) -> Any:
     """The member of a closed choice that is meant; anything else as it is."""
-    kind = words_of(Knobs)[name].choices
     if kind is None:
         return value
     try:
