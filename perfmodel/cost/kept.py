@@ -7,7 +7,6 @@ from dataclasses import replace
 from perfmodel.cost.lifetimes import Kept, operand_bytes
 from perfmodel.parallel.algebra.derive import Derivation, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import gradient_layout
-from perfmodel.parallel.habits import data_itemsize
 from perfmodel.workload.graph import Operand
 
 
@@ -28,7 +27,7 @@ def kept_tensors(
     for op in graph.operators:
         sharding, in_core = shardings[op.name], op.name in core
         for number, saved in enumerate(op.saved):
-            itemsize = data_itemsize(op, saved, graph)
+            itemsize = graph.itemsize(op, saved)
             if saved.of is not None:
                 operand: Operand = op.operands[saved.of]
                 tensor = operand.tensor

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of, extent_amount
-from perfmodel.parallel.habits import data_itemsize
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import Operand, Operator, Pass, TensorRole
@@ -151,7 +150,7 @@ class _Backward:
                 terms = tuple(_always([self.size(op, operand)])) if graph.tensors[operand.tensor].is_stored else ()
                 made.append((operand, _Storage(terms)))
             sharding = self.derivation.shardings[op.name]
-            extra = _always(extent_amount(op, sharding, data.extent, scale=data_itemsize(op, data, graph)) for data in op.scratch)
+            extra = _always(extent_amount(op, sharding, data.extent, scale=graph.itemsize(op, data)) for data in op.scratch)
             if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
                 self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
             for _, storage in made:

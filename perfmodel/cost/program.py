@@ -21,7 +21,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of, extent_amount
 from perfmodel.parallel.algebra.parameters import TENSOR_AXES
-from perfmodel.parallel.habits import data_itemsize, with_habits
+from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import (
@@ -244,9 +244,7 @@ def compile_program(
                 others = {"head_dim": work.head_dim, "habits": which, "backward": int(phase == "backward")}
                 attention.append((segment(op.layer, phase), name, {**sizes, **others}))
             case Stream() if work.accesses:
-                accesses = [
-                    extent_amount(op, shardings[op.name], data.extent).scaled(data_itemsize(op, data, graph)) for data in work.accesses
-                ]
+                accesses = [extent_amount(op, shardings[op.name], data.extent).scaled(graph.itemsize(op, data)) for data in work.accesses]
                 stream(op, phase, work.kernel, extent_amount(op, shardings[op.name], work.elements), accesses)
 
     for op in graph.operators:

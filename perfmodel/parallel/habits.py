@@ -171,11 +171,4 @@ def _streams(works: tuple[Work, ...], change: Callable[[tuple[Data, ...]], Itera
 
 def _sized(op: Operator, data: Data, graph: Graph) -> Data:
     """With its bytes an element said."""
-    return replace(data, itemsize=data_itemsize(op, data, graph))
-
-
-def data_itemsize(op: Operator, data: Data, graph: Graph) -> float:
-    """Bytes of an element of what an operator reads, writes or keeps."""
-    if data.itemsize or data.of is None:
-        return data.itemsize or graph.activation_bytes
-    return graph.tensors[op.operands[data.of].tensor].itemsize
+    return replace(data, itemsize=graph.itemsize(op, data))

@@ -414,6 +414,12 @@ class Graph:
         """Of an element, where nothing else is said."""
         return self.tensors[self.boundary].itemsize
 
+    def itemsize(self, operator: Operator, data: Data) -> float:
+        """Bytes of an element of what an operator reads, writes or keeps."""
+        if data.itemsize or data.of is None:
+            return data.itemsize or self.activation_bytes
+        return self.tensors[operator.operands[data.of].tensor].itemsize
+
     # --- sizes ----------------------------------------------------------------------------------------------
 
     @property
