@@ -9,7 +9,8 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.workload.config import Activation, printable, quoted
+from perfmodel.workload.activations import ACTIVATIONS
+from perfmodel.workload.config import printable, quoted
 
 Values = dict[str, Any]
 
@@ -86,7 +87,7 @@ class ConfigFields:
         return float(value)
 
     @_noted("gelu")
-    def activation(self, *keys: str, default: str) -> Activation:
+    def activation(self, *keys: str, default: str) -> str:
         key = next((key for key in keys if self.has(key)), keys[0])
         value = self.data.get(key) if self.has(key) else default
         if not isinstance(value, str) or value not in _ACTIVATIONS:
@@ -101,16 +102,7 @@ class ConfigFields:
             raise bad_field(key, printable(value), f"{lacking} not modelled yet", f"only {key}={json.dumps(expected)} is")
 
 
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-}
+_ACTIVATIONS = {name: activation for activation, each in ACTIVATIONS.items() for name in each.names}
 
 
 def _whole(key: str, value: object) -> int:

@@ -115,10 +115,7 @@ class _Builder:
         return self.pointwise(f"{name}_bias", "bias", [(x, tensor_dims), (vector, bias_dims)], dims)
 
     def activation(self, x: str, dims: str) -> str:
-        function = self.model.activation
-        # the two forms of gelu differ fourfold on a CPU; other approximations are priced as gelu
-        known = "gelu" if function.startswith("gelu") and function != "gelu_tanh" else function
-        return self.pointwise("activation", known, [(x, dims)], dims)
+        return self.pointwise("activation", self.model.activation, [(x, dims)], dims)
 
     def norm(
         self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h", weight_dims: str = "", rows: int = 1

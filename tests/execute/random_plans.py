@@ -12,6 +12,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, check_plan, make_plan
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS
+from perfmodel.workload.activations import ACTIVATIONS
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
@@ -41,7 +42,7 @@ def models(draw: st.DrawFn) -> TransformerConfig:
         vocab_size=draw(st.sampled_from([5, 64, 131])),
         max_position_embeddings=POSITIONS,
         gated_mlp=draw(flag),
-        activation=draw(st.sampled_from(["gelu", "gelu_tanh", "silu", "relu"])),
+        activation=draw(st.sampled_from(sorted(ACTIVATIONS))),
         norm=norm,
         position=position,
         qkv_bias=draw(flag),

@@ -12,6 +12,7 @@ from math import prod
 import torch
 import torch.nn.functional as F
 
+from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, wide, with_halo
 from perfmodel.workload.graph import Operand
@@ -53,12 +54,9 @@ _ELEMENTWISE: Mapping[str, Callable[..., torch.Tensor]] = {
     "add": torch.add,
     "bias": torch.add,
     "mul": torch.mul,
-    "relu": torch.relu,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    **ACTIVATIONS,
 }
 
 

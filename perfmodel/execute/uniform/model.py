@@ -20,17 +20,11 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
+from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.norm import RMSNorm
 from perfmodel.workload.config import TransformerConfig
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 
 #: Base of the rotary frequencies; its value moves no time and no memory.
 ROTARY_BASE = 10000.0

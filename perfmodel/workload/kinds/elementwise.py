@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError, suggest
+from perfmodel.workload.activations import ACTIVATIONS
 from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
 #: What backward reads besides the gradient: nothing, the output, or the inputs.
-_KEPT = {"add": "", "bias": "", "relu": "output", "tanh": "output", "sigmoid": "output", "gelu": "input", "gelu_tanh": "input",
-         "silu": "input", "mul": "input"}  # fmt: skip
+_KEPT = {"add": "", "bias": "", "mul": "input", "tanh": "output", "sigmoid": "output"} | {
+    name: each.kept for name, each in ACTIVATIONS.items()
+}
 
 
 def elementwise(
@@ -40,7 +42,7 @@ def elementwise(
     saved = [out] if kept == "output" else into if kept == "input" else []
     written = [each for each in into if len(each.extent) < len(entries)] if function == "add" else [] if function == "bias" else into
     read = into[:1] if function == "bias" else into
-    kernel = function if function in ("gelu", "gelu_tanh", "silu") else "add"
+    kernel = ACTIVATIONS[function].kernel if function in ACTIVATIONS else "add"
     gradients = [replace(each, is_gradient=True) for each in (out, *written)]
     backward = Stream(kernel=kernel, elements=entries, accesses=(gradients[0], *saved, *gradients[1:]))
     return Operator(
