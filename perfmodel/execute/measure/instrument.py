@@ -199,6 +199,15 @@ class StorageTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if func._overloadpacket is torch.ops._c10d_functional.wait_tensor:
+            self._release(args[0], result)
         for tensor in _tensors(result):
             self._track(tensor)
         return result
+
+    def _release(self, waiting: torch.Tensor, arrived: torch.Tensor) -> None:
+        """A fake tensor that is waited for comes back with a storage of its own; a real one is the same."""
+        key = waiting.untyped_storage()._cdata
+        if key in self.live and key != arrived.untyped_storage()._cdata:
+            self.current -= self.live[key]
+            self.live[key] = 0

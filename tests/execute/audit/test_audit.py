@@ -215,3 +215,17 @@ def test_what_the_executor_cannot_run_is_refused(tmp_path, capfd):
     write_plan(replace(tiny_plan(8, tp=8, batch=8), cluster="dgx-h100"), path)
     assert cli.run(["audit", str(path)]) == 2
     assert "must divide num_key_value_heads=4" in capfd.readouterr().err
+
+
+def test_what_a_collective_makes_is_counted_once():
+    """A fake tensor that is waited for comes back with a storage of its own."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    import perfmodel.execute.audit.program  # noqa: F401 - torch's functional collectives
+    from perfmodel.execute.measure.instrument import StorageTracker
+
+    with FakeTensorMode(), StorageTracker() as tracker:
+        before = tracker.current
+        tensor = torch.ops._c10d_functional.wait_tensor(torch.empty(1000))
+        assert tracker.current == tracker.peak == before + tensor.nbytes
