@@ -482,13 +482,15 @@ def _elementwise(seen: Seen) -> Operator:
 
 
 def bias(seen: Seen) -> Operator:
-    """What is added to a product: an operator of its own, as parts of the product may be sums that are not complete."""
+    """What is added to a product: an operator of its own, as parts of the product may be sums that are not complete.
+
+    A bias that is a parameter stays in the cache.
+    """
     out = seen.output.extent
     product, added = seen.inputs
+    second = () if added.is_parameter else (added.extent,)
     return seen.operator(
-        "elementwise",
-        forward=_stream("add", out, product.extent, added.extent, out),
-        backward=_stream("add", out, out, *(() if added.is_parameter else (added.extent,))),
+        "elementwise", forward=_stream("add", out, product.extent, *second, out), backward=_stream("add", out, out, *second)
     )
 
 
