@@ -60,7 +60,7 @@ def test_a_search_cuts_long_sequences(seq_len):
     best = perfmodel.find_plans(**job, top=1).plans[0]
     assert best.plan.layout.cp > 1
     whole = perfmodel.predict(**job, zero=1)
-    assert perfmodel.predict(**job, cp=8, zero=1).step_time < 1.1 * whole.step_time
+    assert perfmodel.predict(**job, cp=8, zero=1).step_time < 1.15 * whole.step_time
 
 
 def test_a_run_on_gpus_is_compared_with_the_chunks_that_it_ran():
