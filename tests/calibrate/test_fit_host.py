@@ -61,6 +61,7 @@ def test_overhead_plans_can_be_run(num_ranks: int, brief: bool):
     assert len({plan.hash() for plan in plans}) == len(plans)
 
 
+@pytest.mark.slow
 def test_host_times_that_explain_the_runs_are_found():
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=False)
@@ -74,6 +75,7 @@ def test_host_times_that_explain_the_runs_are_found():
     assert fitted.points["host"] == len(plans)
 
 
+@pytest.mark.slow
 def test_noise_of_ten_percent_moves_the_prediction_of_another_batch_by_little_more():
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=False)
@@ -87,6 +89,7 @@ def test_noise_of_ten_percent_moves_the_prediction_of_another_batch_by_little_mo
     assert processor_times(others, cluster, fitted, PROFILE) == pytest.approx(expected, rel=0.15)
 
 
+@pytest.mark.slow
 def test_runs_quicker_than_their_kernels_leave_no_host_time():
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=True)

@@ -24,6 +24,7 @@ def test_data_parallelism_outside_the_space_is_null(call_json):
     assert call_json("pase-report", "--graph", "alexnet", "--devices", "64")["runs"][0]["times_data_parallel"] is None
 
 
+@pytest.mark.slow
 def test_figure_6_follows_the_tables(call, tmp_path):
     path = tmp_path / "figure.svg"
     code, out, _ = call("pase-report", "--graph", "alexnet", "--devices", "8,32", "--figure", "--plot", str(path))

@@ -12,6 +12,7 @@ def test_every_kind_comes_up_by_its_share():
     assert sum(SHARES.values()) == 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_random_input_ends_in_anything_but_an_answer_or_a_sentence(seed):
     outcome = fuzz(200, seed)

@@ -53,6 +53,7 @@ def test_every_line_that_counts_has_a_target():
     assert set(MEAN_AT_LEAST) == {line.title for line in LINES if line.counts}
 
 
+@pytest.mark.slow
 def test_the_shipped_constants_reach_the_table(runs):
     times = StepTimes(runs=runs).predict(range(len(runs)), {})
     assert_reached(judge([PredictedRun(run=run, predicted=float(time), fold="shipped") for run, time in zip(runs, times, strict=True)]))

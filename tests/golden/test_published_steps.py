@@ -30,6 +30,7 @@ def predicted_rows(calibration=None):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chip", ["h100-sxm-80gb", "b200-180gb"])
 def test_a_chip_left_out_is_predicted_by_the_other_generations(chip):
     """As if its own generation had not been measured: mean error under 10 %, and less than half of what the data sheet gives."""

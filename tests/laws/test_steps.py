@@ -149,6 +149,7 @@ def test_a_faster_link_or_chip_is_never_slower(profile, knobs):
         assert predict(estimator_of(profile=profile, **changes), **knobs).step_time <= base * (1 + 1e-12), what
 
 
+@pytest.mark.slow
 @given(
     knobs=st.sampled_from(list(PLANS.values())),
     profile=st.sampled_from(PROFILES),

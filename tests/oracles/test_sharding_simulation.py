@@ -208,6 +208,7 @@ def test_an_einsum_under_any_sharding(equation):
             assert run.sent == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", mostly_slow(MESHES), ids=str)
 def test_random_graphs(sizes):
     """Chains, forks and additions: every layout, every gradient, and every collective's bytes as derived."""

@@ -149,6 +149,7 @@ def test_unfused_attention_may_be_recomputed_alone():
     assert unfused.num_evaluated == count_plans(job, chips, unfused=True) == count_plans(job, chips) * 3 // 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chips, batch, plans", [(512, 512, 2_737_166), (4096, 1536, 8_711_898)])
 def test_number_of_plans_of_gpt3(chips, batch, plans):
     from perfmodel.workload.models import load_model

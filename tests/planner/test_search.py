@@ -155,6 +155,7 @@ def test_first_broken_rule_of_each_layout():
     assert list(left.values()) == sorted(left.values(), reverse=True)
 
 
+@pytest.mark.slow
 def test_left_out_and_searched_layouts_are_all_layouts():
     job, chips = make_job(batch=12), 24
     searched = {state_plan.layout for state_plan in _plans(estimator_of(job, chips=chips))}

@@ -27,6 +27,7 @@ def test_forms_of_parallelism():
     assert num_forms(predict(estimator, pp=2, virtual_stages=2, cp=2).plan) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective, cost", [("time", lambda p: p.step_time), ("memory", lambda p: p.memory["total"])])
 @pytest.mark.parametrize("ties", mostly_slow([0.05, 0.005]))
 def test_the_simplest_of_the_ties_comes_first(objective, cost, ties):

@@ -135,6 +135,7 @@ def by_milp(vertex_costs, edges, weights, limit):
     return found.fun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "num_vertices", "num_configurations", "skip"), [(1, 100, 10, 0), (2, 60, 20, 0), (4, 14, 6, 2)])
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_chains_are_solved_as_by_highs(seed, num_vertices, num_configurations, skip, share):

@@ -137,6 +137,7 @@ def test_a_large_constant_moves_the_cost_only(shift):
 # --- forbidden entries --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 10**9), share=st.floats(0.05, 0.6), memory=st.sampled_from([8.0 * 12, 1e9]))
 def test_forbidden_entries_are_never_chosen(seed, share, memory):

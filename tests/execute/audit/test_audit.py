@@ -164,6 +164,7 @@ def test_ranks_are_one_of_each_stage_with_the_last_chunk_of_the_sequence():
         ranks_to_audit(plan, rank=99)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_both_counts_and_leaves_with_0(tmp_path, capfd):
     path = tmp_path / "plan.yaml"
     write_plan(replace(PLANS["ZeRO-3"], cluster="dgx-h100"), path)
@@ -193,6 +194,7 @@ def test_a_program_that_exceeds_its_chip_is_said(tmp_path, capfd, monkeypatch):
     assert "1000 B" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("audits_share_a_process")
 def test_a_difference_leaves_with_1(tmp_path, capfd, monkeypatch):
     path = tmp_path / "plan.yaml"

@@ -45,6 +45,7 @@ def when_it_counts(process, fault):
     return thread
 
 
+@pytest.mark.slow
 def test_a_killed_count_is_said_with_a_remedy(process):
     thread = when_it_counts(process, lambda pid: os.kill(pid, signal.SIGKILL))
     with pytest.raises(RunError, match=r"rank 0: the process that counts it died \(signal SIGKILL\); free some memory"):
@@ -92,6 +93,7 @@ def test_a_stopped_process_is_said(process, monkeypatch):
         process.count(tiny_plan(1), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pause", "says"), [(0.3, ""), (60.0, "was stopped from outside (SIGSTOP)")])
 def test_a_fork_that_goes_on_in_time_is_no_fault(pause, says, monkeypatch):
     monkeypatch.setattr(audit_worker, "STOPPED_TIMEOUT", 1.0)

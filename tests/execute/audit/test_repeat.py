@@ -53,6 +53,7 @@ def unequal(counting, plan) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_in_place_operators_hand_on_their_result():
     assert len(vertices_of(graph, ImportedKind.BATCH_NORM)) == 6
 
 
+@pytest.mark.slow
 def test_heads_are_found_in_the_projection():
     graph = perfmodel.import_graph("perfmodel.execute.importer.import_graph:shipped('llama-3-8b')", "int64[1,256]")
     (attention, *others) = vertices_of(graph, ImportedKind.ATTENTION)

@@ -111,6 +111,7 @@ def producer_of(network, tensor):
     return network.operators[network.producers()[tensor]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_work_and_parameters_are_the_graphs(name, converted):
     graph, imported = converted(name)
