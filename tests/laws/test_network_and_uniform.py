@@ -43,6 +43,7 @@ def _both(model: str, *, batch: int, microbatches: int, seq_len: int, tp: int, z
     return uniform, planner.search(keep).best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "microbatches", "seq_len", "tp", "zero"),
     [

@@ -134,6 +134,7 @@ def _tiers(bandwidth=1.0, latency=1.0):
     )
 
 
+@pytest.mark.slow
 @plans
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_faster_link_or_chip_is_never_slower(profile, knobs):
@@ -292,6 +293,7 @@ def test_numbers_are_plain_and_finite():
 # --- any network that a file may describe ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
 def test_every_valid_topology_has_a_prediction(seed):
     """Tiers of any kinds inside each other: clusters without a fat tree, and those of fat trees alone, too."""

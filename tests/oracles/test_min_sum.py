@@ -69,6 +69,7 @@ def test_toulbar2_finds_the_same_cost(seed, name, memory):
     assert solution.cost == solved_by_toulbar2(*given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [1e9, 8.0 * 300, 8.0 * 20], ids=["tables", "some tables", "branches"])
 @pytest.mark.parametrize("largest", [1, 3])
 @pytest.mark.parametrize("seed", range(3))

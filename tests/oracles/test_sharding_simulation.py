@@ -190,6 +190,7 @@ def check(mesh: SimulatedMesh, maker: GraphMaker, shardings: dict[str, Sharding]
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("equation", EINSUMS)
 def test_an_einsum_under_any_sharding(equation):
     """Forward and both gradients, as the layouts claim; nothing is sent inside one operator."""

@@ -131,6 +131,7 @@ def test_number_of_plans(job, chips):
     assert sum(result.rejected.values()) + result.num_feasible == result.num_evaluated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [("ulysses",), ("ddp",), ("megatron-sp", "ulysses"), ("ulysses", "megatron-ulysses", "megatron"),
@@ -232,6 +233,7 @@ def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
 # --- fixed and bounded knobs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "space",
     [

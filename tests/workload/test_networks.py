@@ -67,6 +67,7 @@ def test_multiply_adds_of_an_image_are_those_of_torchvisions_table(name, expecte
     assert load_network(name, batch=1).flops / 2e9 == pytest.approx(expected, abs=0.0005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list_models())
 def test_language_models_have_the_parameters_of_their_config(name):
     config = load_model(name)

@@ -78,6 +78,7 @@ def test_an_interrupted_count_does_not_answer_the_next_question(process):
     assert process.count(large, 0).counts == expected
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_said_with_a_remedy(process):
     os.kill(process._process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"its process died \(signal SIGKILL\); free some memory and audit again"):

@@ -72,6 +72,7 @@ def test_planted_parameters_predict_the_layers_left_out():
     assert np.median(grouped_errors(layers(), PLAIN, H100, Dtype.BF16)) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", ["layer", "hidden_size", "num_experts", "top_k"])
 def test_no_run_of_a_group_left_out_is_in_its_fit(monkeypatch, column):
     table, seen, predicted = layers(), [], []

@@ -121,6 +121,7 @@ def test_work_and_parameters_are_the_graphs(name, converted):
     assert imported.network.batch == graph.vertices[0].outputs[0].shape[is_time_first]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_dims_line_up_on_every_edge(name, converted):
     """A dim has the size of each position that it cuts, but for strides and for the gates of recurrent layers."""
@@ -361,6 +362,7 @@ def test_what_has_to_stay_whole_is_said(converted):
     assert said == "aten.cat.default (cat and 1 more) reads 6 entries of its input whole: tensors are joined along it"
 
 
+@pytest.mark.slow
 def test_indices_have_no_gradient(converted):
     network = converted("lstm")[1].network
     roles = {name: network.tensors[name].role for name in ("tokens", "labels", "embedding", "head.weight")}
@@ -386,6 +388,7 @@ def test_nothing_flows_back_through_whole_numbers():
     assert dict(search.dims) == {"b": 4}  # the largest of all entries: no share knows it
 
 
+@pytest.mark.slow
 def test_equal_layers_are_equal_apart_from_names(converted):
     network = converted("llama")[1].network
     layers = {}
