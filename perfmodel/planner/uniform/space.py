@@ -14,6 +14,7 @@ from perfmodel.cost.step import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.degrees import admits
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
+from perfmodel.parallel.assignment import left_of_model
 from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
@@ -115,9 +116,7 @@ class RuleChoices:
                 continue
             if not space.runs.cuts_as(rules, axes):
                 continue
-            left = dict(rules.among(axes))
-            if model.position != "learned":
-                left.pop("positions", None)
+            left = left_of_model(rules, model, axes)
             scatters = tp > 1 and rules.scatters_residual
             if left not in seen and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
                 mask |= 1 << i
