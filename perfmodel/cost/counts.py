@@ -21,7 +21,8 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import TENSOR_AXES, ParameterEvent, is_one_end_unit, profile_events
+from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, profile_events
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import ParameterLayout
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.profile import ExecutionProfile
 
-#: Axes over which gradients may be partial without being data.
-TENSOR_AXES = frozenset(("tp_kv", "tp_q"))
 #: Axes that parameters may be stored over: cp is a data axis for weights.
 ZERO_AXES = frozenset(("dp_shard", "cp"))
 

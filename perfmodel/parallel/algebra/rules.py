@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.values import check_path
-from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, Sharding, check_sharding
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
 #: Logical names of dims that rule sets may speak of (R16). Experts and convolutions bring theirs with their operators.
@@ -27,7 +27,6 @@ _FIELDS = ("name", "source", "rules", "operators")
 MEGATRON, MEGATRON_SP = "megatron", "megatron-sp"
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
-_TENSOR_AXES = frozenset(AXIS_PARTS["tp"])
 #: The operator that stands where a layer begins, and a pipeline may cut.
 _BOUNDARY = "block_input"
 
@@ -79,7 +78,7 @@ class RuleSet:
     @property
     def scatters_residual(self) -> bool:
         """Whether the residual stream, and with it what a pipeline sends, is cut over tp: sequence parallelism."""
-        return any(axis in _TENSOR_AXES for name in ("s_res", "hidden") for axis in self.cut(_BOUNDARY, name))
+        return any(axis in TENSOR_AXES for name in ("s_res", "hidden") for axis in self.cut(_BOUNDARY, name))
 
     @property
     def cuts_queries(self) -> bool:

@@ -30,6 +30,9 @@ AXIS_PARTS: Mapping[str, tuple[str, ...]] = {
     "tp_q": ("tp_q",),
 }
 
+#: Axes over which gradients may be partial without being data.
+TENSOR_AXES = frozenset(AXIS_PARTS["tp"])
+
 #: dim name -> axes that cut it, outermost first
 Sharding = Mapping[str, tuple[str, ...]]
 
