@@ -78,17 +78,21 @@ class Group:
     def of(cls, chosen: type | Words) -> Group:
         words = chosen if isinstance(chosen, Words) else Words(chosen)
         names = words.words()
-        ordered = sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER and not words.only else len(_ORDER))
+        ordered = names if words.only else sorted(names, key=_place)
         options = {name: _parameter(names[name], name, words) for name in ordered}
         return cls(options, lambda given: words.record(**{name: value for name, value in given.items() if value is not None}))
 
 
 def largest_of(knobs: tuple[str, ...]) -> Group:
     """`--max-tp` and the like, as knob -> largest value of those that are given."""
-    ordered = sorted(knobs, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in ordered}
+    words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in sorted(knobs, key=_place)}
     options = {name: _made(name, _typed(each, name, help=_help(each)), None) for name, each in words.items()}
     return Group(options, lambda given: {name.removeprefix("max_"): value for name, value in given.items() if value is not None})
+
+
+def _place(name: str) -> int:
+    """Where the option of a word stands among the others; those without a place come last, as they are."""
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _parameter(each: Word, name: str, words: Words) -> inspect.Parameter:
