@@ -47,6 +47,8 @@ VERBS = {
     "calibrations": ("known", "Known calibrations: what was measured, and how well it fits."),
 }
 
+_MOST_DIGITS = 19  # of a whole number that is read without a check
+
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
@@ -78,23 +80,33 @@ def command_of(verb: str) -> Any:
     app = _empty_app()
     app.command(verb, short_help=summary, epilog=epilog(verb), context_settings=_SETTINGS)(function)
     command = typer.main.get_command(app)
-    for parameter in command.params:
-        if parameter.callback is None and not parameter.required:
-            parameter.process_value = _unless_left_out(parameter)  # type: ignore[method-assign, assignment]
+    for parameter in command.get_params(command.context_class(command, **_SETTINGS)):
+        parameter.process_value = _plainly(parameter)  # type: ignore[method-assign, assignment]
     return command
 
 
-def _unless_left_out(parameter: Any) -> Callable[[Any, Any], Any]:
-    """What an option does with its value; of one that nobody gave there is none to check, and what would check it is not built."""
-    process = parameter.process_value
-    nothing: Any = () if parameter.multiple or parameter.nargs == -1 else None
+def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
+    """What an option does with its value: a text is itself, digits are a whole number, and of one that nobody gave there is none to check.
 
-    def quick(context: Any, value: Any) -> Any:
+    Anything else, what is wrong included, typer checks: with all of pydantic, whose import takes as long as a prediction.
+    """
+    checked, annotation = parameter.process_value, parameter.type_descriptor.annotation
+    takes_many = parameter.multiple or parameter.nargs == -1
+
+    def process_value(context: Any, value: Any) -> Any:
+        if parameter.required and not value:
+            return checked(context, value)
         if value is None:
-            return nothing
-        return value if value == [] else process(context, value)
+            value = () if takes_many else None
+        elif takes_many and annotation == list[str] and all(type(each) is str for each in value):
+            value = list(value)
+        elif annotation is int and type(value) is str and value.isascii() and value.isdigit() and len(value) < _MOST_DIGITS:
+            value = int(value)
+        elif takes_many or annotation is not str or type(value) is not str:
+            return checked(context, value)
+        return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
-    return quick
+    return process_value
 
 
 def _empty_app() -> typer.Typer:

@@ -194,3 +194,10 @@ def test_the_command_line_loads_nothing_heavy(arguments):
 
 def test_help_loads_neither_rich_nor_pydantic():
     assert loaded_modules("from perfmodel.cli import main; sys.argv[1:] = ['--help']; main()") & {"rich", "pydantic", "numpy"} == set()
+
+
+def test_a_prediction_loads_neither_rich_nor_all_of_pydantic():
+    arguments = "predict --model gpt2 --cluster dgx-h100 --chips 8 --tp 2 --global-batch 8 --seq-len 1k --json".split()
+    loaded = loaded_modules(f"from perfmodel.cli import main; sys.argv[1:] = {arguments!r}; main()")
+    assert {"numpy", "pydantic_core"} <= loaded
+    assert loaded & {*HEAVY, "rich", "pydantic"} == set()
