@@ -197,7 +197,8 @@ def test_help_loads_neither_rich_nor_pydantic():
 
 
 def test_a_prediction_loads_neither_rich_nor_all_of_pydantic():
-    arguments = "predict --model gpt2 --cluster dgx-h100 --chips 8 --tp 2 --global-batch 8 --seq-len 1k --json".split()
+    job = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "8", "--seq-len", "1k"]
+    arguments = ["predict", *job, "--tp", "2", "--json"]
     loaded = loaded_modules(f"from perfmodel.cli import main; sys.argv[1:] = {arguments!r}; main()")
     assert {"numpy", "pydantic_core"} <= loaded
     assert loaded & {*HEAVY, "rich", "pydantic"} == set()
