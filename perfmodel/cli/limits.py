@@ -90,7 +90,7 @@ def _show(found: Limits) -> None:
     job, machine = setting.job, setting.estimator.machine
     batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
     print(
-        f"{job.model.name} ({format_count(job.model.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
+        f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}, on {setting.cluster.num_chips:,} chips of {setting.reference}; "
         f"{setting.estimator.profile.name} as the framework"
     )

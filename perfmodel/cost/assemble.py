@@ -114,7 +114,7 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
         {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
         [first.order],
         tier_sizes=machine.tier_sizes,
-        num_key_value_heads=first.job.model.num_key_value_heads,
+        num_key_value_heads=first.job.transformer.num_key_value_heads,
     )
     once = _once(estimator, grid)
     micro_batch = _column(plan.micro_batch for plan in plans)

@@ -110,7 +110,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
         [plan.order],
         tier_sizes=estimator.machine.tier_sizes,
-        num_key_value_heads=plan.job.model.num_key_value_heads,
+        num_key_value_heads=plan.job.transformer.num_key_value_heads,
     )
     counts = RankCounts()
     times = _times(estimator, plan, place["pp"])
@@ -135,7 +135,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         return estimator
     kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
-    model = plan.job.model
+    model = plan.job.transformer
     # a batched product copies keys that it has only a part of, where it has several sequences and heads to join
     joins = plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
     copies = (joins or model.num_attention_heads > model.num_key_value_heads) and plan.recompute is Recompute.NONE

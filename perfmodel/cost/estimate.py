@@ -100,7 +100,7 @@ class Estimator:
         if attention not in self.graphs:
             policy = self.job.policy
             self.graphs[attention] = build_graph(
-                self.job.model,
+                self.job.transformer,
                 seq_len=self.job.seq_len,
                 attention=str(attention),
                 dropout=self.profile.dropout,
@@ -191,7 +191,7 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
 
 def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
     time = row.step_time
-    job, model, machine = plan.job, plan.job.model, estimator.machine
+    job, model, machine = plan.job, plan.job.transformer, estimator.machine
     tokens = job.tokens_per_step
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
@@ -232,7 +232,7 @@ def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
         once = sum(by_phase.values())
         if region == LAYER:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
-            once *= plan.job.model.num_hidden_layers
+            once *= plan.job.transformer.num_hidden_layers
         total += once
     layout = plan.layout
     return total * plan.num_microbatches * layout.data_parallel * layout.cp * layout.tp

@@ -85,11 +85,11 @@ def least_state_bytes(plan: Plan) -> float:
     state = policy.state_bytes_per_parameter(job.optimizer)
     copies, shards = layout.dp_replicate * layout.cp, layout.dp_shard
     if plan.zero is ZeroStage.NONE:
-        return job.model.num_parameters * (stored + gradient + state) * copies * shards
+        return job.transformer.num_parameters * (stored + gradient + state) * copies * shards
     ways = layout.dp_shard * layout.cp
     if plan.zero is ZeroStage.OPTIMIZER:
-        return job.model.num_parameters * layout.dp_replicate * ((stored + gradient) * ways + state)
-    return job.model.num_parameters * layout.dp_replicate * (stored + gradient + state)
+        return job.transformer.num_parameters * layout.dp_replicate * ((stored + gradient) * ways + state)
+    return job.transformer.num_parameters * layout.dp_replicate * (stored + gradient + state)
 
 
 def check_room(plan: Plan, device: str) -> None:
@@ -170,7 +170,7 @@ def run_plan(
     options = RunOptions(
         steps=steps,
         warmup=warmup,
-        checks=check_gradients and plan.job.model.num_parameters <= CHECKED_PARAMETERS,
+        checks=check_gradients and plan.job.transformer.num_parameters <= CHECKED_PARAMETERS,
         inspects=inspects,
     )
     busy_fraction = 0.0

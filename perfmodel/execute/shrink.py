@@ -80,7 +80,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
     virtual = min(plan.virtual_stages, 2) if pp > 1 else 1
     interleaves = plan.schedule is PipelineSchedule.INTERLEAVED and virtual > 1
     heads_ways = tp * (cp if plan.rules.exchanges_heads else 1)
-    model = shrink_model(plan.job.model, tp=heads_ways, num_layers=min(plan.job.model.num_hidden_layers, max(2, pp * virtual)))
+    model = shrink_model(plan.job.transformer, tp=heads_ways, num_layers=min(plan.job.transformer.num_hidden_layers, max(2, pp * virtual)))
     ways = cp * tp
     length = min(plan.job.seq_len, SEQUENCE)
     length = max(length // ways, 1) * ways

@@ -91,7 +91,7 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
     model = inputs.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     chips = _number(inputs.get("num_chips")) if planned is None else float(planned.plan.num_chips)
-    parameters = math.nan if planned is None else float(planned.plan.job.model.num_parameters)
+    parameters = math.nan if planned is None else float(planned.plan.job.transformer.num_parameters)
     return RunLabels(
         source=case.group or UNKNOWN,
         chip=_text(inputs.get("chip")),

@@ -181,7 +181,7 @@ class CasePredictor:
         time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
             return replace(row, reason="the prediction is not a finite number; please report this case")
-        shape = shape_of(planned.plan.job.model)
+        shape = shape_of(planned.plan.job.transformer)
         low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
         return replace(
             row,
@@ -235,7 +235,7 @@ class CasePredictor:
     def estimator(self, planned: PlannedCase) -> Estimator:
         """The estimator of the case's job, whatever its batch, on its cluster; compiled programs are shared across clusters."""
         job = planned.plan.job
-        software = (job.model, job.seq_len, job.precision, job.optimizer, planned.profile)
+        software = (job.transformer, job.seq_len, job.precision, job.optimizer, planned.profile)
         key = (*software, planned.hardware, planned.matmul_dtype)
         if key not in self.estimators:
             cluster = _cluster(planned.hardware)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def cuts_alike(plan: Plan, rules: RuleSet, axes: frozenset[str]) -> bool:
     """Whether the plan's operators are cut as `rules` would cut them, where only these fine axes have more than one rank."""
-    model = plan.job.model
+    model = plan.job.transformer
     if plan.rules.operators or rules.operators:
         dims = _dims(model, str(plan.attention))
         return all(_among(plan.rules.cut(*dim), axes) == _among(rules.cut(*dim), axes) for dim in dims)

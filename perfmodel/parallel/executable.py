@@ -18,13 +18,13 @@ RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
 def realised_as(plan: Plan) -> str:
     """The rule set as which the executor runs the plan's own; empty where it has none that cuts alike."""
     layout = plan.layout
-    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
+    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.transformer.num_key_value_heads)
     return next((name for name in RULE_SETS if cuts_alike(plan, load_rule_set(name), axes)), "")
 
 
 def not_executable_reason(plan: Plan) -> str:
     """Why no machine could run a plan of this form with torch; empty if one could."""
-    model, layout = plan.job.model, plan.layout
+    model, layout = plan.job.transformer, plan.layout
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"
     if plan.job.precision is Precision.FP16_MIXED:

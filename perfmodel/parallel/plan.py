@@ -28,7 +28,10 @@ from perfmodel.parallel.layout import (
     check_order,
     even_stage_layers,
 )
+from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.network_model import NetworkModel
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
 DEFAULT_RECOMPUTE_OPERATORS = ("attention_core",)
@@ -43,6 +46,9 @@ class Plan:
 
     stage_layers[k] is the number of layers of virtual stage k, in model order; it lives on pipeline rank k % pp.
     rules says which dims of each operator the axes of the layout cut.
+
+    assignment   where each operator has a sharding of its own, in place of rules: over a mesh of the chips of each of `pp` stages. The
+                 other axes of the layout are then 1, and a micro-batch is that of all chips of a stage together
     """
 
     job: TrainingJob
@@ -61,6 +67,7 @@ class Plan:
     attention: AttentionKernel
     profile: str
     calibration: str = ""
+    assignment: Assignment | None = None
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -82,7 +89,7 @@ class Plan:
     def hash(self) -> str:
         """Twelve hex digits that identify the plan, the same on every machine."""
         content = plan_to_dict(self)
-        if is_shipped(self.rules):
+        if self.assignment is None and is_shipped(self.rules):
             del content["rules"]  # the name, which `rule_set` says
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -90,12 +97,13 @@ class Plan:
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The plan as plain values, in the order in which a person reads it."""
-    job, layout = plan.job, plan.layout
+    job, layout, cuts = plan.job, plan.layout, _cuts_to_dict(plan)
+    without = DEFAULT_ORDER if plan.assignment is None else (*DEFAULT_ORDER, "rules", "sequence_parallel", "order")
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "plan",
         "job": {
-            "model": {field.name: getattr(job.model, field.name) for field in fields(job.model)},
+            "model": _model_to_dict(job.model),
             "global_batch": job.global_batch,
             "seq_len": job.seq_len,
             "precision": str(job.precision),
@@ -104,16 +112,27 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "cluster": plan.cluster,
         "num_chips": plan.num_chips,
         "layout": {axis: layout.degree(axis) for axis in reversed(DEFAULT_ORDER)},
-        **{
-            name: list(value) if isinstance(value, tuple) else value for name, value in _knobs_of(plan).items() if name not in DEFAULT_ORDER
-        },
-        "rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(),
-        "rule_set": plan.rule_set,
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in _knobs_of(plan).items() if name not in without},
+        **cuts,
         "recompute_operators": list(plan.recompute_operators),
         "stage_layers": list(plan.stage_layers),
         "profile": plan.profile,
         "calibration": plan.calibration,
     }
+
+
+def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
+    if isinstance(model, TransformerConfig):
+        return {field.name: getattr(model, field.name) for field in fields(model)}
+    sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
+    return {"network": model.name, "sizes": sizes, "inputs": list(model.inputs)}
+
+
+def _cuts_to_dict(plan: Plan) -> dict[str, Any]:
+    """How operators are cut: by rules, or each by itself."""
+    if plan.assignment is None:
+        return {"rules": plan.rule_set if is_shipped(plan.rules) else plan.rules.to_dict(), "rule_set": plan.rule_set}
+    return {"assignment": plan.assignment.to_dict()}
 
 
 def _knobs_of(plan: Plan) -> dict[str, Any]:
@@ -177,8 +196,12 @@ def _choices(number: int) -> str:
 
 def check_plan(plan: Plan) -> None:
     """Raise InputError with field, value, rule and remedy for the first rule that the plan breaks."""
-    layout, job, model = plan.layout, plan.job, plan.job.model
+    layout, job = plan.layout, plan.job
     check_order(plan.order)
+    if plan.assignment is not None:
+        _check_assigned(plan, plan.assignment)
+        return
+    model = job.transformer
     if layout.num_chips != plan.num_chips:
         raise InputError(
             f"pp*dp_replicate*dp_shard*cp*tp={layout.num_chips}: must equal chips={plan.num_chips}; change a degree or --chips"
@@ -229,9 +252,62 @@ def check_plan(plan: Plan) -> None:
         )
 
 
+def _check_assigned(plan: Plan, assignment: Assignment) -> None:
+    """A mesh of the chips of each stage, and a batch that microbatches divide; the graph's own rules are `check_assignment`'s."""
+    layout, batch = plan.layout, plan.job.global_batch
+    chips = assignment.num_stages * assignment.num_chips
+    if chips != plan.num_chips:
+        raise bad_field("num_chips", plan.num_chips, f"the assignment is for {chips} (stages times the mesh of one)", "correct one of them")
+    if layout != ParallelLayout(pp=assignment.num_stages):
+        degrees = "*".join(str(layout.degree(axis)) for axis in DEFAULT_ORDER)
+        raise bad_field("layout", degrees, "operators are cut over the mesh of the assignment", f"use pp={assignment.num_stages} alone")
+    if batch % plan.micro_batch:
+        raise bad_field("micro_batch", plan.micro_batch, f"must divide global_batch={batch}", "use a divisor")
+
+
+def assigned_plan(
+    job: TrainingJob,
+    *,
+    cluster: str,
+    assignment: Assignment,
+    micro_batch: int,
+    zero: int = 0,
+    attention: AttentionKernel = AttentionKernel.FLASH,
+    profile: str = "megatron",
+    calibration: str = "",
+) -> Plan:
+    """A plan in which each operator has a sharding of its own; its stages, if there are several, run 1F1B and keep what they compute."""
+    for name, value, most in (("zero", zero, 3), ("micro_batch", micro_batch, job.global_batch)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise bad_field(name, shown(value), f"must be a whole number of {most} at most", "correct it")
+    return Plan(
+        job=job,
+        cluster=text_of(cluster, "cluster", "its name"),
+        num_chips=assignment.num_stages * assignment.num_chips,
+        layout=ParallelLayout(pp=assignment.num_stages),
+        order=DEFAULT_ORDER,
+        rules=_ASSIGNED,
+        zero=ZeroStage(zero),
+        micro_batch=micro_batch,
+        recompute=Recompute.NONE,
+        recompute_operators=DEFAULT_RECOMPUTE_OPERATORS,
+        schedule=PipelineSchedule.ONE_F_ONE_B,
+        virtual_stages=1,
+        stage_layers=(),
+        attention=AttentionKernel(attention),
+        profile=text_of(profile, "profile", "its name"),
+        calibration=text_of(calibration, "calibration", "its name, or nothing"),
+        assignment=assignment,
+    )
+
+
+#: What stands for the rules of a plan whose operators have shardings of their own.
+_ASSIGNED = RuleSet(name="assignment", rules={}, source="each operator has a sharding of its own")
+
+
 def _check_degrees(plan: Plan) -> None:
     """What the rules cut divides, and every axis cuts something."""
-    rules, layout, model, seq_len = plan.rules, plan.layout, plan.job.model, plan.job.seq_len
+    rules, layout, model, seq_len = plan.rules, plan.layout, plan.job.transformer, plan.job.seq_len
     degrees = {"cp": layout.cp, "tp": layout.tp}
     axis = unused_axis(rules, model, **degrees)
     if axis and not rules.axes & set(AXIS_PARTS[axis]):
@@ -319,7 +395,7 @@ def make_plan(
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
         stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
     else:
-        stage_layers = even_stage_layers(job.model.num_hidden_layers, pp * said.get("virtual_stages", 1))
+        stage_layers = even_stage_layers(job.transformer.num_hidden_layers, pp * said.get("virtual_stages", 1))
     return Plan(
         job=job,
         cluster=cluster,

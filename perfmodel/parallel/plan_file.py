@@ -20,18 +20,20 @@ from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, check_rule_set, rule_set_from_dict, rule_set_of
 from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, make_plan, plan_to_dict
+from perfmodel.parallel.per_operator.assignment import assignment_from_dict
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.transformer import build_graph
 
 #: The knobs that a plan's file has beside its layout, and all of its keys.
 _KNOBS = tuple(name for name in plan_keys() if name not in DEFAULT_ORDER)
 _PLAN_KEYS = {
     "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "rule_set", "recompute_operators",
-    "stage_layers", "profile", "calibration", *_KNOBS,
+    "stage_layers", "profile", "calibration", "assignment", *_KNOBS,
 }  # fmt: skip
-#: What `kind` says; the second is that of plans in which every operator has a sharding of its own (`network_plan_file.py`).
+#: What `kind` says; the second is what plans in which every operator has a sharding of its own once said.
 _KIND, _NETWORK_KIND = "plan", "network"
 _JOB_KEYS = {each.name for each in fields(TrainingJob)}
 
@@ -75,6 +77,14 @@ class _Fields:
             self.wrong(f"{key}={shown(value)}: must be a mapping of fields; see strategies/ for examples")
             value = {}
         return _Fields(value, known, self.faults, f"{self.within}{key}: ")
+
+    def map(self, key: str) -> Mapping[str, Any]:
+        """A map of anything."""
+        value = self.data.get(key, {})
+        if isinstance(value, Mapping):
+            return value
+        self.wrong(f"{key}={shown(value)}: must be a mapping; write {{name: value}}")
+        return {}
 
     def strings(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = self.data.get(key, list(default))
@@ -167,10 +177,26 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         del values["sequence_parallel"]  # which they say; `_check_rules_agree` looks whether the file does too
     if faults or model is None:
         raise InputError(f"{where}: {listed(list(dict.fromkeys(faults)))}")
+    if "assignment" in data:
+        return _assigned(data["assignment"], TrainingJob(model=model, **job_values), values, where)
     plan = make_plan(TrainingJob(model=model, **job_values), **values)
     _check_recompute_operators(plan, where)
     _check_rules_agree(plan, plan_fields, where)
     return plan
+
+
+def _assigned(data: Any, job: TrainingJob, values: Mapping[str, Any], where: str) -> Plan:
+    """The plan of a file in which each operator has a sharding of its own."""
+    assignment = assignment_from_dict(data, where=f"{where}: assignment")
+    chips, stated = assignment.num_stages * assignment.num_chips, values["num_chips"]
+    if stated != chips:
+        raise InputError(f"{where}: num_chips={stated}: the assignment is for {chips} (stages times the mesh of one); correct one of them")
+    return assigned_plan(
+        job,
+        cluster=values["cluster"],
+        assignment=assignment,
+        **{name: values[name] for name in ("micro_batch", "zero", "attention", "profile", "calibration")},
+    )
 
 
 def _check_rules_agree(plan: Plan, given: _Fields, where: str) -> None:
@@ -192,7 +218,12 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
     if plan.recompute_operators == DEFAULT_RECOMPUTE_OPERATORS:
         return
     graph = build_graph(
-        plan.job.model, seq_len=plan.job.seq_len, attention=str(plan.attention), dropout=True, activation_bytes=2.0, parameter_bytes=2.0
+        plan.job.transformer,
+        seq_len=plan.job.seq_len,
+        attention=str(plan.attention),
+        dropout=True,
+        activation_bytes=2.0,
+        parameter_bytes=2.0,
     )
     inside = [operator for operator in graph.operators if operator.layer == "layer" and operator.forward]
     known = {operator.name for operator in inside} | {operator.group for operator in inside if operator.group}
@@ -204,8 +235,8 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
             )
 
 
-def _model(job: _Fields) -> TransformerConfig | None:
-    """A shipped model by its name, or all of its fields; None where they are wrong."""
+def _model(job: _Fields) -> TransformerConfig | NetworkModel | None:
+    """A shipped model by its name, or all of its fields, or a network; None where they are wrong."""
     value = job.data.get("model")
     if isinstance(value, str):
         from perfmodel.workload.models import load_model
@@ -219,6 +250,11 @@ def _model(job: _Fields) -> TransformerConfig | None:
         job.wrong(f"model={shown(value)}: must be a model's name or its fields; see `perfmodel models`")
         return None
     before = len(job.faults)
+    if "network" in value:
+        network = _Fields(value, {"network", "sizes", "inputs"}, job.faults, f"{job.within}model: ")
+        sizes = {str(name): tuple(size) if isinstance(size, list) else size for name, size in network.map("sizes").items()}
+        found = NetworkModel(name=network.text("network"), sizes=sizes, inputs=network.strings("inputs", ()))
+        return found if len(job.faults) == before else None
     given = _Fields(value, {field.name for field in fields(TransformerConfig)}, job.faults, f"{job.within}model: ")
     for name, entry in value.items():
         if not isinstance(entry, (str, int, float, bool)):

@@ -125,7 +125,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
-    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.model.num_key_value_heads)
+    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.transformer.num_key_value_heads)
     if not (_cuts_alike(plan, runs, axes) if plan.rules.operators else runs.cuts_as(plan.rules, axes)):
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
     if str(plan.recompute) not in runs.recompute:

@@ -222,7 +222,7 @@ def longest_sequence(prober: Prober) -> Limit:
     def ask(units: int) -> Question:
         return Question(seq_len=units * unit, global_batch=batch, knobs={"micro_batch": micro})
 
-    model = prober.estimator(prober.seq_len, prober.chips, batch).job.model
+    model = prober.estimator(prober.seq_len, prober.chips, batch).job.transformer
     positions = model.max_position_embeddings
     at_positions = prober.probe(Question(seq_len=positions, global_batch=batch, knobs={"micro_batch": micro}))
     if at_positions.num_feasible and model.position == "learned":
@@ -261,7 +261,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    sizes, parameters = estimator.sizes, estimator.job.model.num_parameters
+    sizes, parameters = estimator.sizes, estimator.job.transformer.num_parameters
     least = parameters * (sizes.stored + sizes.state) / room(estimator.machine.memory_usable, prober.headroom)
     possible = [count for count in candidates if count >= least and count % given == 0]
     found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)

@@ -36,7 +36,7 @@ def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str
 
 
 def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, space: Space) -> str:
-    model = job.model
+    model = job.transformer
     if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("cp", cp), ("dp", data))):
         return "excluded by a given flag"
     if not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
@@ -57,7 +57,7 @@ def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, s
 
 
 def _broken_otherwise(job: TrainingJob, pp: int, data: int) -> str:
-    model = job.model
+    model = job.transformer
     if pp > model.num_hidden_layers + STAGES_WITHOUT_LAYERS:
         return f"pp is more than num_hidden_layers={model.num_hidden_layers} and stages for embedding and head"
     if job.global_batch % data:

@@ -97,8 +97,8 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
 
 def workload_line(plan: Plan) -> str:
     job = plan.job
-    parameters = format_count(job.model.num_parameters)
-    without = f", without {job.model.left_out}" if job.model.left_out else ""
+    parameters = format_count(job.transformer.num_parameters)
+    without = f", without {job.transformer.left_out}" if job.transformer.left_out else ""
     return (
         f"{job.model.name} ({parameters} parameters{without}), {job.global_batch:,} sequences of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}"
@@ -290,7 +290,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
     """What all lines of a table share, and the framework that is assumed."""
     job, varying = predictions[0].plan.job, _varying(predictions)
     shared = {
-        "model": f"{job.model.name} ({format_count(job.model.num_parameters)} parameters)",
+        "model": f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters)",
         "batch": f"{job.global_batch:,} sequences a step",
         "seq": f"{job.seq_len:,} tokens a sequence",
         "precision": str(job.precision),
@@ -378,7 +378,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
 
 def is_one_job(predictions: Sequence[Prediction]) -> bool:
     """Their steps do the same work on as many chips, so that their times can be compared."""
-    jobs = ((each.plan.job.model, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
+    jobs = ((each.plan.job.transformer, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
     return len(set(jobs)) == 1
 
 

@@ -78,8 +78,8 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
         precision=asked.precision or Precision.BF16_MIXED,
         optimizer=asked.optimizer or Optimizer.ADAMW,
     )
-    if job.model.position == "learned" and job.seq_len > job.model.max_position_embeddings:
-        rule = f"{job.model.name} has learned positions for {job.model.max_position_embeddings} tokens only"
+    if job.transformer.position == "learned" and job.seq_len > job.transformer.max_position_embeddings:
+        rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, calibration=asked.calibration, profile=asked.profile)
 

@@ -26,7 +26,7 @@ def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
     """The plan on the setting's job and cluster, with these knobs. Data-parallel degrees take up what the other degrees leave."""
     given = knobs.planned()
     same_chips = setting.cluster.num_chips == plan.num_chips
-    same_layers = setting.job.model.num_hidden_layers == plan.job.model.num_hidden_layers
+    same_layers = setting.job.transformer.num_hidden_layers == plan.job.transformer.num_hidden_layers
     before = {name: plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name) for name in plan_keys()}
     own: dict[str, Any] = before | {"recompute_operators": plan.recompute_operators, "stage_layers": plan.stage_layers}
     del own["sequence_parallel"]  # which the rules say

@@ -177,7 +177,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     batch = request.global_batch
     if request.batch_tokens is not None:
         batch = _sequences(request.batch_tokens, seq_len or 1)
-    model = request.model if request.model is not None or own is None else own.model
+    model = request.model if request.model is not None or own is None else own.transformer
     return make_job(
         model,
         global_batch=batch if batch is not None or own is None else own.global_batch,  # type: ignore[arg-type]

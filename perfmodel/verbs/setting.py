@@ -194,9 +194,9 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
     """The prediction with the names that its setting goes by, and with what a person should know beside it."""
     job = prediction.plan.job
     warnings = [*setting.notes]
-    if job.seq_len > job.model.max_position_embeddings:
+    if job.seq_len > job.transformer.max_position_embeddings:
         warnings.append(
-            f"seq_len={job.seq_len} is beyond the {job.model.max_position_embeddings} positions of {job.model.name} "
+            f"seq_len={job.seq_len} is beyond the {job.transformer.max_position_embeddings} positions of {job.model.name} "
             "(max_position_embeddings): time and memory are predicted as if it took them"
         )
     if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
@@ -204,9 +204,9 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
             f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
             "time and memory are predicted as if it took more"
         )
-    if job.model.left_out:
-        counted = f"only the {job.model.num_parameters:,} parameters of its language model are counted"
-        warnings.append(f"{job.model.name}: {job.model.left_out} is left out; {counted}")
+    if job.transformer.left_out:
+        counted = f"only the {job.transformer.num_parameters:,} parameters of its language model are counted"
+        warnings.append(f"{job.model.name}: {job.transformer.left_out} is left out; {counted}")
     if recomputes_nothing_kept(prediction.plan):
         warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
+from perfmodel.workload.network_model import NetworkModel
 
 
 class Optimizer(StrEnum):
@@ -126,16 +127,19 @@ PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """What is to be trained, whatever the cluster and the plan. Gradient accumulation follows from the plan's micro-batch."""
+    """What is to be trained, whatever the cluster and the plan. Gradient accumulation follows from the plan's micro-batch.
 
-    model: TransformerConfig
+    A network has the sizes of its samples in itself: of these the batch counts, and `seq_len` is 1.
+    """
+
+    model: TransformerConfig | NetworkModel
     global_batch: int
     seq_len: int
     precision: Precision = Precision.BF16_MIXED
     optimizer: Optimizer = Optimizer.ADAMW
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, TransformerConfig):
+        if not isinstance(self.model, (TransformerConfig, NetworkModel)):
             raise bad_field("model", shown(self.model), "must be a TransformerConfig", "load_model reads one")
         for field, meaning in (("global_batch", "sequences of a step"), ("seq_len", "tokens of a sequence")):
             value = getattr(self, field)
@@ -145,6 +149,14 @@ class TrainingJob:
             raise bad_field("precision", self.precision, "is not known", f"use one of {', '.join(Precision)}")
         if not isinstance(self.optimizer, Optimizer):
             raise bad_field("optimizer", self.optimizer, "is not known", f"use one of {', '.join(Optimizer)}")
+
+    @property
+    def transformer(self) -> TransformerConfig:
+        """The model, where what is asked for only a decoder of one configuration has: layers alike, heads, a vocabulary."""
+        if isinstance(self.model, TransformerConfig):
+            return self.model
+        rule = "is a network, whose plans give each operator a sharding of its own; this is of models with a configuration"
+        raise bad_field("model", self.model.name, rule, "use a plan of `perfmodel search`, or `perfmodel shard` for networks")
 
     @property
     def tokens_per_step(self) -> int:

@@ -67,7 +67,7 @@ class FakeProgram(TrainingProgram):
 
     def _materialise(self) -> None:
         self.sharding.is_abstract = True
-        self.sharding.dropout = self.plan.job.model.dropout if self.dropout else 0.0
+        self.sharding.dropout = self.plan.job.transformer.dropout if self.dropout else 0.0
         with self.mode:
             self.data.materialise(self.worker.device)
             shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)

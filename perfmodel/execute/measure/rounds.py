@@ -34,9 +34,9 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
     from perfmodel.execute.uniform.model import Transformer
     from perfmodel.execute.uniform.weights import fill, make_tokens
 
-    model = Transformer(job.model, device=worker.device)  # built anew: what stayed would count in the memory of the plans
+    model = Transformer(job.transformer, device=worker.device)  # built anew: what stayed would count in the memory of the plans
     for name, parameter in model.named_parameters():
-        fill(job.model, name, parameter)
+        fill(job.transformer, name, parameter)
     tokens = make_tokens(job)[:2, :-1].to(worker.device)
     times = []
     for _ in range(6):

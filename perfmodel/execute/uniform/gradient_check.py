@@ -32,11 +32,11 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     key = ("reference", job, plan.attention)
     if worker.cache.get("reference key") == key:
         return worker.cache["reference"]  # type: ignore[no-any-return]
-    model = Transformer(job.model, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
+    model = Transformer(job.transformer, fused_attention=plan.attention is AttentionKernel.FLASH, device=worker.device)
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
-        fill(job.model, clean_name(name), parameter)
+        fill(job.transformer, clean_name(name), parameter)
     total = 0.0
     for row in make_tokens(job).to(worker.device).split(plan.micro_batch):
         logits = model(row[:, :-1])
@@ -72,7 +72,7 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
         worker.beat(f"comparing {name}")
         dist.broadcast(gradient, 0)
         largest = max(largest, float(gradient.abs().max()))
-        for alias in (name, "lm_head.weight") if plan.job.model.tie_word_embeddings and name == "embedding.weight" else (name,):
+        for alias in (name, "lm_head.weight") if plan.job.transformer.tie_word_embeddings and name == "embedding.weight" else (name,):
             if alias in own:
                 found = own[alias].to(gradient.dtype)
                 padding = found[shape[0] :]

@@ -99,7 +99,7 @@ class TrainingProgram:
     def _build_stage(self, index: int, num_stages: int) -> Transformer:
         plan = self.plan
         model = Transformer(
-            plan.job.model,
+            plan.job.transformer,
             sharding=self.sharding,
             first_layer=sum(plan.stage_layers[:index]),
             num_layers=plan.stage_layers[index],
@@ -142,7 +142,7 @@ class TrainingProgram:
     def _materialise(self) -> None:
         """Until here all is on the meta device; an audit makes what follows of fake tensors."""
         self.data.materialise(self.worker.device)
-        self.data.fill(self.plan.job.model, self.worker.beat)
+        self.data.fill(self.plan.job.transformer, self.worker.beat)
         self.tokens, self.targets = self._local_tokens()
 
     def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,7 +162,7 @@ class TrainingProgram:
         local_length = length // (plan.layout.tp if plan.sequence_parallel else 1)
         # Static shapes; what carries a gradient must say so, or the schedules send none back.
         options: dict[str, Any] = {"dtype": self.dtypes.weight, "device": "meta", "requires_grad": True}
-        activation = torch.empty(plan.micro_batch, local_length, job.model.hidden_size, **options)
+        activation = torch.empty(plan.micro_batch, local_length, job.transformer.hidden_size, **options)
         columns = 0 if not self.has_head else _local_rows(self.stages[-1].lm_head.weight, self.sharding.tp)
         logits = torch.empty(plan.micro_batch, length, columns, **options)
         ids = torch.empty(plan.micro_batch, length, dtype=torch.int64, device="meta")
@@ -194,7 +194,7 @@ class TrainingProgram:
         """This rank's share of the mean cross-entropy over the step's tokens."""
         columns = logits.shape[-1]
         first = self.sharding.tp_rank * columns
-        real = max(0, min(columns, self.plan.job.model.vocab_size - first))
+        real = max(0, min(columns, self.plan.job.transformer.vocab_size - first))
         logits = logits[..., :real]
         return cross_entropy(logits, targets, first=first, group=self.mesh.group("tp")) * self.loss_scale
 

@@ -54,4 +54,4 @@ def fill(config: TransformerConfig, name: str, parameter: nn.Parameter) -> None:
 def make_tokens(job: TrainingJob) -> torch.Tensor:
     """[global_batch, seq_len + 1] token ids: each sequence and the token after it."""
     generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(job.model.vocab_size, (job.global_batch, job.seq_len + 1), generator=generator)
+    return torch.randint(job.transformer.vocab_size, (job.global_batch, job.seq_len + 1), generator=generator)

@@ -91,7 +91,7 @@ def _run(case: Case) -> PublishedRun | None:
     except InputError:
         return None
     settings = case.inputs.get("settings")
-    model = planned.plan.job.model
+    model = planned.plan.job.transformer
     return PublishedRun(
         id=case.id,
         model=f"L{model.num_hidden_layers} h{model.hidden_size} a{model.num_attention_heads}/{model.num_key_value_heads} "
@@ -189,7 +189,7 @@ class StepTimes:
                 profiles[habits] = with_settings(replace(load_profile_once(run.profile), **moved), run.settings)  # type: ignore[arg-type]
             job, plan = run.planned.plan.job, run.planned.plan
             key = (
-                (job.model, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
+                (job.transformer, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
                 plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
                 plan.schedule, plan.order, plan.sequence_parallel,
             )  # fmt: skip

@@ -108,7 +108,7 @@ class RuleChoices:
         return self.known[cp, tp]
 
     def _find(self, cp: int, tp: int) -> int:
-        model, space = self.job.model, self.space
+        model, space = self.job.transformer, self.space
         axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
         mask, seen = 0, list[Mapping[str, tuple[str, ...]]]()
         for i, rules in enumerate(space.rule_sets):
@@ -186,7 +186,7 @@ class LayoutRows:
 def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
     """tp that some rule set admits: it divides what is cut by it (of the key-value heads it may be a multiple)."""
     found = [t for t in divisors(num_chips) if space.admits("tp", t)]
-    return [t for t in found if any(admits(rules, job.model, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
+    return [t for t in found if any(admits(rules, job.transformer, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
 
 
 def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
@@ -208,7 +208,7 @@ def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int)
 
 def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGroup, ...]:
     """Schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
-    most = job.model.num_hidden_layers + STAGES_WITHOUT_LAYERS
+    most = job.transformer.num_hidden_layers + STAGES_WITHOUT_LAYERS
     pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
         pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
@@ -218,7 +218,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             continue
         if pp > 1 and str(schedule) not in space.runs.schedules:
             continue
-        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job.model, pp, virtual)
+        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job.transformer, pp, virtual)
         for layers in given:
             if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
                 continue

@@ -34,7 +34,7 @@ def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str,
         orders,
         order_index=rows.order,
         tier_sizes=estimator.machine.tier_sizes,
-        num_key_value_heads=estimator.job.model.num_key_value_heads,
+        num_key_value_heads=estimator.job.transformer.num_key_value_heads,
     )
 
 
