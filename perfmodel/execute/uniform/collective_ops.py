@@ -148,46 +148,51 @@ class _VocabParallelLoss(torch.autograd.Function):
     """Cross-entropy of logits whose vocabulary may be cut over a group, summed over tokens.
 
     Three all-reduces of one fp32 number a token forward (maximum, sum of exponentials, logit of the target), none backward. It keeps
-    one float32 copy of the logits, in which the gradient is computed; torch's own works with three.
+    one float32 copy of the logits, in which the gradient is computed; torch's own works with three. Columns from `num_columns` on are
+    padding and have no probability: taking a piece of the logits instead would cost another gradient of them all.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, group: dist.ProcessGroup | None) -> torch.Tensor:
-        columns = logits.shape[-1]
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, first: int, num_columns: int, group: dist.ProcessGroup | None
+    ) -> torch.Tensor:
         shifted = logits.float()
-        if columns:
-            largest = shifted.amax(dim=-1)
+        if num_columns:
+            largest = shifted[..., :num_columns].amax(dim=-1)
         else:
             largest = torch.full(shifted.shape[:-1], -torch.inf, device=logits.device)
         if group is not None:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         # in place where `float` made a copy
         shifted = shifted - largest.unsqueeze(-1) if logits.dtype == torch.float32 else shifted.sub_(largest.unsqueeze(-1))
-        mine, index = _own_targets(targets, first, columns)
-        if columns:
-            picked = torch.where(mine, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
-        else:
-            picked = torch.zeros_like(largest)
+        shifted[..., num_columns:].fill_(-torch.inf)
+        mine, index = _own_targets(targets, first, num_columns)
+        picked = torch.where(mine, shifted.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
         exponentials = shifted.exp_()
         total = exponentials.sum(dim=-1)
         if group is not None:
             dist.all_reduce(total, group=group)
             dist.all_reduce(picked, group=group)
         ctx.save_for_backward(exponentials.div_(total.unsqueeze(-1)), targets)
-        ctx.first, ctx.dtype = first, logits.dtype
+        ctx.first, ctx.num_columns, ctx.dtype = first, num_columns, logits.dtype
         return (total.log() - picked).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         probabilities, targets = ctx.saved_tensors
-        columns = probabilities.shape[-1]
+        mine, index = _own_targets(targets, ctx.first, ctx.num_columns)
         # In place: nothing else reads the probabilities, and they are the largest tensor of the step.
-        if columns:
-            mine, index = _own_targets(targets, ctx.first, columns)
-            probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
-        return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None
+        probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
+        return probabilities.mul_(gradients[0]).to(ctx.dtype), None, None, None, None
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, first: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Summed over tokens; this rank holds the columns `first`, `first + 1`, ... of the vocabulary, the ranks of `group` the others."""
-    return _VocabParallelLoss.apply(logits, targets, first, group)  # type: ignore[no-any-return, no-untyped-call]
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, *, first: int = 0, vocab_size: int = 0, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Summed over tokens; this rank holds the columns `first`, `first + 1`, ... of the vocabulary, the ranks of `group` the others.
+
+    vocab_size   what lies behind is padding; 0: none is
+    """
+    columns = logits.shape[-1]
+    num_columns = max(0, min(columns, vocab_size - first)) if vocab_size else columns
+    return _VocabParallelLoss.apply(logits, targets, first, num_columns, group)  # type: ignore[no-any-return, no-untyped-call]

@@ -98,29 +98,41 @@ class CoreAttention(nn.Module):
             masks[queries, keys] = causal_lower_right(queries, keys)
         return masks[queries, keys]
 
-    def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
-        """What is added to the scores: None where plain causal masking says it all, or a mask that the fused kernel knows."""
-        config = self.config
-        window = self.window
-        windowed = 0 < window < keys
-        if self.fused and self.sharding.is_abstract:
-            return None
-        if self.fused and queries == keys and not windowed and config.position != "alibi":
-            return None
-        if self.fused and not windowed and config.position != "alibi":
-            return self.make_mask(queries)
-        query = torch.arange(keys - queries, keys, device=like.device).unsqueeze(1)
-        key = torch.arange(keys, device=like.device).unsqueeze(0)
+    def _allowed(self, queries: int, keys: int, device: torch.device) -> torch.Tensor:
+        """[q, k]: which keys each query sees; the last query is at the last key."""
+        query = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+        key = torch.arange(keys, device=device).unsqueeze(0)
         allowed = key <= query
-        if windowed:
-            allowed &= key > query - window
+        return allowed & (key > query - self.window) if self.window else allowed
+
+    def _alibi(self, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor:
+        """[1, n, 1, k]: what is added to the scores of the local heads: slopes times the distance to the last key.
+
+        Scores less the same number for all keys have the same softmax: the distance to the query need not be told.
+        """
+        first = self.sharding.head_rank * heads
+        slopes = alibi_slopes(self.config.num_attention_heads)[first : first + heads].to(like)
+        return slopes.view(1, -1, 1, 1) * torch.arange(1 - keys, 1, device=like.device).to(like.dtype)
+
+    def _bias(self, queries: int, keys: int, heads: int, like: torch.Tensor) -> torch.Tensor | None:
+        """What the fused kernel adds to the scores: None where plain causal masking says it all, or a mask that it knows."""
+        windowed, has_alibi = 0 < self.window < keys, self.config.position == "alibi"
+        if self.sharding.is_abstract or (queries == keys and not windowed and not has_alibi):
+            return None
+        if not windowed and not has_alibi:
+            return self.make_mask(queries)
+        allowed = self._allowed(queries, keys, like.device)
         bias = torch.zeros(queries, keys, dtype=like.dtype, device=like.device).masked_fill_(~allowed, -torch.inf)
-        if config.position == "alibi":
-            first = self.sharding.head_rank * heads
-            slopes = alibi_slopes(config.num_attention_heads)[first : first + heads].to(like)
-            # [1, n, q, k]: the fused kernels take two dims or four
-            bias = bias + slopes.view(1, -1, 1, 1) * (key - query).to(like.dtype)
-        return bias
+        # [1, n, q, k]: the fused kernels take two dims or four
+        return bias + self._alibi(keys, heads, like) if has_alibi else bias
+
+    def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """[b, n, q, d], [b, n, k, d] -> [b, n, q, k], in the place of the product: nothing else of their size lives beside them."""
+        scores = torch.matmul(q, k.transpose(2, 3)).mul_(q.shape[-1] ** -0.5)
+        if self.config.position == "alibi":
+            scores.add_(self._alibi(k.shape[2], q.shape[1], q))
+        with torch.no_grad():  # a key that is not seen has no probability, so no gradient: the mask need not be kept
+            return scores.masked_fill_(~self._allowed(q.shape[2], k.shape[2], q.device), -torch.inf)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] -> [b, s_q, n * d]"""
@@ -130,18 +142,16 @@ class CoreAttention(nn.Module):
             last = (self.sharding.cp_rank + 1) * queries
             k, v = k[:, :last], v[:, :last]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        bias = self._bias(queries, k.shape[2], heads, q)
+        bias = self._bias(queries, k.shape[2], heads, q) if self.fused else None
+        plain = self.fused and bias is None
         repeats = heads // k.shape[1]
-        if repeats > 1 and not (self.fused and bias is None):
+        if repeats > 1 and not plain:
             # the fused kernels that take a bias want as many key heads as query heads
             k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         if self.fused:
-            plain = bias is None
             context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=plain, enable_gqa=plain and repeats > 1)
         else:
-            assert isinstance(bias, torch.Tensor)
-            scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5) + bias
-            weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
+            weights = torch.softmax(self._scores(q, k), dim=-1, dtype=torch.float32).to(v.dtype)
             context = torch.matmul(dropout(weights, self.sharding.dropout), v)
         return context.transpose(1, 2).flatten(2)
 

@@ -192,11 +192,8 @@ class TrainingProgram:
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """This rank's share of the mean cross-entropy over the step's tokens."""
-        columns = logits.shape[-1]
-        first = self.sharding.tp_rank * columns
-        real = max(0, min(columns, self.plan.job.transformer.vocab_size - first))
-        logits = logits[..., :real]
-        return cross_entropy(logits, targets, first=first, group=self.mesh.group("tp")) * self.loss_scale
+        first, vocab_size = self.sharding.tp_rank * logits.shape[-1], self.plan.job.transformer.vocab_size
+        return cross_entropy(logits, targets, first=first, vocab_size=vocab_size, group=self.mesh.group("tp")) * self.loss_scale
 
     def forward_backward(self, *, first_microbatch: int = 0) -> None:
         """Gradients of the whole step, reduced; without a pipeline those of the microbatches from `first_microbatch` on."""

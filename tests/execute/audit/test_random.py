@@ -56,8 +56,21 @@ def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, r
     assert memory["peak"].passes(PEAK), memory["peak"]
 
 
-#: Peaks that are not at a backward pass with nothing but its own beside activations, and the share by which they may differ.
+#: Peaks that are not at a backward pass with nothing but its own beside activations, or that torch made larger by tensors that nothing
+#: needs, and the share by which they may differ.
 MOMENTS = {
+    "scores with what is added to them, computed again, beside their probabilities": (
+        dict(num_chips=4, pp=2, zero=2, attention="unfused", recompute="full"),
+        dict(
+            model=tiny("bloom", num_hidden_layers=2, vocab_size=5, hidden_size=16, intermediate_size=8, num_key_value_heads=8),
+        ),
+        0.02,
+    ),
+    "the gradient of logits of which the last columns are padding": (
+        dict(num_chips=16, pp=2, tp=4, zero=3, recompute="full"),
+        dict(model=tiny(num_hidden_layers=2, hidden_size=16), batch=4, seq_len=64),
+        0.04,
+    ),
     "gradients of two layers wait while the third runs backward for the first time": (
         dict(num_chips=4, pp=2, schedule="gpipe", zero=3, stage_layers=(1, 3), recompute="full", attention="unfused"),
         dict(precision=Precision.BF16),

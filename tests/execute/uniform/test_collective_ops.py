@@ -22,6 +22,20 @@ def test_the_loss_and_its_gradient(dtype, tolerance):
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_columns_that_pad_have_no_probability_and_no_gradient(dtype):
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 7, 12, generator=generator).to(dtype)
+    logits[..., 11] = 100.0
+    targets = torch.randint(11, (2, 7), generator=generator)
+    padded, plain = logits.clone().requires_grad_(), logits[..., :11].clone().requires_grad_()
+    losses = cross_entropy(padded, targets, vocab_size=11), cross_entropy(plain, targets)
+    assert torch.equal(*losses)
+    sum(losses).backward()
+    assert torch.equal(padded.grad[..., :11], plain.grad)
+    assert not padded.grad[..., 11].any()
+
+
 def test_pieces_of_a_table_add_up_to_its_rows():
     generator = torch.Generator().manual_seed(0)
     table, tokens = torch.randn(10, 4, generator=generator), torch.randint(10, (2, 6), generator=generator)

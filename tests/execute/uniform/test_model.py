@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
-from perfmodel.execute.uniform.model import Transformer  # noqa: E402
+from perfmodel.execute.uniform.model import CoreAttention, Sharding, Transformer, alibi_slopes  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.models import list_models, load_model  # noqa: E402
 from tests.execute.jobs import VARIANTS, tiny  # noqa: E402
@@ -38,8 +38,22 @@ def build(config, *, fused):
 def test_fused_and_unfused_attention_agree(variant):
     config = tiny(variant)
     tokens = torch.randint(config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(1))
-    fused, unfused = build(config, fused=True)(tokens), build(config, fused=False)(tokens)
-    torch.testing.assert_close(fused, unfused, rtol=1e-4, atol=1e-4)
+    fused, unfused = build(config, fused=True), build(config, fused=False)
+    outputs = fused(tokens), unfused(tokens)
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+    sum(output.square().mean() for output in outputs).backward()
+    for ours, theirs in zip(fused.parameters(), unfused.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_scores_of_alibi_fall_with_the_distance_of_keys():
+    """But for a number that is the same for all keys of a query."""
+    attention = CoreAttention(tiny("bloom"), Sharding(), fused=False, window=0)
+    scores = attention._scores(torch.zeros(1, 8, 5, 8), torch.zeros(1, 8, 7, 8))
+    query, key = torch.arange(2, 7).unsqueeze(1), torch.arange(7)
+    expected = alibi_slopes(8).view(1, -1, 1, 1) * (key - query)
+    assert torch.equal(scores.isinf(), (key > query).expand(1, 8, 5, 7))
+    torch.testing.assert_close(scores.softmax(-1), expected.masked_fill(key > query, -torch.inf).softmax(-1))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
