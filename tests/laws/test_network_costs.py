@@ -12,11 +12,10 @@ from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
 from perfmodel.cost.per_operator.predict import predict_network
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.algebra.sharding import Layout, redistribute
 from perfmodel.parallel.per_operator.plan import mesh_axes
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.space import network_space
-from perfmodel.planner.per_operator.tables import View, network_tables, redistribution_times
+from perfmodel.planner.per_operator.tables import network_tables
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
 
@@ -70,29 +69,3 @@ def test_a_choice_costs_in_the_tables_what_its_plan_is_predicted_to_cost(name: s
         assert sum(v.state_bytes[c] for v, c in columns) == pytest.approx(predicted.memory["parameters_and_state"], rel=1e-9)
         if not any(len(r) > 1 and network.tensors[t].role == "parameter" for t, r in network.readers().items()):
             assert sum(edges) == pytest.approx(predicted.parts["redistributions"], rel=1e-9)
-
-
-def test_redistribution_by_masks_is_the_one_by_names() -> None:
-    """Any two layouts of a tensor of three positions on five axes, partial sums among them."""
-    machine = _machine("pase-2080ti", 32)
-    prices = MeshPrices(axes=mesh_axes(32, machine.tier_sizes), machine=machine)
-    names = [axis.name for axis in prices.axes]
-    rng = random.Random(3)
-    total = 1e8
-    for _ in range(2000):
-        place = {name: (rng.randrange(5), rng.randrange(4)) for name in names}  # 3: partial or whole, 4: whole
-        source = Layout(
-            cuts=tuple(tuple(n for n in names if place[n][0] == p) for p in range(3)),
-            partial=frozenset(n for n in names if place[n][0] == 3),
-        )
-        target = Layout(cuts=tuple(tuple(n for n in names if place[n][1] == p) for p in range(3)))
-        expected = 0.0
-        for step in redistribute(source, target):
-            size = float(prices.size[prices.mask(step.remaining)])
-            expected += prices.time(step.kind, np.array([prices.mask(step.axes)]), np.array([total / size]))[0]  # type: ignore[arg-type]
-
-        def view(layout: Layout) -> View:
-            cuts = np.array([[prices.mask(cut) for cut in layout.cuts]], dtype=np.int64)
-            return View(cuts=cuts, partial=np.array([prices.mask(layout.partial)], dtype=np.int64))
-
-        assert redistribution_times(view(source), view(target), total, prices)[0] == pytest.approx(expected, rel=1e-12)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.redistribution import collectives, differing
 from perfmodel.parallel.algebra.sharding import Layout, Step, redistribute
 from tests.marks import mostly_slow
 from tests.oracles.simulated_ranks import SimulatedMesh, check_reassembles, distribute, execute
@@ -57,6 +58,37 @@ def test_any_layout_becomes_any_other(sizes):
             check_redistribution(mesh, source, target, random)
         except AssertionError as error:
             raise AssertionError(f"{source} -> {target}: {[(s.kind, sorted(s.axes)) for s in redistribute(source, target)]}") from error
+
+
+def in_order(layout: Layout, axes: list[str]) -> Layout:
+    """Every position cut in the order of the axes."""
+    return Layout(cuts=tuple(tuple(sorted(cut, key=axes.index)) for cut in layout.cuts), partial=layout.partial)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_many_layouts_at_once_as_masks(dtype):
+    """Bit i is axis i; sources and targets broadcast to all pairs, each of which is executed."""
+    sizes = {"dp_shard": 2, "cp": 3, "tp_kv": 2}
+    axes, mesh, random = list(sizes), SimulatedMesh(sizes), np.random.default_rng(11)
+    sources = [in_order(random_layout(axes, 2, random), axes) for _ in range(12)]
+    targets = [in_order(random_layout(axes, 2, random, partial=frozenset()), axes) for _ in range(10)]
+
+    def masks(names: list[tuple[str, ...] | frozenset[str]]) -> np.ndarray:
+        return np.array([sum(1 << axes.index(axis) for axis in each) for each in names], dtype=dtype)
+
+    have = [masks([layout.cuts[i] for layout in sources])[:, None] for i in range(2)]
+    want = [masks([layout.cuts[i] for layout in targets])[None, :] for i in range(2)]
+    partial = masks([layout.partial for layout in sources])[:, None]
+    due = collectives(have, want, partial, [differing(*cuts) for cuts in zip(have, want, strict=True)])
+    due = [(kind, *np.broadcast_arrays(group, remaining, np.empty((12, 10)))[:2]) for kind, group, remaining in due]
+
+    def names(mask: int) -> frozenset[str]:
+        return frozenset(axis for i, axis in enumerate(axes) if mask >> i & 1)
+
+    for (i, source), (j, target) in itertools.product(enumerate(sources), enumerate(targets)):
+        steps = tuple(Step(kind=kind, axes=names(g[i, j]), remaining=names(r[i, j])) for kind, g, r in due if g[i, j])
+        check_redistribution(mesh, source, target, random, rule=lambda _, __, found=steps: found)
+        assert steps == redistribute(source, target), "as many collectives and no larger ones"
 
 
 def two_axis_layouts(partial: frozenset[str] = frozenset()):

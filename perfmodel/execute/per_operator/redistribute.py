@@ -1,4 +1,4 @@
-"""A tensor redistributed between two layouts, collective for collective as `parallel.sharding.redistribute` says.
+"""A tensor redistributed between two layouts, collective for collective as `parallel.algebra.sharding.redistribute` says.
 
 Every rank holds, at each position of a tensor, a set of indices in ascending order. Each step turns one such product of sets into another,
 so chunks in any order (R10) need no case of their own: a peer gets what it will hold of what this rank holds.
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_gather, reduce_scatter
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Layout, Step, redistribute
+from perfmodel.parallel.algebra.sharding import Chunks, Layout, Step, chunks_between, redistribute
 
 #: Indices that a rank holds at each position.
 Holding = tuple[np.ndarray, ...]
@@ -34,7 +34,7 @@ Selection = tuple["slice | torch.Tensor", ...]
 def holding(layout: Layout, shape: Sequence[int], mesh: NetworkMesh, rank: int | None = None) -> Holding:
     """What a rank (this one) has of a tensor in a layout."""
     place = mesh.place(mesh.rank if rank is None else rank)
-    return tuple(_part(size, axes, (), mesh, place) for size, axes in zip(shape, layout.cuts, strict=True))
+    return tuple(_held(size, Chunks(axes), mesh, place) for size, axes in zip(shape, layout.cuts, strict=True))
 
 
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch.Tensor:
@@ -43,19 +43,20 @@ def local_part(tensor: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch
     return _take(tensor, _selection(whole, holding(layout, tensor.shape, mesh)))
 
 
-def _part(size: int, axes: Sequence[str], free: Iterable[str], mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
-    """Indices of a chunk of `size` cut over `axes`, outermost first; of all chunks along the axes that are `free`."""
-    indices, left_free = np.arange(size), set(free)
-    if size % mesh.size(axes) == 0:
-        grid = indices.reshape(*(mesh.sizes[axis] for axis in axes), -1)
-        return grid[tuple(slice(None) if axis in left_free else place[axis] for axis in axes)].reshape(-1)
-    if left_free:
-        raise AssertionError(f"uneven chunks of {size} over {axes}")
-    return _cut(indices, axes, mesh, place)
+def _held(size: int, chunks: Chunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
+    """Indices of a position of `size` that the rank at `place` holds; uneven shares end short."""
+    indices = np.arange(size)
+    if size % mesh.size(chunks.axes) == 0:
+        grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
+        indices = grid[tuple(slice(None) if axis in chunks.free else place[axis] for axis in chunks.axes)].reshape(-1)
+        return _cut(indices, chunks.further, mesh, place)
+    if chunks.free:
+        raise AssertionError(f"uneven chunks of {size} over {chunks.axes}")
+    return _cut(indices, (*chunks.axes, *chunks.further), mesh, place)
 
 
 def _cut(indices: np.ndarray, axes: Sequence[str], mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
-    """A further cut inside what is held; uneven shares end short."""
+    """A further cut inside what is held."""
     for axis in axes:
         share = ceil(len(indices) / mesh.sizes[axis])
         indices = indices[place[axis] * share : (place[axis] + 1) * share]
@@ -73,37 +74,18 @@ class _Stages:
 
 
 def _stages(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequence[int], mesh: NetworkMesh, rank: int) -> _Stages:
-    """Inside the cuts that two layouts share, a position only loses cuts, or only gets new ones, or does both (R10).
-
-    One that only loses holds the union over the axes already gone; one that only gets new ones the union over those still to come. One
-    that does both takes the new cuts that cost nothing innermost, exchanges its chunks, and loses the innermost ones that are gathered.
-    """
-    axes_of = {step.kind: step.axes for step in steps}
-    scatter = axes_of.get(CollectiveKind.REDUCE_SCATTER, frozenset())
-    exchange = axes_of.get(CollectiveKind.ALL_TO_ALL, frozenset())
-    gather = axes_of.get(CollectiveKind.ALL_GATHER, frozenset())
+    between = chunks_between(source, target, steps)
     place = mesh.place(rank)
-    found: list[tuple[np.ndarray, ...]] = []
-    for size, have, want in zip(shape, source.cuts, target.cuts, strict=True):
-        common = 0
-        while common < min(len(have), len(want)) and have[common] == want[common]:
-            common += 1
-        lost, new = have[common:], want[common:]
-        first, last = _part(size, have, (), mesh, place), _part(size, want, (), mesh, place)
-        fresh = [axis for axis in new if axis not in source.cut_axes]
-        if not lost:
-            coming = [axis for axis in new if axis in exchange]
-            scattered, exchanged = (_part(size, want, coming, mesh, place) if coming else last), last
-        elif not new:
-            gone = [axis for axis in lost if axis in exchange]
-            scattered, exchanged = first, (_part(size, have, gone, mesh, place) if gone else first)
-        elif set(lost) | set(new) <= exchange:
-            scattered = _cut(first, fresh, mesh, place)
-            exchanged = _cut(last, [axis for axis in lost if axis in gather], mesh, place)
-        else:
-            scattered = exchanged = _cut(first, [axis for axis in fresh if axis in scatter], mesh, place)
-        found.append((first, scattered, exchanged, last))
-    return _Stages(*(tuple(holdings) for holdings in zip(*found, strict=True))) if found else _Stages((), (), (), ())
+
+    def hold(chunks: Iterable[Chunks]) -> Holding:
+        return tuple(_held(size, each, mesh, place) for size, each in zip(shape, chunks, strict=True))
+
+    return _Stages(
+        hold(map(Chunks, source.cuts)),
+        hold(scattered for scattered, _ in between),
+        hold(after for _, after in between),
+        hold(map(Chunks, target.cuts)),
+    )
 
 
 def _selection(held: Holding, wanted: Holding) -> Selection:

@@ -11,11 +11,13 @@ exchange (R10), and is counted even if the outer one has size one. No shipped ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.redistribution import collectives
 from perfmodel.workload.graph import Operand, Operator
 
 #: Axes that rule sets may name; tp is tp_kv x tp_q, so that it may exceed the number of key-value heads.
@@ -119,47 +121,27 @@ def _axes_outside(sharding: Sharding, operand: Operand) -> frozenset[str]:
 
 
 def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """The collectives from one layout to another, all axes of one kind merged (R8), in the order slice, reduce-scatter,
-    all-to-all, all-reduce, all-gather (R9): shrink first, grow last.
-
-    Cuts that two layouts share from the outermost one inwards stay. Inside them a position may only lose cuts or only get
-    new ones; where it does both, its chunks are others than before and every axis involved must take part (R10): in an
-    all-to-all if nothing is to be gathered there or an axis goes to or comes from another position, else in an all-gather
-    of them all, from which each chip takes its part.
-    """
+    """The collectives from one layout to another (`redistribution.collectives`), by names of axes, in whatever order these cut."""
     if target.partial - source.partial:
         raise AssertionError("a layout cannot become partial by communication")
-    cuts = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
-    goal = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
     partial = source.partial - target.partial
-    exchanged = {axis for axis in cuts if axis in goal and goal[axis] != cuts[axis]}
-    gathered = {axis for axis in cuts if axis not in goal}
-    sliced = {axis for axis in goal if axis not in cuts and axis not in partial}
-    for have, want in zip(source.cuts, target.cuts, strict=True):
-        common = _common_prefix(have, want)
-        lost, new = frozenset(have[common:]), frozenset(want[common:])
-        if not lost or not new:
-            continue
-        if (lost | new) & exchanged or not lost & gathered:
-            exchanged |= lost | new
-        else:
-            gathered |= (lost | new) - sliced
-            sliced -= new  # after the gather
-    current = set(cuts) | sliced
-    steps: list[Step] = []
-    scatter = frozenset(axis for axis in partial if axis in goal)
-    if scatter:
-        steps.append(Step(kind=CollectiveKind.REDUCE_SCATTER, axes=scatter, remaining=frozenset(current)))
-        current |= scatter
-    if exchanged:
-        steps.append(Step(kind=CollectiveKind.ALL_TO_ALL, axes=frozenset(exchanged), remaining=frozenset(current)))
-    reduce = partial - scatter
-    if reduce:
-        steps.append(Step(kind=CollectiveKind.ALL_REDUCE, axes=reduce, remaining=frozenset(current)))
-    if gathered:
-        current -= gathered
-        steps.append(Step(kind=CollectiveKind.ALL_GATHER, axes=frozenset(gathered), remaining=frozenset(current)))
-    return tuple(steps)
+    if not partial and source.cuts == target.cuts:
+        return ()
+    bits: dict[str, int] = {}
+
+    def mask(axes: Iterable[str]) -> int:
+        found = 0
+        for axis in axes:
+            found |= bits.setdefault(axis, 1 << len(bits))
+        return found
+
+    def names(mask: int) -> frozenset[str]:
+        return frozenset(axis for axis, bit in bits.items() if mask & bit)
+
+    have, want = [mask(axes) for axes in source.cuts], [mask(axes) for axes in target.cuts]
+    inside = [~mask(old[: _common_prefix(old, new)]) for old, new in zip(source.cuts, target.cuts, strict=True)]
+    due = collectives(have, want, mask(partial), inside)
+    return tuple(Step(kind=kind, axes=names(group), remaining=names(remaining)) for kind, group, remaining in due if group)
 
 
 def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:
@@ -168,6 +150,43 @@ def _common_prefix(have: tuple[str, ...], want: tuple[str, ...]) -> int:
     while common < min(len(have), len(want)) and have[common] == want[common]:
         common += 1
     return common
+
+
+class Chunks(NamedTuple):
+    """What a chip holds of a position: of a cut over `axes` the chunks of all chips along `free`, and of these its part of a cut
+    over `further`."""
+
+    axes: tuple[str, ...]
+    free: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
+
+
+def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tuple[tuple[Chunks, Chunks], ...]:
+    """What a chip holds of each position after the slices and the reduce-scatter of a redistribution, and after its all-to-all.
+
+    Inside the cuts that two layouts share, a position that only loses cuts holds the chunks of axes already gone; one that only gets new
+    ones those of axes still to come. One that does both (R10) takes the new cuts that cost nothing innermost, trades its chunks, and loses
+    the innermost ones that are gathered.
+    """
+    axes_of = {step.kind: step.axes for step in steps}
+    none = frozenset[str]()
+    scatter = axes_of.get(CollectiveKind.REDUCE_SCATTER, none)
+    exchange = axes_of.get(CollectiveKind.ALL_TO_ALL, none)
+    gather = axes_of.get(CollectiveKind.ALL_GATHER, none)
+    found = []
+    for have, want in zip(source.cuts, target.cuts, strict=True):
+        common = _common_prefix(have, want)
+        lost, new = have[common:], want[common:]
+        fresh = tuple(axis for axis in new if axis not in source.cut_axes)
+        if not lost:
+            found.append((Chunks(want, free=tuple(axis for axis in new if axis in exchange)), Chunks(want)))
+        elif not new:
+            found.append((Chunks(have), Chunks(have, free=tuple(axis for axis in lost if axis in exchange))))
+        elif exchange.issuperset(lost + new):
+            found.append((Chunks(have, further=fresh), Chunks(want, further=tuple(axis for axis in lost if axis in gather))))
+        else:
+            found.append((Chunks(have, further=tuple(axis for axis in fresh if axis in scatter)),) * 2)
+    return tuple(found)
 
 
 def sliced_towards(layout: Layout, goal: Layout) -> Layout:

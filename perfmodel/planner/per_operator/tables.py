@@ -2,15 +2,14 @@
 
 An edge's cost depends on how the tensor lies at its two ends only: the masks of axes that cut each position, and the axes on which it (or
 its gradient) is partial. Many configurations leave a tensor alike, so each distinct pair is priced once: the masks of each step of the
-redistribution by bit operations (rules R8 to R10, as `parallel.sharding.redistribute` has them), its time by a table over (group, what
-remains cut). Equal operators and equal edges share their arrays.
+redistribution as `parallel.algebra.redistribution` has them, its time by a table over (group, what remains cut). Equal operators and equal
+edges share their arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from perfmodel.cost.per_operator.operators import (
     work_time,
 )
 from perfmodel.cost.per_operator.overlap import mixed_exposure
-from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.redistribution import collectives, differing
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
 from perfmodel.workload.graph import Data, Graph, Operand, Operator, Pass, TensorRole
 
@@ -393,49 +392,13 @@ def _narrow(view: View) -> View:
 
 
 def redistribution_times(source: View, target: View, total_bytes: float, prices: MeshPrices) -> Array:
-    """`parallel.sharding.redistribute` on masks that broadcast, and the time of its steps. [s]
-
-    Bit 0 is the outermost axis, so what two positions share from the outside inwards ends below the lowest bit in which they differ.
-    """
-    have, want = source.cuts, target.cuts
-    positions = range(have.shape[-1])
-    shape = np.broadcast_shapes(have.shape[:-1], want.shape[:-1], source.partial.shape, target.partial.shape)
-    cut, goal, stay = (np.zeros(shape, dtype=have.dtype) for _ in range(3))
-    for i in positions:
-        cut |= have[..., i]
-        goal |= want[..., i]
-        stay |= have[..., i] & want[..., i]
-    partial = source.partial & ~target.partial
-    exchanged = cut & goal & ~stay
-    gathered = cut & ~goal
-    sliced = goal & ~cut & ~partial
-    for i in positions:
-        differ = have[..., i] ^ want[..., i]
-        inner = ~((differ & -differ) - 1)
-        lost, new = have[..., i] & inner, want[..., i] & inner
-        both = (lost != 0) & (new != 0)
-        if not both.any():
-            continue
-        moved = lost | new
-        is_exchange = ((moved & exchanged) != 0) | ((lost & gathered) == 0)
-        exchanged = np.where(both & is_exchange, exchanged | moved, exchanged)
-        is_gather = both & ~is_exchange
-        gathered = np.where(is_gather, gathered | (moved & ~sliced), gathered)
-        sliced = np.where(is_gather, sliced & ~new, sliced)
-    current = cut | sliced
-    scatter = partial & goal
-    bits = len(prices.axes)
-
-    def of(kind: CollectiveKind, groups: NDArray[Any], remaining: NDArray[Any]) -> Array:
-        if not groups.any():
-            return np.zeros(shape)
-        return np.asarray(prices.table(kind, total_bytes).ravel()[np.broadcast_to((groups << bits) | remaining, shape)])
-
-    time = of(CollectiveKind.REDUCE_SCATTER, scatter, current)
-    current = current | scatter
-    time += of(CollectiveKind.ALL_TO_ALL, exchanged, current)
-    time += of(CollectiveKind.ALL_REDUCE, partial & ~scatter, current)
-    time += of(CollectiveKind.ALL_GATHER, gathered, current & ~gathered)
+    """The time of the steps of redistributions whose masks broadcast. [s]"""
+    have, want = (tuple(np.moveaxis(cuts, -1, 0)) for cuts in (source.cuts, target.cuts))
+    steps = collectives(have, want, source.partial & ~target.partial, tuple(map(differing, have, want)))
+    time = np.zeros(np.broadcast_shapes(source.cuts.shape[:-1], target.cuts.shape[:-1], source.partial.shape, target.partial.shape))
+    for kind, group, remaining in steps:
+        if np.any(group):
+            time += prices.table(kind, total_bytes).ravel()[(group << len(prices.axes)) | remaining]
     return time
 
 
