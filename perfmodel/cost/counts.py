@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfmodel.cost.estimate import Estimator, memory_on_rank
-from perfmodel.cost.microbatch import amounts
+from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -114,7 +114,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
     )
     counts = RankCounts()
     times = _times(estimator, plan, place["pp"])
-    values, _ = amounts(program, grid, np.array([float(plan.micro_batch)]))
+    values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]))
     amount = values[:, 0]
     _count_flops(counts, program, plan, place, amount, times)
     _count_activations(counts, program, plan, amount, times)
@@ -193,9 +193,9 @@ def _count_flops(
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
     squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
-    columns = program.matmul.columns
-    for row, segment in enumerate(program.matmul.segments):
-        name = program.matmul.names[row]
+    columns = program.rows.matmul.columns
+    for row, segment in enumerate(program.rows.matmul.segments):
+        name = program.rows.matmul.names[row]
         where = REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]
         repeats = times[where]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
@@ -203,12 +203,13 @@ def _count_flops(
         if operator in squares and seen < 1.0:
             m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
-    columns = program.attention.columns
-    for row, segment in enumerate(program.attention.segments):
+    attention = program.rows.attention
+    columns = attention.columns
+    for row, segment in enumerate(attention.segments):
         square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")]) * columns["head_dim"][row]
         products = 10.0 if columns["backward"][row] else 4.0
         repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
-        counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), program.attention.names[row])
+        counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), attention.names[row])
 
 
 def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tuple[float, float, float]:
@@ -218,8 +219,8 @@ def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tup
 
 
 def _count_activations(counts: RankCounts, program: Program, plan: Plan, amount: np.ndarray, times: Mapping[tuple[str, str], int]) -> None:
-    columns = program.traffic.columns
-    for row, cell in enumerate(program.traffic.segments):
+    columns = program.rows.traffic.columns
+    for row, cell in enumerate(program.rows.traffic.segments):
         segment = cell // len(COMM)
         repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
         kind = _KIND_OF_CODE[int(columns["kind"][row])]

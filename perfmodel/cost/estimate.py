@@ -180,7 +180,7 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
             activations,
             columns.terms,
             columns.stages,
-            columns.program.activation_bytes,
+            columns.program.rows.activation_bytes,
             replicas(columns.grid),
             profile=profile,
             machine=machine,
@@ -323,7 +323,7 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     """Of that pipeline rank: activations under way when its first backward begins, the moment of its peak, and the bytes by class."""
     row = evaluate_plan(estimator, plan)
     found, columns = row.memory_row, row.columns
-    activation_bytes = columns.program.activation_bytes
+    activation_bytes = columns.program.rows.activation_bytes
     p = plan.layout.pp
     layers = float(sum(plan.stage_layers[rank::p]))
     place = 2 if rank == p - 1 else 0 if rank == 0 else 1

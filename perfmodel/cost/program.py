@@ -1,44 +1,27 @@
 """A sharded graph compiled into arrays: one row per operator pass, redistribution, saved tensor and parameter.
 
-Derived once per (graph, rule set, profile), symbolically; evaluated on columns of plans (`cost/microbatch.py`). Every row's
-size is an *amount*: base * microbatch^e * ceil(padded / |padded axes|) / |axes|.
+Derived once per (graph, rule set, profile), symbolically (`cost/rows.py`); evaluated on columns of plans (`cost/microbatch.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.cost.forward import forward_moments
 from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.lifetimes import Kept, Moment, backward_moments
+from perfmodel.cost.rows import Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.errors import InputError
-from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
-from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of, extent_amount
+from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import (
-    REGIONS,
-    Extent,
-    FusedAttention,
-    Graph,
-    Operand,
-    Operator,
-    Pass,
-    Product,
-    Stream,
-    TensorRole,
-    Work,
-)
-
-DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
+from perfmodel.workload.graph import REGIONS, Graph, Operand, Operator, Pass
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -66,29 +49,6 @@ def segment(region: str, phase: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Amounts:
-    """[amounts, 1] arrays; axes as indices into `masks`."""
-
-    base: NDArray[np.float64]
-    per_sample: NDArray[np.bool_]
-    axes: NDArray[np.int64]
-    padded_size: NDArray[np.float64]
-    padded_axes: NDArray[np.int64]
-    masks: tuple[frozenset[str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
-    """Rows of one kind, sorted by segment; `starts` and `segments` are for reduceat."""
-
-    names: tuple[str, ...]
-    segments: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    present: NDArray[np.int64]
-    columns: dict[str, NDArray[np.int64]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peaks:
     """Moments of passes as sparse sums: one row for each term, `starts` where a moment begins, `of` where a peak does.
 
@@ -106,93 +66,22 @@ class Peaks:
 class Program:
     """What one microbatch costs on one chip, by rows.
 
-    matmul      columns batch, m, n, k (amounts), mesh
-    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, habits (which of `attention_habits`), backward (0/1)
-    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel); bytes from `accesses`
-                mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
-                tensors as distributed objects spends host time on each
-    traffic     columns kind (code), group (mask), amount
+    rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
     peaks       moments of the backward passes (`cost/lifetimes.py`) and of a layer's forward pass (`cost/forward.py`)
     """
 
     derivation: Derivation
-    amounts: Amounts
-    matmul: Rows
-    attention: Rows
-    streaming: Rows
-    access_amounts: NDArray[np.int64]
-    access_starts: NDArray[np.int64]
-    traffic: Rows
+    rows: TimedRows
     saved: Rows
     boundary: int
     logits: int
     peaks: Peaks
-    activation_bytes: float
-    attention_habits: tuple[AttentionHabits, ...]
-    attention_kernel: str
     parameters: tuple[ParameterLayout, ...]
 
-
-@dataclass(slots=True)
-class _Compiler:
-    masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
-    amounts: dict[Amount, int] = field(default_factory=dict)
-    known: dict[Amount, int] = field(default_factory=dict)
-    """Amounts as they were asked for."""
-
-    def mask(self, axes: frozenset[str]) -> int:
-        return self.masks.setdefault(axes, len(self.masks))
-
-    def amount(self, amount: Amount) -> int:
-        index = self.known.get(amount)
-        if index is None:
-            index = self.known[amount] = self._amount(amount)
-        return index
-
-    def _amount(self, amount: Amount) -> int:
-        if amount.per_sample:
-            if not amount.axes >= DATA_AXES:
-                raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
-            # the microbatch is counted per data-parallel rank, so these axes cancel
-            amount = Amount(
-                base=amount.base,
-                per_sample=True,
-                axes=amount.axes - DATA_AXES,
-                padded_size=amount.padded_size,
-                padded_axes=amount.padded_axes,
-            )
-        return self.amounts.setdefault(amount, len(self.amounts))
-
-    def arrays(self) -> Amounts:
-        amounts = list(self.amounts)
-        axes = np.array([self.mask(a.axes) for a in amounts])
-        padded_axes = np.array([self.mask(a.padded_axes) for a in amounts])
-        return Amounts(
-            base=np.array([[a.base] for a in amounts]),
-            per_sample=np.array([[a.per_sample] for a in amounts]),
-            axes=axes,
-            padded_size=np.array([[a.padded_size] for a in amounts]),
-            padded_axes=padded_axes,
-            masks=tuple(self.masks),
-        )
-
-
-def _rows(entries: list[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> tuple[Rows, list[int]]:
-    """Rows sorted by segment (stable), and the order in which the entries now stand."""
-    order = sorted(range(len(entries)), key=lambda i: entries[i][0])
-    segments = np.array([entries[i][0] for i in order], dtype=np.int64)
-    present, starts = np.unique(segments, return_index=True) if len(order) else (np.empty(0, np.int64), np.empty(0, np.int64))
-    return (
-        Rows(
-            names=tuple(entries[i][1] for i in order),
-            segments=segments,
-            starts=starts,
-            present=present,
-            columns={name: np.array([entries[i][2][name] for i in order], dtype=np.int64) for name in columns},
-        ),
-        order,
-    )
+    @property
+    def amounts(self) -> Amounts:
+        return self.rows.amounts
 
 
 def _is_core(operator: Operator, recompute_operators: Iterable[str]) -> bool:
@@ -209,58 +98,25 @@ def compile_program(
     """Arrays for `derivation` as the framework of `profile` runs it."""
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
-    compiler = _Compiler()
+    compiler = RowCompiler(graph, profile, graph.activation_bytes)
     phases = _forward_phases(graph, recompute_operators, profile)
-    matmul: list[tuple[int, str, dict[str, int]]] = []
-    attention: list[tuple[int, str, dict[str, int]]] = []
-    habits: dict[AttentionHabits, int] = {}
-    streaming: list[tuple[int, str, dict[str, int], list[Amount]]] = []
-
-    def amount(op: Operator, extent: Extent) -> int:
-        return compiler.amount(extent_amount(op, shardings[op.name], extent))
-
-    def mesh(op: Operator) -> int:
-        reads_parameter = any(graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
-        cuts = shardings[op.name].values() if reads_parameter else ()
-        return compiler.mask(frozenset(axis for axes in cuts for axis in axes) & TENSOR_AXES)
-
-    def stream(op: Operator, phase: str, kernel: str, elements: Amount, accesses: list[Amount]) -> None:
-        columns = {
-            "kernel": KERNEL_CODE[KernelClass(kernel)],
-            "elements": compiler.amount(elements),
-            "mesh": mesh(op),
-            "backward": int(phase == "backward"),
-        }
-        streaming.append((segment(op.layer, phase), op.name, columns, accesses))
-
-    def add_work(op: Operator, phase: str, work: Work, name: str) -> None:
-        match work:
-            case Product():
-                sizes = {dim: amount(op, extent) for dim, extent in (("batch", work.batch), ("m", work.m), ("n", work.n), ("k", work.k))}
-                matmul.append((segment(op.layer, phase), name, {**sizes, "mesh": mesh(op)}))
-            case FusedAttention():
-                sizes = {size: amount(op, getattr(work, size)) for size in ("batch", "heads", "kv_heads", "queries", "keys")}
-                which = habits.setdefault(attention_habits(work.mask, profile), len(habits))
-                others = {"head_dim": work.head_dim, "habits": which, "backward": int(phase == "backward")}
-                attention.append((segment(op.layer, phase), name, {**sizes, **others}))
-            case Stream() if work.accesses:
-                accesses = [extent_amount(op, shardings[op.name], data.extent).scaled(graph.itemsize(op, data)) for data in work.accesses]
-                stream(op, phase, work.kernel, extent_amount(op, shardings[op.name], work.elements), accesses)
-
     for op in graph.operators:
+        forward, backward = segment(op.layer, phases[op.name]), segment(op.layer, "backward")
         for work in op.forward:
-            add_work(op, phases[op.name], work, op.name)
+            compiler.work(op, shardings[op.name], work, segment=forward, name=op.name, is_backward=False)
         for number, work in enumerate(op.backward):
-            add_work(op, "backward", work, f"{op.name}.grad{number if len(op.backward) > 1 else ''}")
+            name = f"{op.name}.grad{number if len(op.backward) > 1 else ''}"
+            compiler.work(op, shardings[op.name], work, segment=backward, name=name, is_backward=True)
         readers = graph.consumers(op.output.tensor)
         if len(readers) > 1:
             # gradients of several readers are added: two reads and a write for each after the first
             for reader, i in readers[1:]:
-                gradient = amount_of(reader, shardings[reader.name], reader.inputs[i].dims)
+                sharding, added = shardings[reader.name], segment(reader.layer, "backward")
+                gradient = amount_of(reader, sharding, reader.inputs[i].dims)
                 num_bytes = gradient.scaled(graph.tensors[op.output.tensor].itemsize)
-                stream(reader, "backward", "add", gradient, [num_bytes] * 3)
+                compiler.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=added, is_backward=True)
 
-    traffic, regathers = _traffic_rows(run, profile, phases, compiler)
+    regathers = _add_traffic(run, profile, phases, compiler)
     core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
     tensors = kept_tensors(run, regathers, core, alone=set(recompute_operators))
     saved = _saved_rows(tensors, graph.boundary, compiler)
@@ -284,34 +140,23 @@ def compile_program(
         + [forward_moments(run, tensors, region="layer", sizes=sizes)],
         compiler,
     )
-    matmul_rows, _ = _rows(matmul, ("batch", "m", "n", "k", "mesh"))
-    attention_rows, _ = _rows(attention, ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "habits", "backward"))
-    streaming_rows, order = _rows([entry[:3] for entry in streaming], ("kernel", "elements", "mesh", "backward"))
-    accesses = [[compiler.amount(a) for a in streaming[i][3]] for i in order]
-    starts = np.cumsum([0, *(len(a) for a in accesses[:-1])])
-    traffic_rows, _ = _rows(traffic, ("kind", "group", "amount"))
-    saved_rows, _ = _rows(saved, ("amount",))
     boundary_op = graph.producer(graph.boundary)
     loss = graph.operator(graph.loss)
     if boundary_op is None:
         raise AssertionError("the graph has no block boundary")
     boundary = amount_of(boundary_op, shardings[boundary_op.name], boundary_op.output.dims, scale=graph.activation_bytes)
+    boundary_amount, logits = compiler.amount(boundary), compiler.amount(amount_of(loss, shardings[loss.name], loss.inputs[0].dims))
     return Program(
         derivation=derivation,
-        amounts=compiler.arrays(),
-        matmul=matmul_rows,
-        attention=attention_rows,
-        streaming=streaming_rows,
-        access_amounts=np.array([a for group in accesses for a in group], dtype=np.int64),
-        access_starts=starts,
-        traffic=traffic_rows,
-        saved=saved_rows,
-        boundary=compiler.amount(boundary),
-        logits=amount(loss, loss.extent(loss.inputs[0].dims)),
+        rows=compiler.rows(
+            attention_kernel=attention_kernel,
+            num_segments=len(REGIONS) * len(PHASES),
+            num_traffic_segments=len(REGIONS) * len(PHASES) * len(COMM),
+        ),
+        saved=saved,
+        boundary=boundary_amount,
+        logits=logits,
         peaks=peaks,
-        activation_bytes=graph.activation_bytes,
-        attention_habits=tuple(habits),
-        attention_kernel=attention_kernel,
         parameters=run.parameters,
     )
 
@@ -345,16 +190,12 @@ def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
     return is_tensor_parallel and any(op.is_product for op, _ in graph.consumers(traffic.tensor))
 
 
-def _traffic_rows(
-    derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], compiler: _Compiler
-) -> tuple[list[tuple[int, str, dict[str, int]]], set[tuple[str, str]]]:
-    """Redistributions, and the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
+def _add_traffic(derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], compiler: RowCompiler) -> set[tuple[str, str]]:
+    """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
     graph = derivation.graph
-    entries: list[tuple[int, str, dict[str, int]]] = []
 
     def add(region: str, phase: str, kind: str, name: str, code: CollectiveKind, axes: frozenset[str], amount: Amount) -> None:
-        columns = {"kind": COLLECTIVE_CODE[code], "group": compiler.mask(axes), "amount": compiler.amount(amount)}
-        entries.append((segment(region, phase) * len(COMM) + COMM.index(kind), name, columns))
+        compiler.collective(code, axes, amount, segment=segment(region, phase) * len(COMM) + COMM.index(kind), name=name)
 
     for traffic in derivation.traffic:
         phase = "backward"
@@ -390,16 +231,16 @@ def _traffic_rows(
                         # keys and values come again before anything of attention's backward pass can run: nothing hides that
                         again = "regather" if op.is_product else comm_class(traffic.axes)
                         add(op.layer, "backward", again, operand.tensor, traffic.kind, traffic.axes, traffic.amount)
-    return entries, regathers
+    return regathers
 
 
-def _saved_rows(kept: list[Kept], boundary: str, compiler: _Compiler) -> list[tuple[int, str, dict[str, int]]]:
+def _saved_rows(kept: list[Kept], boundary: str, compiler: RowCompiler) -> Rows:
     """By region and by what recomputation does to it."""
     rows = []
     for k in kept:
         name = "boundary" if k.tensor == boundary else "dropped_by_selective" if k.is_dropped else "kept"
         rows.append((REGIONS.index(k.region) * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
-    return rows
+    return plain_rows(rows, ("amount",))
 
 
 def peak_index(region: str, recompute: Recompute, *, keeps_weight_gradients: bool) -> int:
@@ -408,7 +249,7 @@ def peak_index(region: str, recompute: Recompute, *, keeps_weight_gradients: boo
     return case * 2 + int(keeps_weight_gradients)
 
 
-def _peaks(cases: list[list[Moment]], compiler: _Compiler) -> Peaks:
+def _peaks(cases: list[list[Moment]], compiler: RowCompiler) -> Peaks:
     amount: list[int] = []
     factor: list[list[float]] = []
     group: list[int] = []
@@ -436,10 +277,8 @@ __all__ = [
     "FORWARD_PEAK",
     "PHASES",
     "SAVED",
-    "Amounts",
     "Peaks",
     "Program",
-    "Rows",
     "comm_class",
     "compile_program",
     "peak_index",

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.microbatch import amounts, executed_flops, microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.evaluate import amount_values
+from perfmodel.cost.microbatch import executed_flops, microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.program import compile_program
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
@@ -68,7 +69,7 @@ def test_amounts_of_padded_vocabulary():
     grid = make_grid(
         {axis: [6 if axis == "tp" else 1] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=(4, 4096), num_key_value_heads=6
     )
-    amount, _ = amounts(program, grid, np.array([2.0]))
+    amount, _ = amount_values(program.amounts, grid, np.array([2.0]))
     assert amount[program.logits, 0] == 2 * 256 * 167
 
 
@@ -115,10 +116,10 @@ def test_each_attention_has_a_mask_and_a_head_of_its_own():
     program = compile_program(
         changed, ESTIMATOR.profile, recompute_operators=DEFAULT_RECOMPUTE_OPERATORS, attention_kernel=AttentionKernel.FLASH
     )
-    assert program.attention.columns["habits"].tolist() == [0, 1, 0, 1]
+    assert program.rows.attention.columns["habits"].tolist() == [0, 1, 0, 1]
     grid = grid_of({"cp": 2})
     before, after = (executed_flops(each, grid, np.array([1.0])).sum() for each in (program_of(), program))
-    (columns, sizes) = program_of().attention.columns, amounts(program_of(), grid, np.array([1.0]))[0]
+    (columns, sizes) = program_of().rows.attention.columns, amount_values(program_of().amounts, grid, np.array([1.0]))[0]
     square = np.prod([sizes[columns[name][0], 0] for name in ("batch", "heads", "queries", "keys")])
     assert after - before == 14.0 * square * whole.head_dim
     times = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0])).attention.sum() for each in (program_of(), program)]

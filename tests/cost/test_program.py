@@ -29,27 +29,27 @@ def saved(program, region, kind):
 
 def traffic(program, region, phase, kind):
     wanted = segment(region, phase) * len(COMM) + COMM.index(kind)
-    return [name for name, s in zip(program.traffic.names, program.traffic.segments.tolist(), strict=True) if s == wanted]
+    return [name for name, s in zip(program.rows.traffic.names, program.rows.traffic.segments.tolist(), strict=True) if s == wanted]
 
 
 def test_every_matrix_product_has_two_backward():
     program = program_of(attention=UNFUSED)
-    forward = [name for name in program.matmul.names if "." not in name]
-    backward = [name for name in program.matmul.names if "." in name]
+    forward = [name for name in program.rows.matmul.names if "." not in name]
+    backward = [name for name in program.rows.matmul.names if "." in name]
     assert sorted(backward) == sorted(f"{name}.grad{i}" for name in forward for i in (0, 1))
-    assert names(program.matmul, "layer", "core") == ["scores", "context"]
+    assert names(program.rows.matmul, "layer", "core") == ["scores", "context"]
 
 
 def test_fused_attention_is_one_row_each_way():
     program = program_of(attention=FLASH)
-    assert names(program.attention, "layer", "core") == ["attention"]
-    assert names(program.attention, "layer", "backward") == ["attention.grad"]
-    assert not names(program.matmul, "layer", "core")
+    assert names(program.rows.attention, "layer", "core") == ["attention"]
+    assert names(program.rows.attention, "layer", "backward") == ["attention.grad"]
+    assert not names(program.rows.matmul, "layer", "core")
 
 
 def test_rows_are_sorted_by_segment_for_reduceat():
     program = program_of()
-    for rows in (program.matmul, program.streaming, program.traffic, program.saved):
+    for rows in (program.rows.matmul, program.rows.streaming, program.rows.traffic, program.saved):
         assert (np.diff(rows.segments) >= 0).all()
         assert rows.segments[rows.starts].tolist() == rows.present.tolist() == np.unique(rows.segments).tolist()
 
@@ -57,8 +57,8 @@ def test_rows_are_sorted_by_segment_for_reduceat():
 def test_the_tail_begins_where_the_last_tensor_is_saved():
     """torch stops recomputing there: the last projection itself, its reduction and what follows do not run again."""
     program = program_of(profile="torch-fsdp2", dropout=0.0)
-    assert names(program.matmul, "layer", "tail") == ["down_proj"]
-    assert names(program.streaming, "layer", "tail")[-1] == "mlp_add"
+    assert names(program.rows.matmul, "layer", "tail") == ["down_proj"]
+    assert names(program.rows.streaming, "layer", "tail")[-1] == "mlp_add"
     assert traffic(program, "layer", "tail", "tensor_parallel") == ["down_proj.out"]
     assert "mlp_norm.out" in traffic(program, "layer", "rest", "tensor_parallel")
 
@@ -74,8 +74,8 @@ def test_the_tail_begins_where_the_last_tensor_is_saved():
 def test_a_recomputation_that_stops_early_leaves_out_the_last_product_of_the_core(profile, attention, again):
     """It reads what backward needs, and its own output is kept beside the core; the fused kernel's output is not."""
     program = program_of(profile=profile, attention=attention)
-    assert names(program.matmul, "layer", "core") == again
-    assert names(program.attention, "layer", "core") == (["attention"] if attention is FLASH else [])
+    assert names(program.rows.matmul, "layer", "core") == again
+    assert names(program.rows.attention, "layer", "core") == (["attention"] if attention is FLASH else [])
 
 
 def test_the_bias_of_a_row_parallel_linear_is_partial_over_tp_in_megatron_and_whole_in_torch():
@@ -100,7 +100,7 @@ def test_selective_recomputation_drops_the_square_and_nothing_else():
 @pytest.mark.parametrize("operators", [("activation",), ("attention_core", "activation"), ()])
 def test_selective_recomputation_of_other_operators(operators):
     program = program_of(attention=UNFUSED, recompute=operators)
-    core = names(program.matmul, "layer", "core") + names(program.streaming, "layer", "core")
+    core = names(program.rows.matmul, "layer", "core") + names(program.rows.streaming, "layer", "core")
     assert ("scores" in core) == ("attention_core" in operators)
     assert ("activation" in core) == ("activation" in operators)
 
@@ -115,7 +115,7 @@ def test_a_tensor_is_saved_once_for_all_its_readers():
 def test_biases_ride_on_the_matrix_product_where_nothing_is_between():
     """A bias after a reduction is a kernel of its own; with tensor parallelism the output projections' are."""
     alone = program_of()
-    forward = names(alone.streaming, "layer", "rest") + names(alone.streaming, "layer", "tail")
+    forward = names(alone.rows.streaming, "layer", "rest") + names(alone.rows.streaming, "layer", "tail")
     assert "o_proj_bias" in forward
     assert "down_proj_bias" in forward
     assert not {"q_proj_bias", "up_proj_bias"} & set(forward)
@@ -153,8 +153,8 @@ def test_both_rule_sets_compile_for_every_shipped_model():
         estimator = estimator_of(make_job(model, seq_len=min(256, model.max_position_embeddings)))
         for rule_set in ("megatron", "megatron-sp"):
             program = estimator.program(rule_set, FLASH, DEFAULT_RECOMPUTE_OPERATORS)
-            assert set(program.attention.columns["head_dim"]) == {model.head_dim}
-            assert len(program.access_starts) == len(program.streaming.names)
+            assert set(program.rows.attention.columns["head_dim"]) == {model.head_dim}
+            assert len(program.rows.streaming.access_starts) == len(program.rows.streaming.names)
 
 
 def test_a_program_is_compiled_once():

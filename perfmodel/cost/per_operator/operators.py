@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
+from perfmodel.cost.evaluate import redistribution_time
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.microbatch import redistribution_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field, shown

@@ -305,7 +305,7 @@ def _evaluate_block(
         num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
         regions=regions,
         activations=activations,
-        activation_bytes=table.program.activation_bytes,
+        activation_bytes=table.program.rows.activation_bytes,
         grid=grid,
         hop=cache(
             lambda: hop_time(

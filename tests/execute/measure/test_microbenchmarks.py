@@ -136,9 +136,9 @@ def test_bytes_and_elements_are_those_of_the_cost_model():
     plan = make_plan(job, cluster="localhost", num_chips=1, profile="torch-gloo")
     program = estimator.program(plan.rule_set, plan.attention, plan.recompute_operators)
     counted: dict[str, list[float]] = {}
-    starts = [*program.access_starts.tolist(), len(program.access_amounts)]
-    for row, name in enumerate(program.streaming.names):
-        amounts = program.access_amounts[starts[row] : starts[row + 1]]
+    starts = [*program.rows.streaming.access_starts.tolist(), len(program.rows.streaming.accesses)]
+    for row, name in enumerate(program.rows.streaming.names):
+        amounts = program.rows.streaming.accesses[starts[row] : starts[row + 1]]
         counted.setdefault(name, []).append(float(program.amounts.base[amounts].sum()) / (4 * rows * width))
     assert sorted(counted["activation"]) == sorted(moved[KernelClass.GELU_TANH]) == [2.0, 3.0]
     assert sorted(counted["final_norm"]) == sorted(moved[KernelClass.LAYERNORM]) == [2.0, 3.0]

@@ -1,0 +1,259 @@
+"""Rows: what takes time on a chip, one row for each piece of an operator's work and each collective of activations, with symbolic sizes.
+
+Every size is an *amount*: base * microbatch^e * ceil(padded / |padded axes|) / |axes|. Nothing here knows what the axes are: of a layout
+of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices rows on columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.context import AttentionHabits, attention_habits
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
+from perfmodel.parallel.algebra.derive import Amount, extent_amount
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Sharding
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operator, Product, Stream, TensorRole, Work
+
+DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
+
+_PRODUCT = ("batch", "m", "n", "k")
+_ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Amounts:
+    """[amounts, 1] arrays; axes as indices into `masks`."""
+
+    base: NDArray[np.float64]
+    per_sample: NDArray[np.bool_]
+    axes: NDArray[np.int64]
+    padded_size: NDArray[np.float64]
+    padded_axes: NDArray[np.int64]
+    masks: tuple[frozenset[str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Rows of one kind, sorted by segment; `starts` and `present` are for reduceat. `repeats` [rows, 1]: how often; None: once each.
+
+    accesses   of streaming rows: amounts that each reads or writes, from `access_starts` on; of convolutions their tensors
+    """
+
+    names: tuple[str, ...]
+    segments: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    present: NDArray[np.int64]
+    columns: dict[str, NDArray[np.int64]]
+    repeats: NDArray[np.float64] | None
+    accesses: NDArray[np.int64]
+    access_starts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimedRows:
+    """What takes time, by rows. A segment is whatever times are to be told apart by.
+
+    matmul, convolution   columns batch, m, n, k (amounts), mesh
+    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, habits (which of `attention_habits`), backward (0/1)
+    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
+                mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
+                tensors as distributed objects spends host time on each
+    traffic     columns kind (code), group (mask), amount; its segments are its own
+    activation_bytes   of an element of products and of attention
+    has_sends          some traffic is between neighbours only
+    """
+
+    amounts: Amounts
+    matmul: Rows
+    convolution: Rows
+    attention: Rows
+    streaming: Rows
+    traffic: Rows
+    activation_bytes: float
+    attention_habits: tuple[AttentionHabits, ...]
+    attention_kernel: str
+    num_segments: int
+    num_traffic_segments: int
+    has_sends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    segment: int
+    name: str
+    columns: Mapping[str, int]
+    repeats: int = 1
+    accesses: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class RowCompiler:
+    """Gathers rows of the operators of a graph.
+
+    activation_bytes   of an element, where neither an operator nor its tensor says it
+    """
+
+    graph: Graph
+    profile: ExecutionProfile
+    activation_bytes: float
+    _masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
+    _amounts: dict[Amount, int] = field(default_factory=dict)
+    _known: dict[Amount, int] = field(default_factory=dict)
+    """Amounts as they were asked for."""
+    _habits: dict[AttentionHabits, int] = field(default_factory=dict)
+    _matmul: list[_Entry] = field(default_factory=list)
+    _convolution: list[_Entry] = field(default_factory=list)
+    _attention: list[_Entry] = field(default_factory=list)
+    _streaming: list[_Entry] = field(default_factory=list)
+    _traffic: list[_Entry] = field(default_factory=list)
+
+    # --- amounts ----------------------------------------------------------------------------------------------------------------------
+
+    def mask(self, axes: frozenset[str]) -> int:
+        return self._masks.setdefault(axes, len(self._masks))
+
+    def amount(self, amount: Amount) -> int:
+        index = self._known.get(amount)
+        if index is None:
+            index = self._known[amount] = self._amount(amount)
+        return index
+
+    def _amount(self, amount: Amount) -> int:
+        if amount.per_sample:
+            if not amount.axes >= DATA_AXES:
+                raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
+            # the microbatch is counted per data-parallel rank, so these axes cancel
+            amount = Amount(
+                base=amount.base,
+                per_sample=True,
+                axes=amount.axes - DATA_AXES,
+                padded_size=amount.padded_size,
+                padded_axes=amount.padded_axes,
+            )
+        return self._amounts.setdefault(amount, len(self._amounts))
+
+    def data_amount(self, op: Operator, sharding: Sharding, data: Data) -> Amount:
+        """Bytes of what an operator reads, writes or keeps."""
+        itemsize = data.itemsize
+        if not itemsize and data.of is not None:
+            itemsize = self.graph.tensors[op.operands[data.of].tensor].itemsize
+        return extent_amount(op, sharding, data.extent).scaled(itemsize or self.activation_bytes)
+
+    # --- rows -------------------------------------------------------------------------------------------------------------------------
+
+    def work(self, op: Operator, sharding: Sharding, work: Work, *, segment: int, name: str, is_backward: bool) -> None:
+        """A piece of an operator's work."""
+
+        def amount(extent: Extent) -> int:
+            return self.amount(extent_amount(op, sharding, extent))
+
+        match work:
+            case Product():
+                columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
+                columns["mesh"] = self._mesh(op, sharding)
+                tensors = [self.amount(extent_amount(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
+                (self._convolution if tensors else self._matmul).append(_Entry(segment, name, columns, work.repeats, tensors))
+            case FusedAttention():
+                columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
+                which = self._habits.setdefault(attention_habits(work.mask, self.profile), len(self._habits))
+                others = {"head_dim": work.head_dim, "habits": which, "backward": int(is_backward)}
+                self._attention.append(_Entry(segment, name, {**columns, **others}))
+            case Stream() if work.accesses:
+                accesses = [self.data_amount(op, sharding, data) for data in work.accesses]
+                elements = extent_amount(op, sharding, work.elements)
+                self.stream(op, sharding, work.kernel, elements, accesses, segment=segment, is_backward=is_backward, repeats=work.repeats)
+
+    def stream(
+        self,
+        op: Operator,
+        sharding: Sharding,
+        kernel: str,
+        elements: Amount,
+        accesses: Sequence[Amount],
+        *,
+        segment: int,
+        is_backward: bool,
+        repeats: int = 1,
+    ) -> None:
+        """A pass over memory."""
+        columns = {
+            "kernel": KERNEL_CODE[KernelClass(kernel)],
+            "elements": self.amount(elements),
+            "mesh": self._mesh(op, sharding),
+            "backward": int(is_backward),
+        }
+        self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(each) for each in accesses]))
+
+    def collective(self, kind: CollectiveKind, axes: frozenset[str], amount: Amount, *, segment: int, name: str, repeats: int = 1) -> None:
+        columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}
+        self._traffic.append(_Entry(segment, name, columns, repeats))
+
+    def _mesh(self, op: Operator, sharding: Sharding) -> int:
+        reads_parameter = any(self.graph.tensors[o.tensor].role is TensorRole.PARAMETER for o in op.inputs)
+        cuts = sharding.values() if reads_parameter else ()
+        return self.mask(frozenset(axis for axes in cuts for axis in axes) & TENSOR_AXES)
+
+    # --- arrays -----------------------------------------------------------------------------------------------------------------------
+
+    def rows(self, *, attention_kernel: str, num_segments: int, num_traffic_segments: int) -> TimedRows:
+        """Everything so far as arrays: to be called when all amounts are known."""
+        return TimedRows(
+            amounts=self._arrays(),
+            matmul=_rows(self._matmul, (*_PRODUCT, "mesh")),
+            convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
+            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "habits", "backward")),
+            streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),
+            traffic=_rows(self._traffic, ("kind", "group", "amount")),
+            activation_bytes=self.activation_bytes,
+            attention_habits=tuple(self._habits),
+            attention_kernel=attention_kernel,
+            num_segments=num_segments,
+            num_traffic_segments=num_traffic_segments,
+            has_sends=any(entry.columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV] for entry in self._traffic),
+        )
+
+    def _arrays(self) -> Amounts:
+        amounts = list(self._amounts)
+        axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
+        padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
+        return Amounts(
+            base=np.array([[a.base] for a in amounts]),
+            per_sample=np.array([[a.per_sample] for a in amounts]),
+            axes=axes,
+            padded_size=np.array([[a.padded_size] for a in amounts]),
+            padded_axes=padded_axes,
+            masks=tuple(self._masks),
+        )
+
+
+def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
+    """Rows of (segment, name, columns) without repeats or accesses."""
+    return _rows([_Entry(*entry) for entry in entries], columns)
+
+
+def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
+    """Rows sorted by segment (stable)."""
+    entries = sorted(entries, key=lambda entry: entry.segment)
+    segments = np.array([entry.segment for entry in entries], dtype=np.int64)
+    present, starts = np.unique(segments, return_index=True) if entries else (np.empty(0, np.int64), np.empty(0, np.int64))
+    is_repeated = any(entry.repeats != 1 for entry in entries)
+    return Rows(
+        names=tuple(entry.name for entry in entries),
+        segments=segments,
+        starts=starts,
+        present=present,
+        columns={name: np.array([entry.columns[name] for entry in entries], dtype=np.int64) for name in columns},
+        repeats=np.array([[float(entry.repeats)] for entry in entries]) if is_repeated else None,
+        accesses=np.array([index for entry in entries for index in entry.accesses], dtype=np.int64),
+        access_starts=np.cumsum([0, *(len(entry.accesses) for entry in entries[:-1])], dtype=np.int64),
+    )
+
+
+__all__ = ["Amounts", "RowCompiler", "Rows", "TimedRows", "plain_rows"]
