@@ -26,8 +26,8 @@ from perfmodel.cost.per_operator.operators import (
 )
 from perfmodel.cost.per_operator.overlap import exposed_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, left_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import elements_of, network_traffic
 from perfmodel.workload.graph import Graph, Pass, TensorRole
 
@@ -168,7 +168,7 @@ def saved_bytes(network: Graph, plan: NetworkPlan, setting: StepSetting) -> floa
                 copies += elements_of(shape, needed, plan)
         if saves_output(operator):
             shape = network.tensors[operator.output.tensor].shape
-            kept[operator.output.tensor, left_layout(operator, sharding)] = elements_of(shape, left_layout(operator, sharding), plan)
+            kept[operator.output.tensor, output_layout(operator, sharding)] = elements_of(shape, output_layout(operator, sharding), plan)
         own = (data_bytes(data, parts, _ONE, setting.activation_bytes) for data in operator.saved if data.of is None)
         extras += sum(float(num_bytes[0]) for num_bytes in own)
     return (sum(kept.values()) + copies) * setting.activation_bytes + extras

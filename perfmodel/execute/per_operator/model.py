@@ -22,8 +22,8 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition, local_part
 from perfmodel.execute.per_operator.refuse import check_runnable, parameter_layouts
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
-from perfmodel.parallel.per_operator.plan import Held, NetworkPlan, left_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.per_operator.plan import Held, NetworkPlan
 from perfmodel.workload.graph import Graph, Operator, Pass, TensorRole
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
@@ -142,7 +142,7 @@ class NetworkProgram:
             self.edges.append([self._edge(operator, position) for position in range(len(operator.inputs))])
             tensor = operator.output.tensor
             if tensor in self.plan.held and tensor in self.readers:
-                held, left = self.plan.held[tensor], left_layout(operator, self.plan.shardings[operator.name])
+                held, left = self.plan.held[tensor], output_layout(operator, self.plan.shardings[operator.name])
                 self.shared[tensor] = Transition(
                     self._redistribution(left, held.layout, tensor, operator.name, Pass.FORWARD),
                     self._redistribution(held.gradient, left.resolved(), tensor, operator.name, Pass.BACKWARD),
@@ -167,7 +167,7 @@ class NetworkProgram:
             ways = self.mesh.size(held.partial - gradient.partial)
         else:
             producer = self.network.operators[self.producers[tensor]]
-            source = left_layout(producer, self.plan.shardings[producer.name])
+            source = output_layout(producer, self.plan.shardings[producer.name])
             goal, ways = source.resolved(), 1
         return Transition(
             self._redistribution(source, needed, tensor, operator.name, Pass.FORWARD),
@@ -218,7 +218,7 @@ class NetworkProgram:
 
     def _left(self, tensor: str) -> Layout:
         operator = self.network.operators[self.producers[tensor]]
-        return left_layout(operator, self.plan.shardings[operator.name])
+        return output_layout(operator, self.plan.shardings[operator.name])
 
     def _reduce_gradients(self) -> None:
         """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient (both biases

@@ -96,7 +96,7 @@ def check_sharding(operator: Operator, sharding: Sharding) -> None:
 
 def input_layout(sharding: Sharding, operand: Operand) -> Layout:
     """What the operator needs: cut where it cuts a dim that the operand has, else whole (R3)."""
-    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operand.dims))
+    return _layout(sharding, operand.dims)
 
 
 def output_layout(operator: Operator, sharding: Sharding) -> Layout:
@@ -104,8 +104,7 @@ def output_layout(operator: Operator, sharding: Sharding) -> Layout:
 
     The loss reduces over a cut vocabulary itself (own traffic), so its output is whole.
     """
-    partial = frozenset(axis for dim in operator.sums for axis in sharding.get(dim, ()))
-    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operator.output.dims), partial=partial)
+    return _layout(sharding, operator.output.dims, operator.sums)
 
 
 def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
@@ -113,11 +112,17 @@ def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
 
     An axis that the operator does not use computes the same everywhere: its gradients are whole, not partial.
     """
-    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in operand.dims), partial=_axes_outside(sharding, operand))
+    return _layout(sharding, operand.dims, lacking(operand, sharding))
 
 
-def _axes_outside(sharding: Sharding, operand: Operand) -> frozenset[str]:
-    return frozenset(axis for dim, axes in sharding.items() if dim not in operand.dims for axis in axes)
+def lacking(operand: Operand, dims: Iterable[str]) -> tuple[str, ...]:
+    """Of an operator's dims those that an input lacks: over them its gradient is summed."""
+    return tuple(dim for dim in dims if dim not in operand.dims)
+
+
+def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ()) -> Layout:
+    partial = frozenset(axis for dim in summed for axis in sharding.get(dim, ()))
+    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in dims), partial=partial)
 
 
 def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:

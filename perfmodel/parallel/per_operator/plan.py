@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.parallel.algebra.sharding import Layout, Sharding, input_layout
+from perfmodel.parallel.algebra.sharding import Layout, Sharding
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.job import Optimizer
 
@@ -134,12 +134,6 @@ def _prime_factors(number: int) -> list[int]:
     return factors
 
 
-def left_layout(operator: Operator, sharding: Sharding) -> Layout:
-    """What it leaves: cut likewise, partial on the axes of `sums`."""
-    partial = frozenset(axis for dim in operator.sums for axis in sharding.get(dim, ()))
-    return Layout(cuts=input_layout(sharding, operator.output).cuts, partial=partial)
-
-
 def check_plan(plan: NetworkPlan, network: Graph) -> None:
     """Every operator has a sharding that the mesh and its sizes allow; every tensor with several readers is held."""
     if plan.network != network.name:
@@ -205,6 +199,5 @@ __all__ = [
     "cut_sizes",
     "divides",
     "is_trained",
-    "left_layout",
     "mesh_axes",
 ]

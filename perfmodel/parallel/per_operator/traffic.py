@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, redistribute
-from perfmodel.parallel.per_operator.plan import NetworkPlan, is_trained, left_layout
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout, redistribute
+from perfmodel.parallel.per_operator.plan import NetworkPlan, is_trained
 from perfmodel.workload.graph import Extent, Graph, Pass, TensorRole
 
 
@@ -67,7 +67,7 @@ def _all_rows(network: Graph, plan: NetworkPlan) -> Iterator[NetworkTraffic]:
                 partial = gradient_layout(sharding, operand).partial
                 summed[operand.tensor] = summed.get(operand.tensor, frozenset()) | partial
         tensor = operator.output.tensor
-        left = left_layout(operator, sharding)
+        left = output_layout(operator, sharding)
         reading = readers.get(tensor, [])
         if tensor in plan.held:
             held = plan.held[tensor]

@@ -29,6 +29,7 @@ from perfmodel.cost.per_operator.operators import (
 )
 from perfmodel.cost.per_operator.overlap import mixed_exposure
 from perfmodel.parallel.algebra.redistribution import collectives, differing
+from perfmodel.parallel.algebra.sharding import lacking
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
 from perfmodel.workload.graph import Data, Graph, Operand, Operator, Pass, TensorRole
 
@@ -335,24 +336,21 @@ class _Tables:
 
 def left_view(operator: Operator, rows: Configurations) -> View:
     """The output as each configuration leaves it."""
-    return View(cuts=_columns(rows, operator.output.dims), partial=_joined(rows, operator.sums))
+    return _view(rows, operator.output.dims, operator.sums)
 
 
 def reader_view(operator: Operator, operand: Operand, rows: Configurations) -> View:
     """An input as each configuration needs it, and the axes on which its gradient then leaves partial."""
-    lacking = tuple(dim for dim in operator.dims if dim not in operand.dims)
-    return View(cuts=_columns(rows, operand.dims), partial=_joined(rows, lacking))
+    return _view(rows, operand.dims, lacking(operand, operator.dims))
 
 
-def _columns(rows: Configurations, dims: Sequence[str]) -> Masks:
-    return np.stack([rows.masks[:, rows.dims.index(dim)] if dim else np.zeros(len(rows), dtype=np.int64) for dim in dims], axis=1)
-
-
-def _joined(rows: Configurations, dims: Sequence[str]) -> Masks:
-    joined = np.zeros(len(rows), dtype=np.int64)
-    for dim in dims:
-        joined = joined | rows.masks[:, rows.dims.index(dim)]
-    return joined
+def _view(rows: Configurations, dims: Sequence[str], summed: Sequence[str]) -> View:
+    masks = dict(zip(rows.dims, rows.masks.T, strict=True))
+    none = np.zeros(len(rows), dtype=np.int64)
+    partial = none
+    for dim in summed:
+        partial = partial | masks[dim]
+    return View(cuts=np.stack([masks[dim] if dim else none for dim in dims], axis=1), partial=partial)
 
 
 def edge_times(left: View, read: View, total_bytes: float, prices: MeshPrices, *, from_held: bool = False) -> Array:

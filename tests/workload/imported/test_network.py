@@ -8,8 +8,8 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import gradient_layout
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides, left_layout
+from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout
+from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.imported.graph import ImportedKind
@@ -190,7 +190,7 @@ def test_any_network_has_a_data_parallel_plan(name, converted):
         for reader, position in network.readers()[tensor]:
             reading = network.operators[reader]
             partial |= gradient_layout(shardings[reading.name], reading.inputs[position]).partial
-        held[tensor] = Held(cuts=left_layout(producer, shardings[producer.name]).cuts, partial=partial)
+        held[tensor] = Held(cuts=output_layout(producer, shardings[producer.name]).cuts, partial=partial)
     plan = replace(plan, held=held)
     check_plan(plan, network)
     if name == "fourier":
