@@ -218,6 +218,7 @@ class Attention(nn.Module):
             context = checkpoint(self.core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         else:
             context = self.core(q, k, v)
+        del q, k, v  # gathered keys and values are not held longer than what reads them
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)
         output: torch.Tensor = self.o_proj(context)

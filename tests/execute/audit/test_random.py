@@ -71,6 +71,22 @@ MOMENTS = {
         dict(model=tiny(num_hidden_layers=2, hidden_size=16), batch=4, seq_len=64),
         0.04,
     ),
+    "the gradient of a squared relu": (
+        dict(num_chips=2, schedule="gpipe", pp=2),
+        dict(
+            model=tiny(
+                "gpt2",
+                num_hidden_layers=2,
+                vocab_size=5,
+                intermediate_size=96,
+                activation="relu2",
+                hidden_size=16,
+                num_attention_heads=1,
+                num_key_value_heads=1,
+            )
+        ),
+        0.03,
+    ),
     "gradients of two layers wait while the third runs backward for the first time": (
         dict(num_chips=4, pp=2, schedule="gpipe", zero=3, stage_layers=(1, 3), recompute="full", attention="unfused"),
         dict(precision=Precision.BF16),
