@@ -84,15 +84,23 @@ def beside_pipeline(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepColumns:
-    """Plans evaluated together: every term that a report may want, one entry a plan. `pipeline` without the hidden sends."""
+class PlanColumns:
+    """What the steps of plans and their memory are both made of, one entry a plan."""
 
     program: Program
     grid: LayoutGrid
     micro: MicrobatchCost
-    regions: RegionTimes
     stages: Stages
     terms: ParameterTerms
+    once: _Once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepColumns:
+    """Plans evaluated together: every term that a report may want, one entry a plan. `pipeline` without the hidden sends."""
+
+    plans: PlanColumns
+    regions: RegionTimes
     hop: Any
     hidden_sends: Any
     pipeline: Any
@@ -103,12 +111,12 @@ class StepColumns:
         return self.pipeline + self.beside.total
 
 
-def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
-    """The steps of plans of the estimator's job that differ in degrees, micro-batch and stages alone.
+def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
+    """Of plans of the estimator's job that differ in degrees, micro-batch and stages alone.
 
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
     """
-    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
+    profile, machine, first = estimator.profile, estimator.machine, plans[0]
     program = estimator.program(first.rules, first.attention, first.recompute_operators)
     grid = make_grid(
         {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
@@ -118,14 +126,25 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
     )
     once = _once(estimator, grid)
     micro_batch = _column(plan.micro_batch for plan in plans)
-    micro = once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch))
+    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=first.layout.pp > 1)
+    return PlanColumns(
+        program=program,
+        grid=grid,
+        micro=once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch)),
+        stages=stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans]),
+        terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
+        once=once,
+    )
+
+
+def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColumns | None = None) -> StepColumns:
+    """The steps of plans that have `plan_columns` together, which are made where they are not given."""
+    profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.sizes, plans[0]
+    columns = columns or plan_columns(estimator, plans)
+    grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp, p = grid.degree["tp"], grid.degree["pp"]
     m, v = _column(plan.num_microbatches for plan in plans), _column(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
-    stages = stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans])
-    is_pipelined = first.layout.pp > 1
-    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=is_pipelined)
-    terms = once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid)))
     is_scattered = first.rules.scatters_residual
     hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=is_scattered))
     schedule = first.schedule
@@ -134,20 +153,16 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan]) -> StepColumns:
     )
     waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
     hidden_sends: Any = 0.0
-    if is_pipelined:
+    if first.layout.pp > 1:
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
         hidden_sends = sends_under_parameters(
             waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
         )
         pipeline = pipeline - hidden_sends
-    tied = once(terms, (), lambda: tied_time(program, terms, sizes, machine, grid))
+    tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
     return StepColumns(
-        program=program,
-        grid=grid,
-        micro=micro,
+        plans=columns,
         regions=regions,
-        stages=stages,
-        terms=terms,
         hop=hop,
         hidden_sends=hidden_sends,
         pipeline=pipeline,

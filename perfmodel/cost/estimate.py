@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from perfmodel.cost.assemble import StepColumns, step_columns
+from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory import AT, kept_by_moment, static_memory, unreduced_gradients
-from perfmodel.cost.moments import At, activation_terms, rank_moments
+from perfmodel.cost.memory import AT, kept_by_moment, static_memory
+from perfmodel.cost.moments import At, activation_terms
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import (
@@ -22,10 +22,8 @@ from perfmodel.cost.plan_memory import (
     fullest_by_class,
     memory_by_class,
     memory_row,
-    replicas,
+    rank_holding,
     scalar,
-    scalar_stages,
-    scalar_terms,
 )
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
 from perfmodel.cost.step import (
@@ -168,25 +166,19 @@ class PlanRow:
 
 
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
-    columns = step_columns(estimator, [plan])
-    profile, machine, micro = estimator.profile, estimator.machine, columns.micro
-    activations = estimator.once(
-        micro, ("activations", plan.recompute), lambda: activation_terms(micro, plan.recompute, profile, columns.grid.degree["tp"])
-    )
-    return PlanRow(
-        columns=columns,
-        memory_row=memory_row(
-            plan,
-            activations,
-            columns.terms,
-            columns.stages,
-            columns.program.rows.activation_bytes,
-            replicas(columns.grid),
-            profile=profile,
-            machine=machine,
-            sizes=estimator.sizes,
-        ),
-    )
+    columns = plan_columns(estimator, [plan])
+    return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
+
+
+def evaluate_memory(estimator: Estimator, plan: Plan) -> MemoryRow:
+    """Its memory alone, as `evaluate_plan` has it."""
+    return _memory_row(estimator, plan, plan_columns(estimator, [plan]))
+
+
+def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
+    micro, tp = columns.micro, columns.grid.degree["tp"]
+    make = partial(activation_terms, micro, plan.recompute, estimator.profile, tp)
+    return memory_row(plan, columns, estimator.once(micro, ("activations", plan.recompute), make), estimator=estimator)
 
 
 def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
@@ -225,7 +217,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
     """FLOP of all chips in one step, with what is recomputed."""
-    flops = row.columns.micro.flops[:, 0]
+    flops = row.columns.plans.micro.flops[:, 0]
     total = 0.0
     for region in range(len(REGIONS)):
         by_phase = {phase: float(flops[region * len(PHASES) + i]) for i, phase in enumerate(PHASES)}
@@ -258,7 +250,7 @@ PARTS = (
 def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[str, float]:
     """Exposed seconds on the critical rank."""
     profile, columns = estimator.profile, row.columns
-    stages, regions, micro, beside = columns.stages, columns.regions, columns.micro, columns.beside
+    stages, regions, micro, beside = columns.plans.stages, columns.regions, columns.plans.micro, columns.beside
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     both = [float((f[i] + b[i])[0]) for i in range(3)]
@@ -321,64 +313,40 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
     """Of that pipeline rank: activations under way when its first backward begins, the moment of its peak, and the bytes by class."""
-    row = evaluate_plan(estimator, plan)
-    found, columns = row.memory_row, row.columns
-    activation_bytes = columns.program.rows.activation_bytes
-    p = plan.layout.pp
+    found = evaluate_memory(estimator, plan)
+    of, p = found.of, plan.layout.pp
     layers = float(sum(plan.stage_layers[rank::p]))
     place = 2 if rank == p - 1 else 0 if rank == 0 else 1
-    terms, stages = scalar_terms(columns.terms), scalar_stages(columns.stages)
-    if place == 1:
-        stages = replace(stages, middle=layers)
+    stages = replace(of.stages, middle=layers) if place == 1 else of.stages
     live = live_layers(
         schedule=plan.schedule, chunks=plan.stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches
     )
     kept_of = partial(
         kept_by_moment,
-        found.activations,
+        of.activations,
         found.pipelining,
         estimator.profile,
         rank=float(rank),
         layers=layers,
         has_embedding=float(rank == 0),
         has_head=float(rank == p - 1),
-        activation_bytes=activation_bytes,
+        activation_bytes=of.activation_bytes,
     )
     # the last rank's first backward pass is that of the head
     saved = kept_of(live=replace(live, most=live.at_first, fewer_at_head=0.0), at=(At.LAYER,))[At.LAYER]
-    kept = kept_of(live=live, at=AT[place])
-    moments = rank_moments(
-        found.activations,
-        terms,
-        stages,
-        estimator.sizes,
-        rank=place,
-        num_microbatches=found.pipelining.num_microbatches,
-        profile=estimator.profile,
-        activation_bytes=activation_bytes,
-    )
-    unreduced = unreduced_gradients(
-        found.activations,
-        terms,
-        stages,
-        estimator.sizes,
-        rank=place,
-        live=live,
-        profile=estimator.profile,
-        activation_bytes=activation_bytes,
-    )
-    static = static_memory(terms, stages, estimator.sizes, num_replicas=scalar(replicas(columns.grid)))
-    return scalar(saved[0]), *memory_by_class(static[place], kept, moments, unreduced)
+    static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
+    holding = rank_holding(replace(of, stages=stages, static=static, factor=1.0), place, live)
+    return scalar(saved[0]), *memory_by_class(holding, kept_of(live=live, at=AT[place]))
 
 
 def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
     """The first, the fullest middle and the last pipeline rank; without a pipeline the one there is, three times."""
-    row = evaluate_plan(estimator, plan).memory_row
+    row = evaluate_memory(estimator, plan)
     figures = []
-    for i in range(3):
-        _, values = memory_by_class(row.static[i], row.kept[i], row.moments[i], row.unreduced[i], factor=row.factor)
+    for rank, kept, total in zip(row.ranks, row.kept, row.total, strict=True):
+        _, values = memory_by_class(rank, kept)
         allocated = sum(values.values()) + estimator.profile.workspace_bytes
-        figures.append(RankMemory(allocated=allocated, reserved=row.total[i] - row.outside))
+        figures.append(RankMemory(allocated=allocated, reserved=total - row.of.outside))
     if plan.layout.pp == 1:
         figures = [max(figures, key=lambda figure: figure.reserved)] * 3
     return tuple(figures)

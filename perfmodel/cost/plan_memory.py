@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import (
     MEMORY,
     Kept,
@@ -25,129 +24,190 @@ from perfmodel.cost.memory import (
     unreduced_gradients,
     waiting_memory,
 )
-from perfmodel.cost.moments import ActivationTerms, At, Moment, largest, moments_at, rank_moments
-from perfmodel.cost.pipeline import live_table, three_live_layers
+from perfmodel.cost.moments import ActivationTerms, At, Moment, keeps_gathered, largest, moments_at, rank_moments
+from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.step import Bytes, ParameterTerms, Stages
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
+
+if TYPE_CHECKING:
+    from perfmodel.cost.assemble import PlanColumns
+    from perfmodel.cost.estimate import Estimator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Holding:
+    """What the memory of pipeline ranks is made of, as numbers or as columns.
+
+    static         (weights, gradients, optimizer, gathered parameters) of the first, a middle and the last rank
+    num_replicas   ranks that the gradient of a weight is reduced over
+    is_scattered   whether the residual stream is cut over tp
+    factor         what the allocator holds over what comes and goes   [-]
+    outside        what lies outside the allocator   [byte]
+    """
+
+    activations: ActivationTerms
+    terms: ParameterTerms
+    stages: Stages
+    static: list[tuple[Any, Any, Any, Any]]
+    num_replicas: Any
+    num_microbatches: Any
+    tp: Any
+    is_scattered: bool
+    activation_bytes: float
+    profile: ExecutionProfile
+    sizes: Bytes
+    factor: float
+    outside: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankHolding:
+    """Of one rank: what stays, the moments at which something comes and goes, gradients that wait beside them, and what waits always."""
+
+    static: tuple[Any, Any, Any, Any]
+    fixed: Any
+    moments: list[Moment]
+    unreduced: Unreduced
+    waiting: Any
+    factor: float
+    outside: float
+
+    def base(self, at: At, times: Container[At]) -> Any:
+        """What it needs while this runs, whatever is under way. times: what has passes of its own under way. [byte]"""
+        most = largest(moments_at(self.moments, at, times))
+        return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
+
+
+def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[Any], Any] | None = None) -> RankHolding:
+    """Of the first (0), a middle (1) or the last (2) rank, with these layers under way.
+
+    each   makes a column one that has the last dim of `live`, for gradients that wait beside activations
+    """
+    activations, terms, sizes, profile = of.activations, of.terms, of.sizes, of.profile
+    moments = rank_moments(
+        activations,
+        terms,
+        of.stages,
+        sizes,
+        rank=rank,
+        num_microbatches=of.num_microbatches,
+        profile=profile,
+        activation_bytes=of.activation_bytes,
+    )
+    unreduced = Unreduced()
+    if keeps_gathered(terms.program):
+        unreduced = unreduced_gradients(
+            activations if each is None else activations_as(activations, each),
+            terms if each is None else terms_as(terms, each),
+            of.stages,
+            sizes,
+            rank=rank,
+            live=live,
+            profile=profile,
+            activation_bytes=of.activation_bytes,
+            factor=of.factor,
+        )
+    waiting = waiting_memory(
+        activations,
+        terms,
+        of.stages,
+        sizes,
+        rank=rank,
+        num_microbatches=of.num_microbatches,
+        tp=of.tp,
+        is_scattered=of.is_scattered,
+        profile=profile,
+    )
+    return RankHolding(
+        static=of.static[rank],
+        fixed=fixed_memory(of.static[rank]),
+        moments=moments,
+        unreduced=unreduced,
+        waiting=waiting,
+        factor=of.factor,
+        outside=of.outside,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
     """One plan's memory, as numbers: of the first, a middle and the last rank."""
 
-    activations: ActivationTerms
+    of: Holding
     pipelining: Pipelining
-    static: list[tuple[Any, Any, Any, Any]]
     kept: list[Kept]
-    moments: list[list[Moment]]
-    unreduced: list[Unreduced]
-    factor: float
-    outside: float
+    ranks: tuple[RankHolding, ...]
     total: tuple[float, ...]
 
 
-def memory_row(
-    plan: Plan,
-    columns: ActivationTerms,
-    parameter_columns: ParameterTerms,
-    stage_columns: Stages,
-    activation_bytes: float,
-    num_replicas: Any,
-    *,
-    profile: ExecutionProfile,
-    machine: Machine,
-    sizes: Bytes,
-) -> MemoryRow:
+def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
-    activations, terms, stages = _scalar_activations(columns), scalar_terms(parameter_columns), scalar_stages(stage_columns)
-    m, p, tp = float(plan.num_microbatches), float(plan.layout.pp), float(plan.layout.tp)
+    profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
+    terms, stages = terms_as(columns.terms, scalar), scalar_stages(columns.stages)
     live = three_live_layers(
         live_table(plan.schedule, plan.stage_layers, plan.layout.pp),
         schedule=plan.schedule,
         num_ranks=plan.layout.pp,
         num_microbatches=plan.num_microbatches,
     )
-    pipelining = Pipelining(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages), live=live)
-    factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
-    static = static_memory(terms, stages, sizes, num_replicas=scalar(num_replicas))
-    kept = kept_memory(activations, stages, pipelining, profile, activation_bytes=activation_bytes)
-    moments, unreduced, totals = [], [], []
-    for rank in range(3):
-        moments.append(
-            rank_moments(
-                activations,
-                terms,
-                stages,
-                sizes,
-                rank=rank,
-                num_microbatches=m,
-                profile=profile,
-                activation_bytes=activation_bytes,
-            )
-        )
-        unreduced.append(
-            unreduced_gradients(
-                activations,
-                terms,
-                stages,
-                sizes,
-                rank=rank,
-                live=live[rank],
-                profile=profile,
-                activation_bytes=activation_bytes,
-                factor=factor,
-            )
-        )
-        waiting = waiting_memory(
-            activations,
-            terms,
-            stages,
-            sizes,
-            rank=rank,
-            num_microbatches=m,
-            tp=tp,
-            is_scattered=plan.rules.scatters_residual,
-            profile=profile,
-        )
-        fixed = fixed_memory(static[rank])
-        each = []
-        for at, (kept_activations, received) in kept[rank].items():
-            base = base_memory(largest(moments_at(moments[rank], at, kept[rank])), fixed, waiting, factor=factor, outside=outside)
-            each.append(float(reserved_memory((kept_activations + received) * factor, base, unreduced[rank].at(at))))
-        totals.append(max(each))
-    return MemoryRow(
-        activations=activations,
-        pipelining=pipelining,
-        static=static,
-        kept=kept,
-        moments=moments,
-        unreduced=unreduced,
-        factor=factor,
-        outside=outside,
-        total=tuple(totals),
+    num_replicas = scalar(replicas(columns.grid))
+    of = Holding(
+        activations=activations_as(activations, scalar),
+        terms=terms,
+        stages=stages,
+        static=static_memory(terms, stages, sizes, num_replicas=num_replicas),
+        num_replicas=num_replicas,
+        num_microbatches=float(plan.num_microbatches),
+        tp=float(plan.layout.tp),
+        is_scattered=plan.rules.scatters_residual,
+        activation_bytes=columns.program.rows.activation_bytes,
+        profile=profile,
+        sizes=sizes,
+        factor=reserve_factor(profile, machine),
+        outside=outside_bytes(profile, machine),
+    )
+    pipelining = Pipelining(
+        schedule=plan.schedule,
+        num_ranks=float(plan.layout.pp),
+        num_microbatches=of.num_microbatches,
+        virtual_stages=float(plan.virtual_stages),
+        live=live,
+    )
+    kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
+    ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(3))
+    return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(_most, ranks, kept)))
+
+
+def _most(rank: RankHolding, kept: Kept) -> float:
+    """What a rank needs at its fullest moment. [byte]"""
+    return max(
+        float(reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at)))
+        for at, (activations, received) in kept.items()
     )
 
 
-def _scalar_activations(columns: ActivationTerms) -> ActivationTerms:
+def activations_as(columns: ActivationTerms, each: Callable[[Any], Any]) -> ActivationTerms:
+    """With each column as `each` makes it."""
     return ActivationTerms(
-        kept=tuple(scalar(x) for x in columns.kept),
-        peaks=tuple((scalar(a), scalar(b)) for a, b in columns.peaks),
-        forward=scalar(columns.forward),
-        boundary=scalar(columns.boundary),
-        logits=scalar(columns.logits),
-        run_ahead=scalar(columns.run_ahead),
+        kept=tuple(each(x) for x in columns.kept),
+        peaks=tuple((each(a), each(b)) for a, b in columns.peaks),
+        forward=each(columns.forward),
+        boundary=each(columns.boundary),
+        logits=each(columns.logits),
+        run_ahead=each(columns.run_ahead),
     )
 
 
-def scalar_terms(columns: ParameterTerms) -> ParameterTerms:
+def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTerms:
+    """With each column of elements as `each` makes it."""
     return replace(
         columns,
-        full=tuple(scalar(x) for x in columns.full),
-        shard=tuple(scalar(x) for x in columns.shard),
-        padded=tuple(scalar(x) for x in columns.padded),
-        tied=(scalar(columns.tied[0]), scalar(columns.tied[1])),
+        full=tuple(each(x) for x in columns.full),
+        shard=tuple(each(x) for x in columns.shard),
+        padded=tuple(each(x) for x in columns.padded),
+        tied=(each(columns.tied[0]), each(columns.tied[1])),
     )
 
 
@@ -177,20 +237,18 @@ def scalar(value: Any) -> float:
     return float(np.asarray(value).reshape(-1)[0])
 
 
-def memory_by_class(
-    static: tuple[Any, ...], kept: Kept, moments: list[Moment], unreduced: Unreduced, *, factor: float = 1.0
-) -> tuple[str, dict[str, float]]:
+def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float]]:
     """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond."""
     under_way = {at: (scalar(activations), scalar(received)) for at, (activations, received) in kept.items()}
     found = []
-    for moment in moments:
+    for moment in rank.moments:
         at = moment.at if moment.at in under_way else At.LAYER
-        for each in unreduced.cases(at):
-            waits, gone = (scalar(x) / factor for x in each)
+        for each in rank.unreduced.cases(at):
+            waits, gone = (scalar(x) / rank.factor for x in each)
             found.append((sum(under_way[at]) + scalar(moment.total) + (waits - gone), moment, at, waits, gone))
     _, moment, at, waits, gone = max(found, key=lambda case: case[0])
     kept_activations, received = under_way[at]
-    weights, gradients, states, copies = (scalar(x) for x in static)
+    weights, gradients, states, copies = (scalar(x) for x in rank.static)
     values = (
         weights,
         gradients + scalar(moment.gradients) + waits,
@@ -217,8 +275,8 @@ def fullest_by_class(row: MemoryRow) -> tuple[dict[str, float], float, str]:
     """Bytes of the fullest chip by class, their sum, and when in the step that is."""
     totals = row.total
     rank = int(np.argmax(totals))
-    moment, values = memory_by_class(row.static[rank], row.kept[rank], row.moments[rank], row.unreduced[rank], factor=row.factor)
-    values["framework"] = row.outside
+    moment, values = memory_by_class(row.ranks[rank], row.kept[rank])
+    values["framework"] = row.of.outside
     held = totals[rank] - sum(values.values())
     values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
     return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment

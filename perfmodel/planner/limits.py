@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.cost.estimate import Estimator, evaluate_plan
+from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import room
 from perfmodel.foundation.units import format_bytes
@@ -132,7 +132,7 @@ class Prober:
             stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
         except InputError:
             return math.nan
-        return max(evaluate_plan(estimator, stretched).memory_row.total)
+        return max(evaluate_memory(estimator, stretched).total)
 
     @property
     def allowed(self) -> float:

@@ -34,7 +34,7 @@ def test_full_recomputation_makes_a_layer_again_before_its_backward():
     none, full = (predict(estimator_of(job=small, chips=1), micro_batch=4, recompute=r) for r in ("none", "full"))
     assert full.memory_moment == none.memory_moment == "backward of a layer"
     row = evaluate_plan(estimator_of(job=small, chips=1), plan_of(estimator_of(job=small, chips=1), micro_batch=4)).memory_row
-    kept, boundary = row.activations.kept[1], row.activations.boundary
+    kept, boundary = row.of.activations.kept[1], row.of.activations.boundary
     assert full.memory["temporary"] - none.memory["temporary"] == pytest.approx(kept - boundary, rel=1e-12)
     assert none.memory["activations"] - full.memory["activations"] == pytest.approx(8 * (kept - boundary), rel=1e-12)
 
@@ -55,7 +55,7 @@ def test_weights_that_are_gathered_and_freed_leave_when_their_gradients_are_redu
     """fully_shard: the head's gradients in float32 while all activations of the layers are alive; all gradients at the end."""
     estimator = estimator_of(job=make_job(make_model(vocab_size=V, tie_word_embeddings=False), batch=4), chips=4, profile="torch-gloo")
     row = evaluate_plan(estimator, plan_of(estimator, dp_shard=4, zero=3)).memory_row
-    moments = {moment.name: moment for moment in row.moments[2]}
+    moments = {moment.name: moment for moment in row.ranks[2].moments}
     head = V * H + 2 * H
     reduction = moments["reduction of the head's gradients"]
     assert float(reduction.buffers) == 4 * head
@@ -71,18 +71,13 @@ def test_classes_add_up_to_the_rank():
     plan = plan_of(estimator, pp=4, tp=4)
     row = evaluate_plan(estimator, plan).memory_row
     for rank in range(3):
-        name, values = memory_by_class(
-            row.static[rank],
-            row.kept[rank],
-            row.moments[rank],
-            row.unreduced[rank],
-            factor=row.factor,
-        )
+        name, values = memory_by_class(row.ranks[rank], row.kept[rank])
         assert tuple(values) == MEMORY
-        assert name in {moment.name for moment in row.moments[rank]}
-        fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.static[rank])
+        assert name in {moment.name for moment in row.ranks[rank].moments}
+        fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.ranks[rank].static)
         kept = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.kept[rank][At.LAYER])
-        assert sum(values.values()) == pytest.approx(fixed + kept + float(np.asarray(largest(row.moments[rank])).reshape(-1)[0]), rel=1e-12)
+        most = float(np.asarray(largest(row.ranks[rank].moments)).reshape(-1)[0])
+        assert sum(values.values()) == pytest.approx(fixed + kept + most, rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule, virtual, alive", [("gpipe", 1, 8), ("1f1b", 1, 4), ("interleaved", 2, (2 * 3 + 4 + 1) / 2)])
@@ -92,7 +87,7 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     pipelining = Pipelining(
         schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual), live=()
     )
-    terms = replace(row.activations, kept=(0.0, row.activations.kept[1], row.activations.kept[2]))
+    terms = replace(row.of.activations, kept=(0.0, row.of.activations.kept[1], row.of.activations.kept[2]))
     live = live_layers(schedule=pipelining.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8).most
     kept, _ = kept_on_rank(
         terms, pipelining, estimator.profile, rank=0.0, live_layers=live, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
@@ -107,7 +102,7 @@ def test_the_head_has_the_layers_beside_it_that_are_under_way_then():
     row = evaluate_plan(
         estimator, plan_of(estimator, pp=2, tp=4, schedule="interleaved", virtual_stages=2, stage_layers=(1, 3, 3, 1))
     ).memory_row
-    layer, num_layers = row.activations.kept[1], 4
+    layer, num_layers = row.of.activations.kept[1], 4
     for rank, at, fewer in ((2, At.HEAD, 2), (0, At.EMBEDDING, 1 - num_layers)):
         assert row.kept[rank][At.LAYER][0] - row.kept[rank][at][0] == pytest.approx(fewer * layer, rel=1e-12)
 
@@ -191,7 +186,7 @@ def test_the_ranks_of_a_pipeline_as_their_allocator_counts_them(profile):
 def kept_of_a_layer(recompute_operators, profile="torch-fsdp2"):
     estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1, profile=profile)
     plan = plan_of(estimator, micro_batch=1, recompute="selective", recompute_operators=recompute_operators)
-    return evaluate_plan(estimator, plan).memory_row.activations.kept[1]
+    return evaluate_plan(estimator, plan).memory_row.of.activations.kept[1]
 
 
 def test_an_operator_recomputed_by_itself_runs_again_for_whoever_needs_what_it_makes():
@@ -206,5 +201,5 @@ def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_fr
     estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1)
     model = estimator.job.model
     apart = with_profile(job=estimator.job, keeps_unrotated_qk=False)
-    kept = [evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).memory_row.activations.kept[1] for each in (estimator, apart)]
+    kept = [evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).memory_row.of.activations.kept[1] for each in (estimator, apart)]
     assert kept[0] - kept[1] == 2 * S * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim

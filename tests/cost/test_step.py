@@ -103,7 +103,9 @@ def parameter_time_alone(terms, regions, stages, *, num_microbatches, profile):
 
 
 def times(row, profile, **changes):
-    return parameter_time_alone(row.terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=replace(profile, **changes))
+    return parameter_time_alone(
+        row.plans.terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=replace(profile, **changes)
+    )
 
 
 @pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2"])
@@ -111,23 +113,23 @@ def test_nothing_hides_without_overlap(profile):
     """All gathers and reductions of one microbatch, one after the other."""
     row = row_of(profile=profile, dp_shard=16, zero=3)
     gather, reduction = times(row, profile_of(profile), prefetches_parameters=False, overlaps_gradients=False)
-    layers = row.stages.total
+    layers = row.plans.stages.total
 
     def whole(per_region):
         return per_region[0] + layers * per_region[LAYER] + per_region[HEAD]
 
     each = "microbatch"
-    gathers = whole(row.terms.gather_forward[each]) + whole(row.terms.gather_backward[each])
+    gathers = whole(row.plans.terms.gather_forward[each]) + whole(row.plans.terms.gather_backward[each])
     assert gather == pytest.approx(gathers, rel=1e-12)
-    assert reduction == pytest.approx(whole(row.terms.reduce[each]) + whole(row.terms.reduce["step"]), rel=1e-12)
+    assert reduction == pytest.approx(whole(row.plans.terms.reduce[each]) + whole(row.plans.terms.reduce["step"]), rel=1e-12)
 
 
 def test_under_endless_compute_only_the_first_gather_shows():
     row = row_of(profile="torch-fsdp2", dp_shard=16, zero=3)
     long = replace(row.regions, forward=tuple(x + 1e3 for x in row.regions.forward), backward=tuple(x + 1e3 for x in row.regions.backward))
     profile = replace(profile_of("torch-fsdp2"), compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0)
-    gather, reduction = parameter_time_alone(row.terms, long, row.stages, num_microbatches=np.array([1.0]), profile=profile)
-    terms = row.terms
+    gather, reduction = parameter_time_alone(row.plans.terms, long, row.plans.stages, num_microbatches=np.array([1.0]), profile=profile)
+    terms = row.plans.terms
     first = terms.gather_forward["microbatch"][0] + terms.gather_backward["microbatch"][0] + terms.gather_backward["microbatch"][HEAD]
     assert gather == pytest.approx(first, rel=1e-12)
     assert reduction == 0.0
@@ -149,19 +151,22 @@ def test_gradients_that_are_scattered_may_wait_for_the_end_of_backward():
     for row, waits in ((whole, False), (scattered, True)):
         hidden, shown = (float(times(row, profile, overlaps_gradient_scatters=overlaps)[1][0]) for overlaps in (True, False))
         assert (shown > hidden) is waits
-    everything = stage_sums(scattered.terms.reduce["step"], scattered.stages)[0] + stage_sums(scattered.terms.publish, scattered.stages)[0]
+    everything = (
+        stage_sums(scattered.plans.terms.reduce["step"], scattered.plans.stages)[0]
+        + stage_sums(scattered.plans.terms.publish, scattered.plans.stages)[0]
+    )
     assert shown == pytest.approx(float(everything[0]), rel=1e-12)
 
 
 def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backward():
     """m max(0, t - w) + s min(t, w)"""
     row = row_of(dp_replicate=16)
-    each = {"microbatch": tuple(1e3 * x for x in row.terms.reduce["step"]), "step": row.terms.reduce["microbatch"]}
-    happens = row.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
-    terms = replace(row.terms, reduce=each, program=replace(row.terms.program, happens=happens))
+    each = {"microbatch": tuple(1e3 * x for x in row.plans.terms.reduce["step"]), "step": row.plans.terms.reduce["microbatch"]}
+    happens = row.plans.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
+    terms = replace(row.plans.terms, reduce=each, program=replace(row.plans.terms.program, happens=happens))
     profile = replace(profile_of("megatron"), exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
-    _, reduction = parameter_time_alone(terms, row.regions, row.stages, num_microbatches=np.array([3.0]), profile=profile)
-    t, w = stage_sums(each["microbatch"], row.stages)[0], stage_sums(row.regions.backward, row.stages)[0]
+    _, reduction = parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([3.0]), profile=profile)
+    t, w = stage_sums(each["microbatch"], row.plans.stages)[0], stage_sums(row.regions.backward, row.plans.stages)[0]
     assert float(t[0]) > float(w[0])
     assert float(reduction[0]) == pytest.approx(float((3 * (t - w) + 0.25 * w)[0]), rel=1e-12)
 
@@ -171,17 +176,17 @@ def test_time_of_windows_is_spent_once(prefetches):
     """However slow the network: exposed = all communication - at most all compute that it could hide under."""
     row = row_of(profile="torch-fsdp2", dp_shard=16, zero=3)
     slow = {
-        name: {when: tuple(1e3 * x for x in values) for when, values in getattr(row.terms, name).items()}
+        name: {when: tuple(1e3 * x for x in values) for when, values in getattr(row.plans.terms, name).items()}
         for name in ("gather_forward", "gather_backward", "reduce")
     }
-    terms = replace(row.terms, **slow)
+    terms = replace(row.plans.terms, **slow)
     profile = replace(
         profile_of("torch-fsdp2"), prefetches_parameters=prefetches, compute_slowdown_under_communication=0.0, exposed_gradient_fraction=0.0
     )
-    exposed = sum(parameter_time_alone(terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=profile))
+    exposed = sum(parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=profile))
     nothing = replace(profile, prefetches_parameters=False, overlaps_gradients=False)
-    everything = sum(parameter_time_alone(terms, row.regions, row.stages, num_microbatches=np.array([1.0]), profile=nothing))
-    f, b = (stage_sums(x, row.stages)[0] for x in (row.regions.forward, row.regions.backward))
+    everything = sum(parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([1.0]), profile=nothing))
+    f, b = (stage_sums(x, row.plans.stages)[0] for x in (row.regions.forward, row.regions.backward))
     assert 0.0 <= everything - exposed <= (f + b) * (1 + 1e-9)
 
 
@@ -200,9 +205,9 @@ def test_scattered_sends_send_less_and_gather():
     plain = row_of(profile=replace(profile_of("megatron"), scatters_pipeline_sends=False), pp=4, tp=4, sequence_parallel=False)
     scattered = row_of(pp=4, tp=4, sequence_parallel=False)
     sequence = row_of(pp=4, tp=4, sequence_parallel=True)
-    boundary = float(plain.micro.boundary[0])
+    boundary = float(plain.plans.micro.boundary[0])
     assert boundary == 2 * 256 * 512
-    assert float(sequence.micro.boundary[0]) == boundary / 4
+    assert float(sequence.plans.micro.boundary[0]) == boundary / 4
     machine = estimator_of().machine
 
     def send(num_bytes):

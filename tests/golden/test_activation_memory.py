@@ -42,7 +42,7 @@ def row_of(name, *, b=1, t=1, batch=64, chips=None, **knobs):
 
 def kept(row, recompute="none"):
     """Bytes of one microbatch by region."""
-    columns = row.columns
+    columns = row.columns.plans
     terms = activation_terms(columns.micro, Recompute(recompute), profile_of("megatron"), columns.grid.degree["tp"])
     return [float(x[0]) for x in terms.kept]
 

@@ -124,8 +124,8 @@ def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, 
 def test_few_single_plans_are_tried(monkeypatch):
     """What a plan needs is close to a straight line in the micro-batch and the sequence, so that no bisection is walked."""
     tried = []
-    evaluate = limits_of_planner.evaluate_plan
-    monkeypatch.setattr(limits_of_planner, "evaluate_plan", lambda *given: tried.append(given) or evaluate(*given))
+    evaluate = limits_of_planner.evaluate_memory
+    monkeypatch.setattr(limits_of_planner, "evaluate_memory", lambda *given: tried.append(given) or evaluate(*given))
     found = limits(small(80e9), tp=2, recompute="none", cp=1, pp=1)
     assert found.micro_batch.value > 1000
     assert found.seq_len.value > 1000 * 128

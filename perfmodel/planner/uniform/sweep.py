@@ -9,35 +9,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import (
-    AT,
-    Unreduced,
-    base_memory,
-    fixed_memory,
-    outside_bytes,
-    reserve_factor,
-    reserved_memory,
-    static_memory,
-    unreduced_gradients,
-    waiting_memory,
-)
+from perfmodel.cost.memory import AT, fixed_memory, outside_bytes, reserve_factor, reserved_memory, static_memory
 from perfmodel.cost.microbatch import microbatch_depends_on
-from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered, largest, moments_at, rank_moments
+from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
-from perfmodel.cost.plan_memory import replicas
-from perfmodel.cost.step import (
-    ParameterTerms,
-    RegionTimes,
-    hop_time,
-)
+from perfmodel.cost.plan_memory import Holding, activations_as, rank_holding, replicas
+from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, room
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
@@ -347,57 +333,37 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         part = slice(begin, end)
         terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
         cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
-        static = static_memory(terms, stages, sizes, num_replicas=replicas(grid)[part])
+        num_replicas = replicas(grid)[part]
+        static = static_memory(terms, stages, sizes, num_replicas=num_replicas)
         if state.needless is not None and _surely_needs(kept, static, ranks, part, outside) > max(state.capacity, state.worth_knowing):
             continue
+        holding = Holding(
+            activations=activations_as(activations, itemgetter(part)),
+            terms=terms,
+            stages=stages,
+            static=static,
+            num_replicas=num_replicas,
+            num_microbatches=m,
+            tp=grid.degree["tp"][part],
+            is_scattered=block.rules.scatters_residual,
+            activation_bytes=activation_bytes,
+            profile=profile,
+            sizes=sizes,
+            factor=factor,
+            outside=outside,
+        )
         memory: Any = None
         alone: Any = 0.0
-        here_activations = _activations_of(activations, part)
         for rank in ranks:
-            moments = rank_moments(
-                here_activations,
-                terms,
-                stages,
-                sizes,
-                rank=rank,
-                num_microbatches=m,
-                profile=profile,
-                activation_bytes=activation_bytes,
-            )
-            unreduced = Unreduced()
-            if keeps_gathered(terms.program):  # then what lives beside activations depends on the schedule too
-                unreduced = unreduced_gradients(
-                    _wider_activations(here_activations),
-                    _wider_terms(terms),
-                    stages,
-                    sizes,
-                    rank=rank,
-                    live=live[rank],
-                    profile=profile,
-                    activation_bytes=activation_bytes,
-                    factor=factor,
-                )
-            waiting = waiting_memory(
-                here_activations,
-                terms,
-                stages,
-                sizes,
-                rank=rank,
-                num_microbatches=m,
-                tp=grid.degree["tp"][part],
-                is_scattered=block.rules.scatters_residual,
-                profile=profile,
-            )
-            fixed = fixed_memory(static[rank])
+            here = rank_holding(holding, rank, live[rank], each=wider)
             # where gradients wait, each moment has others beside it, whatever is under way then
             times = AT[rank] if keeps_gathered(terms.program) else tuple(kept[rank])
             for at in times:
-                base = base_memory(largest(moments_at(moments, at, times)), fixed, waiting, factor=factor, outside=outside)
-                base = np.broadcast_to(base, (end - begin, num_micro, num_recompute))[..., None]
+                base = np.broadcast_to(here.base(at, times), (end - begin, num_micro, num_recompute))[..., None]
                 under_way = kept[rank].get(at, kept[rank][At.LAYER])
-                here = reserved_memory(under_way[part], base, unreduced.at(at))
-                memory = here if memory is None else np.maximum(memory, here, out=memory)
-            alone = np.maximum(alone, fixed)
+                need = reserved_memory(under_way[part], base, here.unreduced.at(at))
+                memory = need if memory is None else np.maximum(memory, need, out=memory)
+            alone = np.maximum(alone, here.fixed)
         fits = memory <= state.capacity
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
@@ -458,35 +424,6 @@ def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: i
     if pp > 2 and (profile.pipeline_keeps_boundaries or pipelines.fuller_middle):
         return (0, 1, 2)
     return (0, 2)
-
-
-def _activations_of(activations: ActivationTerms, part: slice) -> ActivationTerms:
-    """These rows."""
-    return replace(
-        activations,
-        kept=tuple(x[part] for x in activations.kept),
-        peaks=tuple((a[part], b[part]) for a, b in activations.peaks),
-        forward=activations.forward[part],
-        boundary=activations.boundary[part],
-        logits=activations.logits[part],
-        run_ahead=activations.run_ahead[part],
-    )
-
-
-def _wider_activations(activations: ActivationTerms) -> ActivationTerms:
-    """With a last dim for schedules; without what does not matter to them."""
-    wide = tuple(wider(x) for x in activations.kept)
-    return replace(activations, kept=wide, peaks=(), boundary=wider(activations.boundary), logits=wider(activations.logits))
-
-
-def _wider_terms(terms: ParameterTerms) -> ParameterTerms:
-    """Elements with a last dim for schedules."""
-    return replace(
-        terms,
-        full=tuple(wider(x) for x in terms.full),
-        shard=tuple(wider(x) for x in terms.shard),
-        tied=(wider(terms.tied[0]), wider(terms.tied[1])),
-    )
 
 
 def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: float) -> float:
