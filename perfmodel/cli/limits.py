@@ -36,7 +36,7 @@ _WORDS = {
         defaults={"precision": "bf16-mixed", "optimizer": "adamw"},
     ),
     chip=options.ChipWords,
-    knobs=Words(Knobs, without="rules order"),
+    knobs=Words(Knobs, several=True),
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "calibration": "profile"},
 )
 def limits(*, asked: Request, chip: options.ChipWords, knobs: Knobs, json: options.Json = False) -> None:

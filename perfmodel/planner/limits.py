@@ -67,7 +67,7 @@ class Prober:
     """Passes over the space of a job on some chips. Estimators are kept: only another sequence needs other programs.
 
     make           the estimator of so many tokens a sequence on so many chips
-    fixed          knobs that were given
+    space          what the knobs that were given leave, with one order of the axes: memory does not depend on it
     global_batch   0: not given
     """
 
@@ -75,13 +75,17 @@ class Prober:
     seq_len: int
     chips: int
     global_batch: int
-    fixed: Mapping[str, int | str | bool]
-    order: tuple[str, ...]
+    space: Space
     attention: AttentionKernel
     headroom: float
     estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
     passes: dict[tuple[object, ...], Sweep] = field(default_factory=dict)
     tables: dict[int, KeptTables] = field(default_factory=dict)
+
+    @property
+    def fixed(self) -> Mapping[str, int | str | bool]:
+        """Knobs that were given."""
+        return self.space.fixed
 
     def estimator(self, seq_len: int, chips: int, global_batch: int) -> Estimator:
         key = (seq_len, chips)
@@ -108,7 +112,7 @@ class Prober:
         fixed = {**self.fixed, **question.knobs}
         key = (seq_len, chips, question.global_batch, *sorted(fixed.items()))
         if key not in self.passes:
-            space, estimator = Space(fixed=fixed, orders=(self.order,)), self.estimator(seq_len, chips, question.global_batch)
+            space, estimator = replace(self.space, fixed=fixed), self.estimator(seq_len, chips, question.global_batch)
             need = math.inf if guide is None else self.need(guide, question)
             for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
                 found = sweep(

@@ -49,13 +49,14 @@ class Limits:
 
 @takes(
     asked=Words(Request, without="nodes batch_tokens", needed="model cluster seq_len"),
-    knobs=Words(Knobs, without="rules"),
+    knobs=Knobs,
 )
 def find_limits(*, asked: Request, knobs: Knobs, progress: Callable[[float], None] | None = None) -> Limits:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and what limits each.
 
     A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
-    are chips, times the micro-batch. chips: None: the fewest. progress: called with the share of the questions that are answered.
+    are chips, times the micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or files of one's own.
+    progress: called with the share of the questions that are answered.
     """
     return limits_of(asked, knobs, progress=progress)
 
@@ -97,8 +98,7 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
         seq_len=job.seq_len,
         chips=setting.cluster.num_chips,
         global_batch=batch,
-        fixed=space.fixed,
-        order=space.orders[0],
+        space=replace(space, orders=space.orders[:1]),
         attention=kernel,
         headroom=headroom,
     )
@@ -110,7 +110,8 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
             raise InputError(f"chips: no number that {setting.reference} can have is enough ({fewest.reason}); free a knob")
         setting = make_setting(job, asked.cluster, chips=fewest.value, calibration=asked.calibration, profile=asked.profile)
         prober.chips = fewest.value
-    any_micro = replace(prober, fixed={knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"})
+    others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
+    any_micro = replace(prober, space=replace(prober.space, fixed=others))
     answers = {"chips": fewest}
     questions = {"micro_batch": (largest_micro_batch, any_micro), "global_batch": (largest_global_batch, prober)}
     questions["seq_len"] = (longest_sequence, prober)

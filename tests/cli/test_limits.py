@@ -27,6 +27,15 @@ def test_the_object_is_in_si_units(call_json):
     assert best["plan"]["micro_batch"] == answers["micro_batch"]["value"]
 
 
+def test_rules_and_order_are_held(call_json):
+    order = ("dp_shard", "tp", "cp", "dp_replicate", "pp")
+    found = call_json("limits", *JOB, "--rules", "ulysses", "--order", "-".join(order), "--cp", 2, "--recompute", "none")["limits"]
+    plans = [each["prediction"]["plan"] for each in found.values() if each["prediction"]]
+    assert {(plan["rules"], tuple(plan["order"])) for plan in plans} == {("ulysses", order)}
+    both = call_json("limits", *JOB, "--rules", "megatron,ulysses", "--cp", 2, "--recompute", "none")["limits"]
+    assert both["micro_batch"]["value"] >= found["micro_batch"]["value"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -35,6 +44,7 @@ def test_the_object_is_in_si_units(call_json):
         (["--model", "gpt2", "--seq-len", "1k"], "--cluster: is missing"),
         (["--model", "gpt2", "--cluster", "dgx-h100"], "--seq-len: is missing"),
         ([*JOB, "--tp", "x"], "--tp"),
+        ([*JOB, "--rules", "ulyses"], "did you mean 'ulysses'"),
         ([*JOB, "--memory-headroom", "100%"], "memory_headroom"),
         ([*JOB, "--global-batch", "many"], "global_batch"),
     ],
