@@ -43,9 +43,10 @@ def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float 
 
 
 def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
-    """Sums over the rows of each segment, of which there is one at least."""
+    """Sums over the rows of each segment."""
     total = np.zeros((num_segments, num_columns))
-    total[rows.present] = np.add.reduceat(values, rows.starts, axis=0)
+    if rows.names:
+        total[rows.present] = np.add.reduceat(values, rows.starts, axis=0)
     return total
 
 

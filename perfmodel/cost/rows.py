@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,10 +226,10 @@ class RowCompiler:
         axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         return Amounts(
-            base=np.array([[a.base] for a in amounts]),
-            per_sample=np.array([[a.per_sample] for a in amounts]),
+            base=np.array([a.base for a in amounts])[:, None],
+            per_sample=np.array([a.per_sample for a in amounts], dtype=bool)[:, None],
             axes=axes,
-            padded_size=np.array([[a.padded_size] for a in amounts]),
+            padded_size=np.array([a.padded_size for a in amounts])[:, None],
             padded_axes=padded_axes,
             masks=tuple(self._masks),
         )
@@ -240,19 +242,38 @@ def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequ
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     """Rows sorted by segment (stable)."""
+    if not entries:
+        return _empty(tuple(columns))
     entries = sorted(entries, key=lambda entry: entry.segment)
-    segments = np.array([entry.segment for entry in entries], dtype=np.int64)
-    present, starts = np.unique(segments, return_index=True) if entries else (np.empty(0, np.int64), np.empty(0, np.int64))
+    segments = [entry.segment for entry in entries]
+    starts = [i for i, segment in enumerate(segments) if i == 0 or segment != segments[i - 1]]
+    accesses = [index for entry in entries for index in entry.accesses]
+    values = np.array([[entry.columns[name] for entry in entries] for name in columns], dtype=np.int64)
     is_repeated = any(entry.repeats != 1 for entry in entries)
     return Rows(
         names=tuple(entry.name for entry in entries),
-        segments=segments,
-        starts=starts,
-        present=present,
-        columns={name: np.array([entry.columns[name] for entry in entries], dtype=np.int64) for name in columns},
+        segments=np.array(segments, dtype=np.int64),
+        starts=np.array(starts, dtype=np.int64),
+        present=np.array([segments[i] for i in starts], dtype=np.int64),
+        columns=dict(zip(columns, values, strict=True)),
         repeats=np.array([[float(entry.repeats)] for entry in entries]) if is_repeated else None,
-        accesses=np.array([index for entry in entries for index in entry.accesses], dtype=np.int64),
-        access_starts=np.cumsum([0, *(len(entry.accesses) for entry in entries[:-1])], dtype=np.int64),
+        accesses=np.array(accesses, dtype=np.int64),
+        access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.int64),
+    )
+
+
+@cache
+def _empty(columns: tuple[str, ...]) -> Rows:
+    none = np.empty(0, dtype=np.int64)
+    return Rows(
+        names=(),
+        segments=none,
+        starts=none,
+        present=none,
+        columns=dict.fromkeys(columns, none),
+        repeats=None,
+        accesses=none,
+        access_starts=none,
     )
 
 

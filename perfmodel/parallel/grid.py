@@ -1,4 +1,4 @@
-"""Plans as columns: degrees of the fine axes and how many members of each lie inside one domain of each network tier.
+"""Shardings as columns: sizes of the axes and how many members of each lie inside one domain of each network tier.
 
 One formula serves one plan and a million: a single plan is a grid of one row.
 """
@@ -21,8 +21,8 @@ Column = NDArray[np.float64]
 class LayoutGrid:
     """Columns of one entry a row.
 
-    degree    whole axis -> its size
-    fine      fine axis -> its size (tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
+    degree    whole axis -> its size; of a free mesh 1, as there is no pipeline
+    fine      axis that shardings name -> its size (of layouts: tp = tp_kv * tp_q, tp_kv the part that divides the key-value heads)
     inside    for each network tier, innermost first: fine axis -> members inside one domain of the tier
     hop       for each network tier: 2 where neighbouring pipeline ranks share a domain of the tier, else 1
     """
@@ -37,12 +37,12 @@ class LayoutGrid:
         return len(self.degree["pp"])
 
     def size(self, axes: Iterable[str]) -> Column:
-        """Members of the group over these fine axes."""
-        return _product((self.fine[axis] for axis in FINE_AXES if axis in axes), self.degree["pp"])
+        """Members of the group over these axes."""
+        return _product((self.fine[axis] for axis in self.fine if axis in axes), self.degree["pp"])
 
     def group_inside(self, axes: Iterable[str]) -> list[Column]:
         """Members of the group inside one domain of each tier: the product over its axes of the part inside."""
-        return [_product((tier[axis] for axis in FINE_AXES if axis in axes), self.degree["pp"]) for tier in self.inside]
+        return [_product((tier[axis] for axis in self.fine if axis in axes), self.degree["pp"]) for tier in self.inside]
 
 
 def _product(factors: Iterable[Column], like: Column) -> Column:
@@ -88,3 +88,9 @@ def make_grid(
         inside.append({axis: np.minimum(fine[axis], np.maximum(1.0, np.floor(size / fine_stride[axis]))) for axis in FINE_AXES})
         hop.append(np.where(stride["pp"] * degree["pp"] <= size, 2.0, 1.0))
     return LayoutGrid(degree=degree, fine=fine, inside=tuple(inside), hop=tuple(hop))
+
+
+def free_grid(sizes: Mapping[str, Column], inside: Sequence[Mapping[str, Column]], num_rows: int) -> LayoutGrid:
+    """Axes of any names, not laid out by a plan's order: the size of each, and its members inside one domain of each tier."""
+    one = np.ones(num_rows)
+    return LayoutGrid(degree=dict.fromkeys(DEFAULT_ORDER, one), fine=sizes, inside=tuple(inside), hop=tuple(one for _ in inside))

@@ -1,14 +1,15 @@
-"""What an operator of a network costs under many configurations at once, and what a whole plan of a network costs.
+"""What operators of a network cost, under the shardings of a plan or under many configurations of one of them at once.
 
-Everything is evaluated on columns: `parts[dim]` holds the number of parts of a dim for each configuration, `groups` sets of mesh axes as
-bit masks (bit i is axis i of the mesh, outermost first). A single plan is a column of one row.
+Both are rows (`cost/rows.py`) on columns. Of a plan the axes of rows are the mesh's, and there is one column. Of an operator by itself
+each dim is cut by an axis of its own name, and the columns say how many parts the dims have in each configuration. Sets of mesh axes are
+also bit masks (bit i is axis i of the mesh, outermost first).
 
     time of a step = work + own collectives + redistributions of activations + what shows of parameter collectives + optimizer
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,22 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
-from perfmodel.cost.evaluate import redistribution_time
+from perfmodel.cost.compute import streaming_time
+from perfmodel.cost.evaluate import amount_values, by_segment, redistribution_time, row_times
 from perfmodel.cost.machine import Machine
+from perfmodel.cost.rows import RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.hardware.calibration import KernelClass
+from perfmodel.parallel.algebra.derive import extent_amount
+from perfmodel.parallel.algebra.sharding import Sharding
+from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.parallel.per_operator.plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operator, OwnTraffic, Pass, Product, Stream, Work
+from perfmodel.workload.graph import Data, Graph, Operator
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64]
-Parts = Mapping[str, NDArray[np.int64]]
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -123,76 +127,65 @@ class MeshPrices:
     _tables: dict[tuple[CollectiveKind, float], Array] = field(default_factory=dict)
 
 
-def local_extent(extent: Extent, parts: Parts, like: NDArray[np.int64]) -> Array:
-    """Elements on one rank; uneven shares are padded to the largest."""
-    total = np.ones(len(like))
-    for size, dim in extent:
-        total = total * (np.ceil(size / parts[dim]) if dim in parts else float(size))
-    return total
+def mesh_grid(axes: Sequence[MeshAxis], num_tiers: int) -> LayoutGrid:
+    """One column: the mesh as it is."""
+    one = np.ones(1)
+    inside = [{axis.name: one * (axis.size if axis.tier <= tier else 1) for axis in axes} for tier in range(num_tiers)]
+    return free_grid({axis.name: one * axis.size for axis in axes}, inside, 1)
 
 
-def data_bytes(data: Data, parts: Parts, like: NDArray[np.int64], activation_bytes: float) -> Array:
-    """Bytes of it on one rank."""
-    return local_extent(data.extent, parts, like) * (data.itemsize or activation_bytes)
+#: Segments of an operator's rows.
+_FORWARD, _BACKWARD = 0, 1
 
 
-def work_time(work: Work, parts: Parts, like: NDArray[np.int64], setting: StepSetting, machine: Machine, phase: Pass) -> Array:
-    """Time of one piece of an operator's work on one rank. [s]"""
-    item = setting.activation_bytes
-    match work:
-        case Product():
-            batch, m, n, k = (local_extent(extent, parts, like) for extent in (work.batch, work.m, work.n, work.k))
-            if work.tensors:
-                num_bytes = item * sum((local_extent(tensor, parts, like) for tensor in work.tensors), np.zeros(len(like)))
-                time = convolution_time(batch=batch, m=m, n=n, k=k, num_bytes=num_bytes, itemsize=item, machine=machine)
-            else:
-                time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=item, machine=machine)
-            return np.asarray(work.repeats * (time + machine.launch_time))
-        case Stream():
-            num_bytes = sum((data_bytes(access, parts, like, item) for access in work.accesses), np.zeros(len(like)))
-            time = streaming_time(
-                num_bytes=num_bytes,
-                num_elements=local_extent(work.elements, parts, like),
-                kernel_class=KernelClass(work.kernel),
-                machine=machine,
-                backward=float(phase is Pass.BACKWARD),
-            )
-            return np.asarray(work.repeats * (time + machine.launch_time))
-        case FusedAttention():
-            evaluate = attention_backward_time if phase is Pass.BACKWARD else attention_time
-            return np.asarray(
-                evaluate(
-                    batch=local_extent(work.batch, parts, like),
-                    heads=local_extent(work.heads, parts, like),
-                    kv_heads=local_extent(work.kv_heads, parts, like),
-                    query_length=local_extent(work.queries, parts, like),
-                    key_length=local_extent(work.keys, parts, like),
-                    head_dim=work.head_dim,
-                    causal_fraction=work.causal_fraction,  # causal queries stay whole
-                    itemsize=item,
-                    machine=machine,
-                    kernel=setting.attention,
-                )
-                + machine.launch_time
-            )
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorRows:
+    """timed: segments forward and backward, of own traffic one; saved: rows of amount, what is kept for backward."""
+
+    timed: TimedRows
+    saved: Rows
 
 
-def own_traffic_time(
-    traffic: OwnTraffic, parts: Parts, masks: Mapping[str, Masks], like: NDArray[np.int64], setting: StepSetting, prices: MeshPrices
-) -> Array:
-    """Collectives that an operator issues by itself, all repeats. [s]"""
-    groups = np.zeros(len(like), dtype=np.int64)
-    for dim in traffic.over:
-        groups = groups | masks.get(dim, 0)
-    num_bytes = local_extent(traffic.extent, parts, like) * (traffic.itemsize or setting.activation_bytes)
-    if traffic.kind is CollectiveKind.SEND_RECV:
-        size = prices.size[groups]
-        # neighbours across the outermost cut set the pace: a tier that holds the whole group holds both ends
-        inside = [np.where(each[groups] < size, 1.0, np.minimum(size, 2.0)) for each in prices.inside]
-        time = collective_time(traffic.kind, num_bytes, group_size=np.minimum(size, 2.0), inside=inside, machine=prices.machine)
-        time = np.where(size > 1, time + redistribution_time(num_bytes, size, prices.machine), 0.0)
-        return np.asarray(traffic.repeats * time)
-    return np.asarray(traffic.repeats * prices.time(traffic.kind, groups, num_bytes))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorCost:
+    """Columns: work of each pass and own collectives [s], bytes kept for backward."""
+
+    forward: Array
+    backward: Array
+    own: Array
+    saved_bytes: Array
+
+
+def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Sharding, Iterable[Data]]], setting: StepSetting) -> OperatorRows:
+    """Rows of operators under their shardings, each with what counts as saved of it."""
+    compiler = RowCompiler(network, setting.profile, setting.activation_bytes)
+    kept: list[tuple[int, str, dict[str, int]]] = []
+    for operator, sharding, saved in operators:
+        for segment, works in ((_FORWARD, operator.forward), (_BACKWARD, operator.backward)):
+            for work in works:
+                compiler.work(operator, sharding, work, segment=segment, name=operator.name, is_backward=segment == _BACKWARD)
+        for own in operator.traffic:
+            axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
+            if axes:
+                amount = extent_amount(operator, sharding, own.extent, scale=own.itemsize or setting.activation_bytes)
+                compiler.collective(own.kind, axes, amount, segment=0, name=operator.name, repeats=own.repeats)
+        amounts = [compiler.amount(compiler.data_amount(operator, sharding, data)) for data in saved]
+        kept += [(0, operator.name, {"amount": amount}) for amount in amounts]
+    timed = compiler.rows(attention_kernel=setting.attention, num_segments=2, num_traffic_segments=1)
+    return OperatorRows(timed=timed, saved=plain_rows(kept, ("amount",)))
+
+
+def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> OperatorCost:
+    """All of them together, on each column."""
+    amount, sizes = amount_values(rows.timed.amounts, grid)
+    times = row_times(rows.timed, machine, grid, amount, sizes)
+    work = times.matmul + times.attention + times.streaming
+    return OperatorCost(
+        forward=work[_FORWARD],
+        backward=work[_BACKWARD],
+        own=times.communication[0],
+        saved_bytes=by_segment(amount[rows.saved.columns["amount"]], rows.saved, 1, amount.shape[1])[0],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,24 +15,21 @@ from perfmodel.cost.per_operator.operators import (
     MeshPrices,
     ParameterColumns,
     StepSetting,
-    data_bytes,
-    own_traffic_time,
+    compile_operators,
+    mesh_grid,
+    operator_cost,
     parameter_bytes,
     parameter_times,
     parameter_unit,
     saved_inputs,
     saves_output,
-    work_time,
 )
 from perfmodel.cost.per_operator.overlap import exposed_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import elements_of, network_traffic
-from perfmodel.workload.graph import Graph, Pass, TensorRole
-
-#: One row: a plan alone.
-_ONE = np.zeros(1, dtype=np.int64)
+from perfmodel.workload.graph import Graph, TensorRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +70,9 @@ def predict_network(
     check_plan(plan, network)
     prices = MeshPrices(axes=plan.axes, machine=machine)
     times = setting.num_microbatches
-    forward = backward = own = 0.0
-    for operator in network.operators:
-        sharding = plan.shardings[operator.name]
-        parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
-        masks = {dim: np.array([prices.mask(tuple(axes))]) for dim, axes in sharding.items()}
-        forward += sum(float(work_time(w, parts, _ONE, setting, machine, Pass.FORWARD)[0]) for w in operator.forward)
-        backward += sum(float(work_time(w, parts, _ONE, setting, machine, Pass.BACKWARD)[0]) for w in operator.backward)
-        own += sum(float(own_traffic_time(t, parts, masks, _ONE, setting, prices)[0]) for t in operator.traffic)
+    own_data = ((op, plan.shardings[op.name], [data for data in op.saved if data.of is None]) for op in network.operators)
+    cost = operator_cost(compile_operators(network, own_data, setting), mesh_grid(plan.axes, len(machine.tier_sizes)), machine)
+    forward, backward, own, extras = (float(c[0]) for c in (cost.forward, cost.backward, cost.own, cost.saved_bytes))
     moved = sent = 0.0
     for row in network_traffic(network, plan):
         item = setting.gradient_bytes if row.itemsize < 0 else row.itemsize or setting.activation_bytes
@@ -107,7 +99,7 @@ def predict_network(
     }
     memory = {
         "parameters_and_state": state,
-        "saved_activations": saved_bytes(network, plan, setting),
+        "saved_activations": shared_saved_bytes(network, plan, setting) + extras,
         "context": machine.context_bytes,
     }
     memory["total"] = sum(memory.values())
@@ -147,17 +139,16 @@ def _parameters(network: Graph, plan: NetworkPlan, setting: StepSetting, prices:
     return found
 
 
-def saved_bytes(network: Graph, plan: NetworkPlan, setting: StepSetting) -> float:
-    """What one microbatch keeps for backward on one rank. [byte]
+def shared_saved_bytes(network: Graph, plan: NetworkPlan, setting: StepSetting) -> float:
+    """Of tensors, what one microbatch keeps for backward on one rank. [byte]
 
     A tensor that its producer keeps, or that is held and that a reader keeps, is kept there; a reader that needs it in another layout keeps
     a copy of its own.
     """
     kept: dict[tuple[str, Layout], float] = {}
-    copies, extras = 0.0, 0.0
+    copies = 0.0
     for operator in network.operators:
         sharding = plan.shardings[operator.name]
-        parts = {dim: np.array([plan.size(tuple(axes))]) for dim, axes in sharding.items()}
         for position in saved_inputs(operator):
             operand = operator.inputs[position]
             shape = network.tensors[operand.tensor].shape
@@ -169,6 +160,4 @@ def saved_bytes(network: Graph, plan: NetworkPlan, setting: StepSetting) -> floa
         if saves_output(operator):
             shape = network.tensors[operator.output.tensor].shape
             kept[operator.output.tensor, output_layout(operator, sharding)] = elements_of(shape, output_layout(operator, sharding), plan)
-        own = (data_bytes(data, parts, _ONE, setting.activation_bytes) for data in operator.saved if data.of is None)
-        extras += sum(float(num_bytes[0]) for num_bytes in own)
-    return (sum(kept.values()) + copies) * setting.activation_bytes + extras
+    return (sum(kept.values()) + copies) * setting.activation_bytes

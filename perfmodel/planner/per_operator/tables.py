@@ -18,20 +18,20 @@ from perfmodel.cost.per_operator.operators import (
     MeshPrices,
     ParameterColumns,
     StepSetting,
-    data_bytes,
-    own_traffic_time,
+    compile_operators,
+    operator_cost,
     parameter_bytes,
     parameter_times,
     parameter_unit,
     saved_inputs,
     saves_output,
-    work_time,
 )
 from perfmodel.cost.per_operator.overlap import mixed_exposure
 from perfmodel.parallel.algebra.redistribution import collectives, differing
 from perfmodel.parallel.algebra.sharding import lacking
+from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, Pass, TensorRole
+from perfmodel.workload.graph import Data, Graph, Operand, Operator, TensorRole
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]
@@ -137,6 +137,7 @@ class _Tables:
         self.known_edges: dict[object, Array] = {}
         self.known_bytes: dict[object, Array] = {}
         self.layer_parameters = self.network.layer_parameters
+        self.known_grids: dict[int, LayoutGrid] = {}
         self.kept = [saved_inputs(operator) for operator in self.network.operators]
 
     def build(self) -> NetworkTables:
@@ -191,32 +192,34 @@ class _Tables:
 
     def _operator_vertex(self, index: int, operator: Operator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
         setting, prices = self.setting, self.prices
-        like = rows.masks[:, 0] if rows.dims else np.zeros(1, dtype=np.int64)
-        parts = {dim: rows.parts[:, d] for d, dim in enumerate(rows.dims)}
-        masks = {dim: rows.masks[:, d] for d, dim in enumerate(rows.dims)}
-        zero = np.zeros(len(like))
-        forward = sum((work_time(w, parts, like, setting, prices.machine, Pass.FORWARD) for w in operator.forward), zero)
-        backward = sum((work_time(w, parts, like, setting, prices.machine, Pass.BACKWARD) for w in operator.backward), zero)
-        own = sum((own_traffic_time(t, parts, masks, like, setting, prices) for t in operator.traffic), zero)
+        whole = {dim: (dim,) for dim in operator.dims}
+        compiled = compile_operators(self.network, [(operator, whole, self.saved_beside(index))], setting)
+        cost = operator_cost(compiled, self.grid(rows), prices.machine)
+        zero = np.zeros(len(rows))
         reductions, gathers, optimizer, state = zero, zero, zero, zero
         for position in parameters:
             column = self.parameter(index, position)
             times = parameter_times(column, setting, prices)
             reductions, gathers = reductions + times.reductions, gathers + times.gathers
             optimizer, state = optimizer + times.optimizer, state + parameter_bytes(column, setting, prices)
-        saved = zero
-        for data in self.saved_beside(index):
-            saved = saved + data_bytes(data, parts, like, setting.activation_bytes)
         return VertexColumns(
-            forward=forward,
-            backward=backward,
-            own=own,
+            forward=cost.forward,
+            backward=cost.backward,
+            own=cost.own,
             reductions=reductions,
             gathers=gathers,
             optimizer=optimizer,
             state_bytes=state,
-            saved_bytes=saved,
+            saved_bytes=cost.saved_bytes,
         )
+
+    def grid(self, rows: Configurations) -> LayoutGrid:
+        """Configurations as columns, with an axis for each dim."""
+        if id(rows) not in self.known_grids:
+            sizes = {dim: rows.parts[:, d].astype(np.float64) for d, dim in enumerate(rows.dims)}
+            inside = [{dim: tier[rows.masks[:, d]] for d, dim in enumerate(rows.dims)} for tier in self.prices.inside]
+            self.known_grids[id(rows)] = free_grid(sizes, inside, len(rows))
+        return self.known_grids[id(rows)]
 
     def is_kept_before(self, tensor: str) -> bool:
         """Whether the tensor is kept where it is held or made: a reader then keeps another copy only if it needs another layout."""

@@ -1,18 +1,28 @@
 """What an operator of a network costs where the calibration has a rate of its own for its kind."""
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 
+from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import convolution_time, matmul_time, streaming_time
-from perfmodel.cost.per_operator.operators import MeshPrices, ParameterColumns, StepSetting, parameter_times, work_time
+from perfmodel.cost.per_operator.operators import (
+    MeshPrices,
+    ParameterColumns,
+    StepSetting,
+    compile_operators,
+    operator_cost,
+    parameter_times,
+)
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
+from perfmodel.parallel.grid import free_grid
 from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.parallel.profile import load_profile
-from perfmodel.workload.graph import Pass
+from perfmodel.workload.graph import Graph, Operand, Operator, Product, Tensor
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.pooling import pooling
@@ -50,36 +60,68 @@ def made(window):
     )
 
 
+def cost(operator, machine, parts=None):
+    """Of an operator whose dims have so many parts, the passes' times."""
+    sizes = {dim: np.array([float((parts or {}).get(dim, 1))]) for dim in operator.dims}
+    tensors = {each.tensor: Tensor(name=each.tensor, shape=(1,) * len(each.dims)) for each in operator.operands}
+    graph = Graph(name="one", operators=(operator,), tensors=tensors)
+    rows = compile_operators(graph, [(operator, {dim: (dim,) for dim in operator.dims}, operator.saved)], setting())
+    found = operator_cost(rows, free_grid(sizes, [sizes] * len(machine.tier_sizes), 1), machine)
+    return found.forward[0], found.backward[0]
+
+
 @pytest.mark.parametrize(("parts", "batch", "filters"), [({}, 8, 32), ({"b": 2}, 4, 32), ({"n": 4}, 8, 8)])
 def test_a_convolution_reads_its_input_once_and_not_once_a_window(parts, batch, filters):
     m, k, weight = batch * 400, 16 * 9, filters * 16 * 9
     num_bytes = 4.0 * (batch * 16 * 400 + weight + m * filters)
     expected = 1e-6 + 2.0 * m * filters * k / 2e11 + num_bytes / 5e9 + 1e-5
-    operator, columns = made(3), {dim: np.array([size]) for dim, size in parts.items()}
-    for phase, works in ((Pass.FORWARD, operator.forward), (Pass.BACKWARD, operator.backward)):
-        for work in works:
-            assert work_time(work, columns, ONE, setting(), CPU, phase)[0] == pytest.approx(expected)
+    forward, backward = cost(made(3), CPU, parts)
+    assert forward == pytest.approx(expected)
+    assert backward == pytest.approx(2.0 * expected)
 
 
 def test_a_window_of_one_entry_is_a_plain_product():
     product = {"batch": 1.0, "m": 3200.0, "n": 32.0, "k": 16.0, "itemsize": 4.0}
-    (work,) = made(1).forward
-    assert work_time(work, {}, ONE, setting(), CPU, Pass.FORWARD)[0] == pytest.approx(matmul_time(**product, machine=CPU) + 1e-5)
+    assert cost(made(1), CPU)[0] == pytest.approx(matmul_time(**product, machine=CPU) + 1e-5)
 
 
 def test_without_a_rate_of_their_own_convolutions_are_matrix_multiplies():
     product = {"batch": 1.0, "m": 3200.0, "n": 32.0, "k": 144.0, "itemsize": 4.0}
-    (work,) = made(3).forward
     expected = matmul_time(**product, machine=PLAIN)
-    assert work_time(work, {}, ONE, setting(), PLAIN, Pass.FORWARD)[0] == pytest.approx(expected + 1e-5)
+    assert cost(made(3), PLAIN)[0] == pytest.approx(expected + 1e-5)
     assert convolution_time(**product, num_bytes=1e6, machine=PLAIN) == expected
 
 
+def test_what_repeats_is_launched_each_time():
+    x, h = Operand(tensor="x", dims=("m", "k")), Operand(tensor="y", dims=("m", "n"))
+    work = (Product(m=((64, "m"),), n=((32, "n"),), k=((16, "k"),), repeats=5),)
+    steps = Operator(name="steps", kind="steps", dims={"m": 64, "n": 32, "k": 16}, inputs=(x,), output=h, forward=work)
+    once = matmul_time(batch=1.0, m=16.0, n=32.0, k=16.0, itemsize=4.0, machine=PLAIN) + 1e-5
+    assert cost(steps, PLAIN, {"m": 4})[0] == pytest.approx(5.0 * once)
+
+
+def test_neighbours_on_the_outermost_tier_set_the_pace_of_sends():
+    """Four shards of the height, two to a node: what goes between nodes takes as long as two ranks on two nodes take."""
+    operator = made(3)
+    (own, *_) = operator.traffic
+    sizes = {dim: np.array([4.0 if dim == "h" else 1.0]) for dim in operator.dims}
+    tensors = {each.tensor: Tensor(name=each.tensor, shape=(1,) * len(each.dims)) for each in operator.operands}
+    graph = Graph(name="one", operators=(replace(operator, traffic=(own,)),), tensors=tensors)
+    rows = compile_operators(graph, [(graph.operators[0], {dim: (dim,) for dim in operator.dims}, ())], setting())
+    inner = sizes | {"h": np.array([2.0])}
+    found = operator_cost(rows, free_grid(sizes, [inner, sizes], 1), CPU).own[0]
+    num_bytes = 4.0 * prod(size / (4 if dim == "h" else 1) for size, dim in own.extent)
+    pair = collective_time(
+        CollectiveKind.SEND_RECV, num_bytes, group_size=np.array([2.0]), inside=[np.ones(1), np.full(1, 2.0)], machine=CPU
+    )
+    assert found == pytest.approx(own.repeats * pair[0])
+
+
 def test_pooling_takes_time_for_every_entry_of_every_window():
-    (work,) = pooling("pool", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2)).forward
+    operator = pooling("pool", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2))
     written = 2 * 4 * 4 * 4
     num_bytes = 4.0 * (2 * 4 * 81 + 3 * written)
-    assert work_time(work, {}, ONE, setting(), CPU, Pass.FORWARD)[0] == pytest.approx(num_bytes / 1e10 + 9 * written * 2e-9 + 1e-5)
+    assert cost(operator, CPU)[0] == pytest.approx(num_bytes / 1e10 + 9 * written * 2e-9 + 1e-5)
 
 
 @pytest.mark.parametrize(
