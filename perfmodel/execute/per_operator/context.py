@@ -75,9 +75,9 @@ class OperatorContext:
         return _inverse(shares)
 
     def neighbours(self, dim: str) -> tuple[int, int]:
-        """Ranks with the shares before and after; -1 where there is none."""
+        """Ranks of the world with the shares before and after; -1 where there is none."""
         axes = self.axes(dim)
-        by_share = {self.mesh.index(axes, rank): rank for rank in self.mesh.members(axes)}
+        by_share = {self.mesh.index(axes, rank): self.mesh.world_rank(rank) for rank in self.mesh.members(axes)}
         mine = self.index(dim)
         return by_share.get(mine - 1, -1), by_share.get(mine + 1, -1)
 

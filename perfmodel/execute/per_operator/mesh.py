@@ -1,6 +1,7 @@
 """The mesh of a network plan on the ranks of a run: who is where, process groups over any axes, and a record of what was issued.
 
-Ranks are numbered with the axes outermost first, so the members of a group, in ascending order, lie in the order of the mesh.
+Ranks are numbered with the axes outermost first, so the members of a group, in ascending order, lie in the order of the mesh. The stages of
+a pipeline have a mesh each, one after another: here ranks are counted within a stage, from 0.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations, product
 from math import prod
 
 import torch
@@ -23,6 +25,9 @@ from perfmodel.workload.graph import Pass
 #: Collectives of a step by what they are; the value counts them. `repeats` of a key is 1.
 Record = Counter[NetworkTraffic]
 
+#: What groups along the pipeline are called.
+STAGES = "stages"
+
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
@@ -37,6 +42,7 @@ class Purpose:
 class NetworkMesh:
     """One rank's place, and the groups that it talks in. A mesh without axes is one process: every collective is then void.
 
+    num_stages     of the pipeline; `stage` is this rank's
     uses_dtensor   redistributions go through DTensor and functional collectives where these do what is asked; else they are called directly
     record         what was issued, where somebody wants to know; else None
     padding        elements that were issued beyond what is on record, by kind and axes: an uneven cut on the way to a layout makes the
@@ -44,12 +50,13 @@ class NetworkMesh:
                    have corners
     """
 
-    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, uses_dtensor: bool = True) -> None:
-        self.worker, self.uses_dtensor = worker, uses_dtensor
+    def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1, uses_dtensor: bool = True) -> None:
+        self.worker, self.uses_dtensor, self.num_stages = worker, uses_dtensor, num_stages
         self.axes = tuple(axis for axis in axes if axis.size > 1)
         self.sizes = {axis.name: axis.size for axis in axes}
         self.num_ranks = prod(self.sizes.values())
-        self.rank = worker.rank if self.axes else 0
+        # one process has a mesh without axes, wherever it stands
+        self.stage, self.rank = divmod(worker.rank, self.num_ranks) if self.axes or num_stages > 1 else (0, 0)
         self.record: Record | None = None
         self.padding: Counter[tuple[str, frozenset[str]]] = Counter()
 
@@ -90,30 +97,59 @@ class NetworkMesh:
     def group(self, axes: Iterable[str]) -> DeviceMesh | None:
         """A mesh of one dimension over the product of `axes`; None for one rank.
 
-        Made when first asked for, and kept for the next plan on a mesh of the same shape: every rank must ask in the same order.
+        Made when first asked for, and kept for the next plan on a mesh of the same shape: every rank must ask in the same order. The stages
+        of a pipeline ask for different ones, so they are all made at once.
         """
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
             return None
+        if self._key(chosen) not in self.worker.cache:
+            names = [axis.name for axis in self.axes]
+            every = [frozenset(some) for count in range(1, len(names) + 1) for some in combinations(names, count)]
+            for axes_of_group in every if self.num_stages > 1 else [chosen]:
+                self.worker.cache[self._key(axes_of_group)] = self._new_group(axes_of_group)
+        return self.worker.cache[self._key(chosen)]  # type: ignore[no-any-return]
+
+    def _key(self, axes: frozenset[str]) -> tuple[object, ...]:
         shape = tuple(axis.size for axis in self.axes)
-        key = ("network group", shape, tuple(i for i, axis in enumerate(self.axes) if axis.name in chosen))
-        if key not in self.worker.cache:
-            self.worker.cache[key] = self._new_group(chosen)
-        return self.worker.cache[key]  # type: ignore[no-any-return]
+        return ("network group", self.num_stages, shape, tuple(i for i, axis in enumerate(self.axes) if axis.name in axes))
 
     def _new_group(self, axes: frozenset[str]) -> DeviceMesh:
         mine = dist.group.WORLD
-        if len(self.members(axes)) < self.num_ranks:
+        if len(self.members(axes)) < self.num_ranks * self.num_stages:
             done: set[int] = set()
-            for rank in range(self.num_ranks):
+            for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
+                if not rank:
+                    done.clear()
                 if rank in done:
                     continue
                 members = self._members(axes, rank)
                 done |= set(members)
-                group = dist.new_group(members)
-                if self.rank in members:
+                group = dist.new_group([stage * self.num_ranks + member for member in members])
+                if stage == self.stage and self.rank in members:
                     mine = group
         return DeviceMesh.from_group(mine, self.device)
+
+    def stages_group(self) -> dist.ProcessGroup | None:
+        """The ranks at this one's place in every stage; made once."""
+        key = ("network stages", self.num_stages, self.num_ranks)
+        if key not in self.worker.cache:
+            for rank in range(self.num_ranks):
+                group = dist.new_group([stage * self.num_ranks + rank for stage in range(self.num_stages)])
+                if rank == self.rank:
+                    self.worker.cache[key] = group
+        return self.worker.cache[key]  # type: ignore[no-any-return]
+
+    def world_rank(self, rank: int) -> int:
+        """Of a rank of this stage."""
+        return self.stage * self.num_ranks + rank
+
+    def label(self, ranks: Iterable[int]) -> str:
+        """The axes along which ranks of the world differ, joined by `+`; `STAGES` where they are of several stages."""
+        stages, places = zip(*((rank // self.num_ranks, self.place(rank % self.num_ranks)) for rank in ranks), strict=True)
+        if len(set(stages)) > 1:
+            return STAGES
+        return "+".join(axis.name for axis in self.axes if len({place[axis.name] for place in places}) > 1)
 
     def process_group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
         group = self.group(axes)

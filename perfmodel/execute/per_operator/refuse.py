@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.parallel.per_operator.parameters import parameter_layouts
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
-from perfmodel.workload.graph import Graph, TensorRole
+from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.workload.graph import Graph
 
 #: Kinds that have a torch function (`network_functions.FUNCTIONS`).
 KINDS = frozenset(
@@ -30,36 +31,21 @@ KINDS = frozenset(
 
 
 def check_runnable(network: Graph, plan: NetworkPlan, further_kinds: Collection[str] = ()) -> None:
-    """The plan is legal, every kind has a torch function, and the readers of a parameter agree."""
+    """The plan is legal, every kind has a torch function, the readers of a parameter agree, and stages can be cut as it says."""
     check_plan(plan, network)
-    if len(plan.stages) > 1 or plan.num_microbatches > 1:
-        raise InputError(
-            f"stages={max(1, len(plan.stages))}, num_microbatches={plan.num_microbatches}: a network is run as one stage and one "
-            "microbatch; `perfmodel predict` takes this plan"
-        )
+    times = plan.num_microbatches
+    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
+        raise bad_field("num_microbatches", shown(times), "must be a whole number of at least 1", "use 1")
+    if plan.zero not in (0, 1, 2, 3):
+        raise bad_field("zero", shown(plan.zero), "is no stage of ZeRO", "use 0, 1, 2 or 3")
     for operator in network.operators:
         if operator.kind not in KINDS and operator.kind not in further_kinds:
             raise InputError(
                 f"operator {operator.name}: kind {operator.kind!r} has no torch function; add one to the table or pass it as functions"
             )
     parameter_layouts(network, plan)
-
-
-def parameter_layouts(network: Graph, plan: NetworkPlan) -> dict[str, Layout]:
-    """Of each parameter: the layout that all its readers need, with the axes on which the sum of their gradients is partial."""
-    found: dict[str, Layout] = {}
-    for operator in network.operators:
-        sharding = plan.shardings[operator.name]
-        for operand in operator.inputs:
-            if network.tensors[operand.tensor].role is not TensorRole.PARAMETER:
-                continue
-            layout = input_layout(sharding, operand)
-            before = found.setdefault(operand.tensor, layout)
-            if before.cuts != layout.cuts:
-                raise InputError(
-                    f"operator {operator.name}: reads parameter {operand.tensor} as {layout}, another one reads it as "
-                    f"{before.resolved()}: readers of one parameter need it in one layout; cut them alike"
-                )
-            partial = before.partial | gradient_layout(sharding, operand).partial
-            found[operand.tensor] = Layout(cuts=layout.cuts, partial=partial)
-    return found
+    runs, readers = stage_runs(network, plan), network.readers()
+    for operator in network.operators[: runs[-1][0]]:
+        if operator.output.tensor not in readers:
+            rule = "ends in an earlier stage than the last: a pipeline hands on one tensor alone"
+            raise bad_field("stages", operator.name, rule, "use stages that end after it")

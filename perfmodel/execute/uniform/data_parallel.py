@@ -9,7 +9,7 @@ an all-reduce; for stage 1 a reduce-scatter, an optimizer step on the shard, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,38 +23,12 @@ from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
 from perfmodel.execute.uniform.weights import fill, local_piece, make_weight
+from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
+from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, local
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-
-LEARNING_RATE = 1e-4
-MOMENTUM = 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dtypes:
-    """Formats of one run: weights as the forward reads them, gradients as they are reduced, the optimizer's master copy."""
-
-    weight: torch.dtype
-    reduce: torch.dtype
-    master: torch.dtype
-
-
-def build_optimizer(kind: Optimizer, shards: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """torch's optimizer over plain local tensors: a DTensor would pay its dispatch for every elementary operator."""
-    fused = all(shard.dtype in (torch.float32, torch.bfloat16) for shard in shards)
-    match kind:
-        case Optimizer.ADAMW:
-            return torch.optim.AdamW(shards, lr=LEARNING_RATE, fused=fused)
-        case Optimizer.ADAM:
-            return torch.optim.Adam(shards, lr=LEARNING_RATE, fused=fused)
-        case Optimizer.MOMENTUM:
-            return torch.optim.SGD(shards, lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused)
-        case Optimizer.SGD:
-            return torch.optim.SGD(shards, lr=LEARNING_RATE, fused=fused)
-    raise AssertionError(kind)
-
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
 
@@ -113,17 +87,13 @@ class _Slot:
     fired: int = 0
 
 
-@dataclass(slots=True)
-class _Unit:
-    slots: list[_Slot]
-    weights: torch.Tensor
-    gradients: torch.Tensor
-    master: torch.Tensor
-    shard: slice
-    partial: slice
-    is_tied: bool
-    work: list[Any] = field(default_factory=list)
-    launched: bool = False
+class _Unit(FlatUnit):
+    """`partial`: the part of the buffers whose gradients are partial over tp; `is_tied`: two pipeline stages hold it."""
+
+    def __init__(self, slots: list[_Slot], partial: slice, *, is_tied: bool, **buffers: Any) -> None:
+        super().__init__([slot.numel for slot in slots], **buffers)
+        self.slots, self.partial, self.is_tied = slots, partial, is_tied
+        self.launched = False
 
 
 class FlatData:
@@ -138,8 +108,6 @@ class FlatData:
         else:
             self.shard_group, self.replica_group = None, mesh.group("dp_replicate", "dp_shard", "cp")
         self.tp_group = mesh.group("tp")
-        self.ways = dist.get_world_size(self.shard_group) if self.shard_group is not None else 1
-        self.index = dist.get_rank(self.shard_group) if self.shard_group is not None else 0
         self.stages, self._optimizer_kind = stages, optimizer
         self.units: list[_Unit] = []
         self._hooks: list[Any] = []
@@ -163,22 +131,20 @@ class FlatData:
             partial = has_partial_gradient(name, parameter)
             if partial and first_partial < 0:
                 first_partial = offset
-            numel = _local(parameter).numel()
+            numel = local(parameter).numel()
             slots.append(_Slot(name, parameter, offset, numel, partial))
             offset += numel
-        size = -(-offset // self.ways) * self.ways
-        weights = torch.zeros(size, dtype=self.dtypes.weight, device=device)
-        gradients = torch.zeros(size, dtype=self.dtypes.reduce, device=device)
+        unit = _Unit(
+            slots,
+            slice(first_partial if first_partial >= 0 else offset, offset),
+            is_tied=is_tied,
+            shard_group=self.shard_group,
+            replica_group=self.replica_group,
+            dtypes=self.dtypes,
+            device=device,
+        )
         for slot in slots:
-            self._move_into(module, slot, weights)
-        piece = size // self.ways
-        shard = slice(self.index * piece, (self.index + 1) * piece)
-        if self.dtypes.master == self.dtypes.weight:
-            master = weights[shard]  # a view: the optimizer updates the weights in place
-        else:
-            master = torch.zeros(piece, dtype=self.dtypes.master, device=device)
-        partial_range = slice(first_partial if first_partial >= 0 else offset, offset)
-        unit = _Unit(slots, weights, gradients, master, shard, partial_range, is_tied)
+            self._move_into(module, slot, unit.weights)
         for slot in slots:
             self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot)))
         return unit
@@ -187,7 +153,7 @@ class FlatData:
     def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
         """Make the parameter a view of the flat buffer, in every module that holds it."""
         old = slot.parameter
-        view = weights[slot.offset : slot.offset + slot.numel].view(_local(old).shape)
+        view = weights[slot.offset : slot.offset + slot.numel].view(local(old).shape)
         if isinstance(old, DTensor):
             view = DTensor.from_local(view, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride())
         slot.parameter = nn.Parameter(view)
@@ -201,19 +167,19 @@ class FlatData:
             gradient = parameter.grad
             assert gradient is not None
             target = unit.gradients[slot.offset : slot.offset + slot.numel]
-            local = gradient
+            found = gradient
             if isinstance(gradient, DTensor):
                 is_partial = gradient.placements[0].is_partial()
-                local = gradient.to_local()
+                found = gradient.to_local()
                 if slot.is_partial and not is_partial:
-                    local = local / gradient.device_mesh.size()
+                    found = found / gradient.device_mesh.size()
                 elif is_partial and not slot.is_partial:
                     raise AssertionError(f"{slot.name}: its gradient is partial over tp")
-            local = local.reshape(-1)
+            found = found.reshape(-1)
             if slot.fired:
-                target.add_(local)
+                target.add_(found)
             else:
-                target.copy_(local)
+                target.copy_(found)
             parameter.grad = None
             slot.fired += 1
             if slot.fired == self.num_microbatches and all(other.fired == slot.fired for other in unit.slots):
@@ -221,13 +187,11 @@ class FlatData:
 
         return accumulate
 
-    def _launch(self, unit: _Unit) -> None:
+    @staticmethod
+    def _launch(unit: _Unit) -> None:
         """Start this unit's reduction; backward goes on."""
         unit.launched = True
-        if self.shard_group is not None:
-            unit.work.append(dist.reduce_scatter_tensor(unit.gradients[unit.shard], unit.gradients, group=self.shard_group, async_op=True))
-        elif self.replica_group is not None:
-            unit.work.append(dist.all_reduce(unit.gradients, group=self.replica_group, async_op=True))
+        unit.launch()
 
     def begin_step(self) -> None:
         for unit in self.units:
@@ -244,11 +208,7 @@ class FlatData:
                     if not slot.fired:
                         unit.gradients[slot.offset : slot.offset + slot.numel].zero_()
                 self._launch(unit)
-            for work in unit.work:
-                work.wait()
-            unit.work.clear()
-            if self.shard_group is not None and self.replica_group is not None:
-                dist.all_reduce(unit.gradients[unit.shard], group=self.replica_group)
+            unit.finish()
         self._reduce_partial()
         for unit in self.units:
             if unit.is_tied:
@@ -271,17 +231,7 @@ class FlatData:
             piece.copy_(reduced)
 
     def optimizer_step(self) -> None:
-        separate = self.dtypes.master != self.dtypes.weight
-        for unit in self.units:
-            unit.master.grad = unit.gradients[unit.shard].to(self.dtypes.master)
-        self.optimizer.step()
-        for unit in self.units:
-            unit.master.grad = None
-            if separate:
-                unit.weights[unit.shard].copy_(unit.master)
-        if self.shard_group is not None:
-            for unit in self.units:
-                dist.all_gather_into_tensor(unit.weights, unit.weights[unit.shard].clone(), group=self.shard_group)
+        update(self.optimizer, self.units)
 
     def close(self) -> None:
         """Undo the hooks: they refer to the buffers, in a circle that the garbage collector does not see."""
@@ -302,27 +252,20 @@ class FlatData:
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit in self.units:
-            whole = unit.gradients
-            if self.shard_group is not None:
-                whole = torch.empty_like(unit.gradients)
-                dist.all_gather_into_tensor(whole, unit.gradients[unit.shard].clone(), group=self.shard_group)
+            whole = unit.whole_gradients()
             for slot in unit.slots:
                 parameter = slot.parameter
-                local = whole[slot.offset : slot.offset + slot.numel].view(_local(parameter).shape)
+                found = whole[slot.offset : slot.offset + slot.numel].view(local(parameter).shape)
                 if isinstance(parameter, DTensor):
-                    local = DTensor.from_local(
-                        local,
+                    found = DTensor.from_local(
+                        found,
                         parameter.device_mesh,
                         parameter.placements,
                         run_check=False,
                         shape=parameter.shape,
                         stride=parameter.stride(),
                     ).full_tensor()
-                yield slot.name, local
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+                yield slot.name, found
 
 
 # ---------------------------------------------------------------------------------------------------- stages 2 and 3
@@ -357,8 +300,11 @@ class ShardedData:
                     frees = not keeps_weights and modules is not ends[-1]
                     fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
             fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy)
-        self._optimizer_kind = optimizer
-        self.optimizer: torch.optim.Optimizer | None = None
+        self._updates = ShardOptimizer(optimizer)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self._updates.optimizer
 
     def materialise(self, device: str) -> None:
         for model in self.stages:
@@ -392,19 +338,7 @@ class ShardedData:
                 dist.all_reduce(weight.grad.to_local(), group=self.mesh.group("tied"))
 
     def optimizer_step(self) -> None:
-        pairs = [(p, p.grad) for _, p in self.parameters() if p.grad is not None]
-        if self.optimizer is None:
-            # Views of the local shards, so that the optimizer works on plain tensors.
-            self._shards = [_local(p).detach() for p, _ in pairs]
-            # of small weights over many ranks this one may hold nothing at all, and torch's optimizers want a parameter
-            held = [shard for shard in self._shards if shard.numel()] or self._shards[:1]
-            self.optimizer = build_optimizer(self._optimizer_kind, held)
-        for shard, (parameter, gradient) in zip(self._shards, pairs, strict=True):
-            shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            parameter.grad = None
-        self.optimizer.step()
-        for shard in self._shards:
-            shard.grad = None
+        self._updates.step(parameter for _, parameter in self.parameters())
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.parameters():

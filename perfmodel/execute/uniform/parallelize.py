@@ -16,11 +16,12 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, 
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.uniform.collective_ops import cross_entropy
-from perfmodel.execute.uniform.data_parallel import TORCH_DTYPES, Dtypes, FlatData, ShardedData
+from perfmodel.execute.uniform.data_parallel import TORCH_DTYPES, FlatData, ShardedData
 from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
 from perfmodel.execute.uniform.model import Sharding, Transformer
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens
+from perfmodel.execute.zero.flat import Dtypes
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import PRECISION_POLICIES, Precision

@@ -16,7 +16,6 @@ large-scale language model training on GPU clusters using Megatron-LM, SC 2021 (
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +33,12 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, mesh_axes
+from perfmodel.parallel.per_operator.stages import blocks_of, crossing, stage_runs
 from perfmodel.planner.per_operator.fold import Fold, fold_layers
 from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within, partition_chain
 from perfmodel.search.budget import MOST_WORK
-from perfmodel.workload.graph import Graph, TensorRole
+from perfmodel.workload.graph import Graph
 
 Array = NDArray[np.float64]
 
@@ -432,15 +432,8 @@ class _Pipeline:
         if -1 in choice:
             named = [*(operator.name for operator in self.network.operators), *self.space.held][choice.index(-1)]
             raise bad_field(f"shardings[{named}]", "this one", "is not in the space of the search", "search again and save")
-        starts = [self.network.operators[start].name for start, _ in self.blocks]
-        if any(first not in starts for first in plan.stages):
-            wrong = next(first for first in plan.stages if first not in starts)
-            raise bad_field("stages", wrong, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")
-        bounds = [*(starts.index(first) for first in plan.stages), len(starts)]
-        if bounds[0] or bounds != sorted(set(bounds)):
-            raise bad_field(
-                "stages", ", ".join(plan.stages), "must begin with the first operator and go on in order", "search again and save"
-            )
+        begins = [start for start, _ in self.blocks]
+        bounds = [*(begins.index(start) for start, _ in stage_runs(self.network, plan)), len(begins)]
         return self._prediction(choice, bounds, [0.0] * len(plan.stages), 0.0)
 
     # --- prediction -------------------------------------------------------------------------------------------------------------------
@@ -533,37 +526,3 @@ class _Pipeline:
             CollectiveKind.SEND_RECV, np.array([num_bytes]), group_size=np.array([2.0]), inside=inside, machine=self.machine
         )
         return float(np.asarray(sent).reshape(-1)[0])
-
-
-def crossing(network: Graph, position: int) -> list[str]:
-    """Activations made before operator `position` and read by it or a later one."""
-    made = {operator.output.tensor for operator in network.operators[:position]}
-    found = []
-    for operator in network.operators[position:]:
-        for operand in operator.inputs:
-            if operand.tensor in made and operand.tensor not in found:
-                found.append(operand.tensor)
-    return found
-
-
-def blocks_of(network: Graph) -> list[tuple[int, int]]:
-    """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side."""
-    count = len(network.operators)
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    producers = network.producers()
-    for index, operator in enumerate(network.operators):
-        for operand in operator.inputs:
-            role = network.tensors[operand.tensor].role
-            if operand.tensor in producers or role is TensorRole.PARAMETER:
-                first.setdefault(operand.tensor, producers.get(operand.tensor, index))
-                last[operand.tensor] = index
-    live = np.zeros(count + 1, dtype=np.int64)
-    for tensor, start in first.items():
-        # alive at the cuts start + 1 .. last; a parameter read on both sides bars the cut
-        weight = 1 if tensor in producers else 2
-        live[start + 1] += weight
-        live[min(last[tensor] + 1, count)] -= weight
-    alive = np.cumsum(live)
-    cuts = [0, *(position for position in range(1, count) if alive[position] == 1), count]
-    return list(itertools.pairwise(cuts))

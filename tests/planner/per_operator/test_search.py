@@ -14,8 +14,9 @@ import pytest
 from perfmodel.cost.per_operator.predict import predict_network
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.per_operator.plan import check_plan, mesh_axes
+from perfmodel.parallel.per_operator.stages import blocks_of
 from perfmodel.planner.per_operator.fold import fold_layers
-from perfmodel.planner.per_operator.pipeline import PipelinePrediction, blocks_of, search_pipeline
+from perfmodel.planner.per_operator.pipeline import PipelinePrediction, search_pipeline
 from perfmodel.planner.per_operator.search import fixed_parts
 from perfmodel.planner.per_operator.space import dim_classes, network_space
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick

@@ -1,0 +1,91 @@
+"""The flat buffers of a unit: parameters whose gradients leave a rank in one collective, as an all-reduce or, for ZeRO 1, as shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dtypes:
+    """Formats of one run: weights as the forward reads them, gradients as they are reduced, the optimizer's master copy."""
+
+    weight: torch.dtype
+    reduce: torch.dtype
+    master: torch.dtype
+
+
+class FlatUnit:
+    """Weights and gradients of a unit one after another, padded so that the ranks of `shard_group` have equal shards.
+
+    shard_group     ranks that share gradients, optimizer state and update; None: every rank has all
+    replica_group   ranks that hold the same; None: there are no others
+    places          of each parameter in the buffers, in order
+    master          this rank's shard as the optimizer updates it: a view of the weights where both have one format
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        shard_group: dist.ProcessGroup | None,
+        replica_group: dist.ProcessGroup | None,
+        dtypes: Dtypes,
+        device: str,
+    ) -> None:
+        self.shard_group, self.replica_group, self.dtypes = shard_group, replica_group, dtypes
+        ways = dist.get_world_size(shard_group) if shard_group is not None else 1
+        index = dist.get_rank(shard_group) if shard_group is not None else 0
+        starts = [sum(sizes[:place]) for place in range(len(sizes))]
+        self.places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+        padded = -(-sum(sizes) // ways) * ways
+        self.weights = torch.zeros(padded, dtype=dtypes.weight, device=device)
+        self.gradients = torch.zeros(padded, dtype=dtypes.reduce, device=device)
+        piece = padded // ways
+        self.shard = slice(index * piece, (index + 1) * piece)
+        if dtypes.master == dtypes.weight:
+            self.master = self.weights[self.shard]
+        else:
+            self.master = torch.zeros(piece, dtype=dtypes.master, device=device)
+        self._work: list[Any] = []
+
+    def launch(self) -> None:
+        """Start the reduction of the gradients over one group; what computes goes on."""
+        if self.shard_group is not None:
+            self._work.append(dist.reduce_scatter_tensor(self.gradients[self.shard], self.gradients, group=self.shard_group, async_op=True))
+        elif self.replica_group is not None:
+            self._work.append(dist.all_reduce(self.gradients, group=self.replica_group, async_op=True))
+
+    def finish(self) -> None:
+        """Wait for what was launched; shards that others hold too are then added up among them."""
+        for work in self._work:
+            work.wait()
+        self._work.clear()
+        if self.shard_group is not None and self.replica_group is not None:
+            dist.all_reduce(self.gradients[self.shard], group=self.replica_group)
+
+    def whole_gradients(self) -> torch.Tensor:
+        """Of all shards, once they are reduced."""
+        if self.shard_group is None:
+            return self.gradients
+        whole = torch.empty_like(self.gradients)
+        dist.all_gather_into_tensor(whole, self.gradients[self.shard].clone(), group=self.shard_group)
+        return whole
+
+
+def update(optimizer: torch.optim.Optimizer, units: Sequence[FlatUnit]) -> None:
+    """One step of the optimizer on this rank's shards, and the new weights to all ranks that hold them."""
+    for unit in units:
+        unit.master.grad = unit.gradients[unit.shard].to(unit.dtypes.master)
+    optimizer.step()
+    for unit in units:
+        unit.master.grad = None
+        if unit.dtypes.master != unit.dtypes.weight:
+            unit.weights[unit.shard].copy_(unit.master)
+    for unit in units:
+        if unit.shard_group is not None:
+            dist.all_gather_into_tensor(unit.weights, unit.weights[unit.shard].clone(), group=unit.shard_group)

@@ -1,0 +1,60 @@
+"""torch's optimizers over the plain local tensors that a rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from perfmodel.workload.job import Optimizer
+
+LEARNING_RATE = 1e-4
+MOMENTUM = 0.9
+
+
+def build_optimizer(kind: Optimizer, shards: list[torch.Tensor], *, learning_rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
+    """torch's optimizer over plain local tensors: a DTensor would pay its dispatch for every elementary operator."""
+    fused = all(shard.dtype in (torch.float32, torch.bfloat16) for shard in shards)
+    match kind:
+        case Optimizer.ADAMW:
+            return torch.optim.AdamW(shards, lr=learning_rate, fused=fused)
+        case Optimizer.ADAM:
+            return torch.optim.Adam(shards, lr=learning_rate, fused=fused)
+        case Optimizer.MOMENTUM:
+            return torch.optim.SGD(shards, lr=learning_rate, momentum=MOMENTUM, fused=fused)
+        case Optimizer.SGD:
+            return torch.optim.SGD(shards, lr=learning_rate, fused=fused)
+    raise AssertionError(kind)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+class ShardOptimizer:
+    """An optimizer over what this rank holds of parameters, built at its first step. `optimizer` is None until then."""
+
+    def __init__(self, kind: Optimizer, *, learning_rate: float = LEARNING_RATE) -> None:
+        self._kind, self._learning_rate = kind, learning_rate
+        self.optimizer: torch.optim.Optimizer | None = None
+        self._shards: list[torch.Tensor] = []
+
+    def step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Of the same parameters each time; takes their gradients away."""
+        pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+        if self.optimizer is None:
+            # Views of the local shards, so that the optimizer works on plain tensors.
+            self._shards = [local(p).detach() for p, _ in pairs]
+            # of small weights over many ranks this one may hold nothing at all, and torch's optimizers want a parameter
+            held = [shard for shard in self._shards if shard.numel()] or self._shards[:1]
+            if not held:
+                return
+            self.optimizer = build_optimizer(self._kind, held, learning_rate=self._learning_rate)
+        for shard, (parameter, gradient) in zip(self._shards, pairs, strict=True):
+            shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            parameter.grad = None
+        self.optimizer.step()
+        for shard in self._shards:
+            shard.grad = None

@@ -1,0 +1,153 @@
+"""What parameters send in a step: gradients as each rank leaves them, and weights where ZeRO keeps shards.
+
+A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. Their shards lie
+over those axes. Without ZeRO each gradient is all-reduced by itself, once a step. With it, a unit's gradients are reduce-scattered, once a
+step (stage 1) or each microbatch (2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic, network_traffic
+from perfmodel.workload.graph import Graph, Pass, TensorRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterUnit:
+    """Parameters whose gradients are partial on the same axes, and that are gathered, reduced and cut together: those of one section.
+
+    stage     of the pipeline
+    section   its place in the stage; -1: parameters that several sections read
+    shapes    of what one rank holds of each without ZeRO
+    """
+
+    stage: int
+    section: int
+    axes: frozenset[str]
+    parameters: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    operator: str
+
+    @property
+    def num_elements(self) -> int:
+        return sum(prod(shape) for shape in self.shapes)
+
+    def padded_elements(self, ways: int, *, by_rows: bool) -> int:
+        """With equal shares for `ways` ranks: rows of each parameter are cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
+        if by_rows:
+            return sum(ceil(shape[0] / ways) * ways * prod(shape[1:]) for shape in self.shapes)
+        return ceil(self.num_elements / ways) * ways
+
+
+def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
+    """Runs of operators of one layer inside a stage."""
+    start, end = run
+    cuts = [start, *(i for i in range(start + 1, end) if network.operators[i].layer != network.operators[i - 1].layer), end]
+    return list(itertools.pairwise(cuts))
+
+
+def parameter_layouts(network: Graph, plan: NetworkPlan) -> dict[str, Layout]:
+    """Of each parameter: the layout that all its readers need, with the axes on which the sum of their gradients is partial."""
+    found: dict[str, Layout] = {}
+    for operator in network.operators:
+        sharding = plan.shardings[operator.name]
+        for operand in operator.inputs:
+            if network.tensors[operand.tensor].role is not TensorRole.PARAMETER:
+                continue
+            layout = input_layout(sharding, operand)
+            before = found.setdefault(operand.tensor, layout)
+            if before.cuts != layout.cuts:
+                raise InputError(
+                    f"operator {operator.name}: reads parameter {operand.tensor} as {layout}, another one reads it as "
+                    f"{before.resolved()}: readers of one parameter need it in one layout; cut them alike"
+                )
+            partial = before.partial | gradient_layout(sharding, operand).partial
+            found[operand.tensor] = Layout(cuts=layout.cuts, partial=partial)
+    return found
+
+
+def parameter_units(network: Graph, plan: NetworkPlan) -> tuple[ParameterUnit, ...]:
+    """Every unit of every stage, those of one rank alone too, in the order of the operators."""
+    layouts = parameter_layouts(network, plan)
+    groups: dict[tuple[int, int, frozenset[str]], list[str]] = {}
+    runs = stage_runs(network, plan)
+    for stage, run in enumerate(runs):
+        section_of = {i: number for number, (start, end) in enumerate(sections_of(network, run)) for i in range(start, end)}
+        for name, layout in layouts.items():
+            reading = [index for index, _ in network.readers()[name]]
+            if not run[0] <= reading[0] < run[1]:
+                continue
+            sections = {section_of[index] for index in reading}
+            section = sections.pop() if len(sections) == 1 else -1
+            axes = frozenset(axis for axis in layout.partial if plan.size((axis,)) > 1)
+            groups.setdefault((stage, section, axes), []).append(name)
+    return tuple(
+        ParameterUnit(
+            stage=stage,
+            section=section,
+            axes=axes,
+            parameters=tuple(names),
+            shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
+            operator=network.operators[network.readers()[names[0]][0][0]].name,
+        )
+        for (stage, section, axes), names in groups.items()
+    )
+
+
+def _local_shape(shape: tuple[int, ...], layout: Layout, plan: NetworkPlan) -> tuple[int, ...]:
+    return tuple(ceil(size / plan.size(cut)) for size, cut in zip(shape, layout.cuts, strict=True))
+
+
+def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Iterator[NetworkTraffic]:
+    """Collectives of a unit in a step with ZeRO `zero` of at least 1; none of a unit that each rank has for itself."""
+    if not unit.axes:
+        return
+    scatters = num_microbatches if zero >= 2 else 1
+    passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 else (Pass.FORWARD,)
+    row = NetworkTraffic(
+        kind=CollectiveKind.REDUCE_SCATTER,
+        axes=unit.axes,
+        num_elements=float(unit.num_elements),
+        phase=Pass.BACKWARD,
+        tensor=unit.parameters[0],
+        operator=unit.operator,
+        what="gradient",
+        repeats=scatters,
+        itemsize=-1.0,
+    )
+    yield row
+    for phase in passes:
+        gathers = num_microbatches if zero == 3 else 1
+        yield replace(row, kind=CollectiveKind.ALL_GATHER, phase=phase, what="weights", repeats=gathers)
+
+
+def step_traffic(network: Graph, plan: NetworkPlan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
+    """Collectives of a whole step on the ranks of a stage: of every microbatch, and what parameters send."""
+    start, end = stage_runs(network, plan)[stage]
+    names = {operator.name for operator in network.operators[start:end]}
+    producers, readers = network.producers(), network.readers()
+
+    def is_inside(row: NetworkTraffic) -> bool:
+        if row.what == "edge" and row.tensor in plan.held and network.operators[producers[row.tensor]].name == row.operator:
+            return start <= readers[row.tensor][0][0] < end  # what crosses to a stage is sent as it was left, and redistributed there
+        return row.operator in names
+
+    found = [
+        row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches)
+        for row in network_traffic(network, plan)
+        if is_inside(row) and (row.what != "gradient" or not plan.zero)
+    ]
+    if plan.zero:
+        for unit in parameter_units(network, plan):
+            if unit.stage == stage:
+                found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches))
+    return tuple(found)

@@ -1,0 +1,73 @@
+"""Stages of a pipeline around a per-operator plan.
+
+The operators in their order are a chain of blocks: a block ends where one tensor alone goes on and every parameter stays on one side.
+A stage is a run of blocks, and what goes from stage to stage is that tensor, as its producer leaves it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.algebra.sharding import Layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan, left_layout
+from perfmodel.workload.graph import Graph, TensorRole
+
+
+def crossing(network: Graph, position: int) -> list[str]:
+    """Activations made before operator `position` and read by it or a later one."""
+    made = {operator.output.tensor for operator in network.operators[:position]}
+    found = []
+    for operator in network.operators[position:]:
+        for operand in operator.inputs:
+            if operand.tensor in made and operand.tensor not in found:
+                found.append(operand.tensor)
+    return found
+
+
+def blocks_of(network: Graph) -> list[tuple[int, int]]:
+    """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side."""
+    count = len(network.operators)
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    producers = network.producers()
+    for index, operator in enumerate(network.operators):
+        for operand in operator.inputs:
+            role = network.tensors[operand.tensor].role
+            if operand.tensor in producers or role is TensorRole.PARAMETER:
+                first.setdefault(operand.tensor, producers.get(operand.tensor, index))
+                last[operand.tensor] = index
+    live = np.zeros(count + 1, dtype=np.int64)
+    for tensor, start in first.items():
+        # alive at the cuts start + 1 .. last; a parameter read on both sides bars the cut
+        weight = 1 if tensor in producers else 2
+        live[start + 1] += weight
+        live[min(last[tensor] + 1, count)] -= weight
+    alive = np.cumsum(live)
+    cuts = [0, *(position for position in range(1, count) if alive[position] == 1), count]
+    return list(itertools.pairwise(cuts))
+
+
+def stage_runs(network: Graph, plan: NetworkPlan) -> list[tuple[int, int]]:
+    """Operators [start, end) of each stage; one run where there is no pipeline. InputError where the plan's stages cannot be cut so."""
+    if not plan.stages:
+        return [(0, len(network.operators))]
+    names = [operator.name for operator in network.operators]
+    starts = {names[start]: start for start, _ in blocks_of(network)}
+    for name in plan.stages:
+        if name not in starts:
+            raise bad_field("stages", name, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")
+    found = [starts[name] for name in plan.stages]
+    if found[0] or found != sorted(set(found)):
+        rule = "must begin with the first operator and go on in order"
+        raise bad_field("stages", ", ".join(plan.stages), rule, "search again and save")
+    return list(itertools.pairwise([*found, len(names)]))
+
+
+def stage_send(network: Graph, plan: NetworkPlan, start: int) -> tuple[str, Layout]:
+    """The tensor that a stage which begins with operator `start` gets from the one before, and how it lies there."""
+    (tensor,) = crossing(network, start)
+    producer = network.operators[network.producers()[tensor]]
+    return tensor, left_layout(producer, plan.shardings[producer.name])
