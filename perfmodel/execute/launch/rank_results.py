@@ -38,7 +38,10 @@ class RankMeasurement:
 
 @dataclass(slots=True)
 class RankCheck:
-    """errors: of each loss ("step 0", ...), gradient and output by name; record, padding: what was noted; tally: what torch saw."""
+    """errors: of each loss ("step 0", ...), gradient and output by name; record, padding: what was noted; tally: what torch saw.
+
+    sent_elements   of activations and their gradients, to the neighbouring stages in a step
+    """
 
     losses: list[float]
     loss_errors: dict[str, float]
@@ -47,6 +50,7 @@ class RankCheck:
     record: Counter[NetworkTraffic]
     padding: Counter[tuple[str, frozenset[str]]]
     tally: CollectiveTally
+    sent_elements: int = 0
 
 
 @dataclass(slots=True)
@@ -59,3 +63,4 @@ class RankTimes:
     padding: Counter[tuple[str, frozenset[str]]]
     tally: CollectiveTally
     peak_memory: float
+    sent_elements: int = 0

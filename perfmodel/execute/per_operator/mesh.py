@@ -18,15 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.plan import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.workload.graph import Pass
 
 #: Collectives of a step by what they are; the value counts them. `repeats` of a key is 1.
 Record = Counter[NetworkTraffic]
-
-#: What groups along the pipeline are called.
-STAGES = "stages"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A network as a program on one rank: its operators in order, each on the layouts that the plan says.
 
 Inputs and parameters are made at full size from a seed, the same on every rank and in one process, and cut to what their readers need. The
-loss is the mean of what nobody reads. A tensor with several readers goes by way of the layout that holds it; the gradient of a parameter is
-reduced once, after backward, over the axes on which it is partial.
+loss is the mean of what nobody reads, over all microbatches. A tensor with several readers goes by way of the layout that holds it; the
+gradient of a parameter is reduced over the axes on which it is partial.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ import torch
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS, NetworkFunction
-from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_reduce
+from perfmodel.execute.per_operator.interpret import Interpreter, Values
+from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.padding import padded_network
-from perfmodel.execute.per_operator.redistribute import Redistribution, Transition, local_part
-from perfmodel.execute.per_operator.refuse import check_runnable, parameter_layouts
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
+from perfmodel.execute.per_operator.parameters import KINDS
+from perfmodel.execute.per_operator.pipeline import StagePipeline
+from perfmodel.execute.per_operator.redistribute import local_part
+from perfmodel.execute.per_operator.refuse import check_runnable
+from perfmodel.parallel.algebra.sharding import Layout, input_layout, output_layout
+from perfmodel.parallel.per_operator.parameters import parameter_layouts, parameter_units, sections_of
 from perfmodel.parallel.per_operator.plan import Held, NetworkPlan
-from perfmodel.workload.graph import Graph, Operator, Pass, TensorRole
+from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.workload.graph import Graph, TensorRole
+from perfmodel.workload.job import Optimizer
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
 
 def one_process(network: Graph, plan: NetworkPlan) -> NetworkPlan:
-    """The plan in which nothing is cut."""
+    """The plan in which nothing is cut; its microbatches stay."""
     held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.held}
-    return replace(plan, axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
+    return replace(plan, axes=(), stages=(), zero=0, shardings={operator.name: {} for operator in network.operators}, held=held)
 
 
 def index_limit(network: Graph, tensor: str) -> int:
@@ -45,10 +51,11 @@ def index_limit(network: Graph, tensor: str) -> int:
     return min(limits, default=2)
 
 
-def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype) -> torch.Tensor:
+def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
     """A tensor that no operator makes, at full size, drawn by its name: weights about as large as keep activations near one."""
     tensor = network.tensors[name]
-    generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
+    drawn_by = f"{name} of microbatch {microbatch}" if microbatch else name
+    generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(drawn_by.encode()))
     if tensor.role is TensorRole.INDEX:
         return torch.randint(index_limit(network, name), tensor.shape, generator=generator)
     values = torch.randn(tensor.shape, generator=generator)
@@ -60,9 +67,14 @@ def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype) -> tor
     return values.to(dtype)
 
 
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
 class NetworkProgram:
     """One rank's part of the training step. `network` must be the one that the plan is for.
 
+    optimizer   "" for the plan's
     functions   kind -> torch function, besides `FUNCTIONS` and before them
     imitate     shardings that one process is compared with (`OperatorContext.imitate`)
     """
@@ -75,6 +87,7 @@ class NetworkProgram:
         *,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        optimizer: str = Optimizer.SGD,
         learning_rate: float = 0.0,
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
         imitate: NetworkPlan | None = None,
@@ -83,183 +96,147 @@ class NetworkProgram:
         check_runnable(network, plan, functions)
         self.worker, self.plan, self.given = worker, plan, network
         self.network = padded_network(network, plan)
-        self.mesh = NetworkMesh(worker, plan.axes, uses_dtensor=uses_dtensor)
-        self.learning_rate = learning_rate
+        self.mesh = NetworkMesh(worker, plan.axes, num_stages=max(1, len(plan.stages)), uses_dtensor=uses_dtensor)
         self.dtype = dtype
-        known = {**FUNCTIONS, **functions}
-        self.calls: list[NetworkFunction] = []
-        self.contexts: list[OperatorContext] = []
-        for operator, original in zip(self.network.operators, network.operators, strict=True):
-            copied = {} if imitate is None else {dim: imitate.size(tuple(axes)) for dim, axes in imitate.shardings[operator.name].items()}
-            self.calls.append(known[operator.kind])
-            self.contexts.append(OperatorContext(self.mesh, operator, plan.shardings[operator.name], dict(original.dims), copied))
+        self.run = stage_runs(self.network, plan)[self.mesh.stage]
         self.producers, self.readers = self.network.producers(), self.network.readers()
-        self.outputs = [op.output.tensor for op in self.network.operators if op.output.tensor not in self.readers]
-        layouts = parameter_layouts(self.network, plan)
-        self.layouts = {name: layout.resolved() for name, layout in layouts.items()}
-        self.partial = {name: layout.partial for name, layout in layouts.items()}
-        self.parameters: dict[str, torch.Tensor] = {}
-        self._fill(seed)
-        self._compile()
+        self.layouts: dict[str, Layout] = {}
+        self.inputs: dict[tuple[str, Layout, int], torch.Tensor] = {}
+        parameters = self._fill(seed)
+        self.parameters = KINDS[plan.zero](
+            parameters,
+            [unit for unit in parameter_units(self.network, plan) if unit.stage == self.mesh.stage],
+            plan,
+            self.mesh,
+            readers={name: self.network.operators[self.readers[name][0][0]].name for name in parameters},
+            optimizer=Optimizer(optimizer or plan.optimizer),
+            learning_rate=learning_rate,
+        )
+        partial = {name: layout.partial for name, layout in parameter_layouts(self.network, plan).items()}
+        self.interpreter = Interpreter(
+            worker,
+            self.network,
+            plan,
+            self.mesh,
+            self.run,
+            functions={**FUNCTIONS, **functions},
+            contexts=self._contexts(imitate),
+            partial=partial,
+            parameter=self.parameters.read,
+            given=lambda name, layout, microbatch: self.inputs[name, layout, microbatch],
+        )
+        self.module = self.parameters.module(self.interpreter, sections_of(self.network, self.run))
+        self.outputs = [name for name in self.interpreter.left_for_others(*self.run) if name not in self.readers]
+        self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
+
+    def _contexts(self, imitate: NetworkPlan | None) -> dict[int, OperatorContext]:
+        found = {}
+        for index in range(*self.run):
+            operator, original = self.network.operators[index], self.given.operators[index]
+            copied = {} if imitate is None else {dim: imitate.size(tuple(axes)) for dim, axes in imitate.shardings[operator.name].items()}
+            found[index] = OperatorContext(self.mesh, operator, self.plan.shardings[operator.name], dict(original.dims), copied)
+        return found
 
     # ------------------------------------------------------------------------------------------------ parameters and data
 
-    def _whole(self, name: str, seed: int) -> torch.Tensor:
+    def _whole(self, name: str, seed: int, microbatch: int = 0) -> torch.Tensor:
         """At full size, padded with zeros."""
-        whole = make_tensor(self.given, name, seed, self.dtype)
+        whole = make_tensor(self.given, name, seed, self.dtype, microbatch)
         padding = [extra for old, new in zip(whole.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
         return torch.nn.functional.pad(whole, padding[::-1]) if any(padding) else whole
 
-    def _fill(self, seed: int) -> None:
-        self.inputs: dict[tuple[str, Layout], torch.Tensor] = {}
+    def _fill(self, seed: int) -> dict[str, torch.Tensor]:
+        """The parameters of this stage; its data go into `inputs`."""
+        parameters = {}
+        layouts = parameter_layouts(self.network, self.plan)
         for name, tensor in self.network.tensors.items():
-            if name in self.producers or name not in self.readers:
+            reading = [(index, place) for index, place in self.readers.get(name, ()) if self.run[0] <= index < self.run[1]]
+            if name in self.producers or not reading:
                 continue
             self.worker.beat(f"making {name}")
-            whole = self._whole(name, seed)
             if tensor.role is TensorRole.PARAMETER:
-                local = local_part(whole, self.layouts[name], self.mesh).clone().to(self.worker.device)
-                self.parameters[name] = local.requires_grad_()
+                self.layouts[name] = layouts[name].resolved()
+                local = local_part(self._whole(name, seed), self.layouts[name], self.mesh).clone().to(self.worker.device)
+                parameters[name] = local.requires_grad_()
                 continue
-            for index, position in self.readers[name]:
-                operator = self.network.operators[index]
-                layout = input_layout(self.plan.shardings[operator.name], operator.inputs[position])
-                if (name, layout) not in self.inputs:
-                    self.inputs[name, layout] = local_part(whole, layout, self.mesh).clone().to(self.worker.device)
-
-    # ------------------------------------------------------------------------------------------------------------ edges
-
-    def _compile(self) -> None:
-        """What each input of each operator takes, and what becomes of each output before it is read."""
-        self.edges: list[list[Transition | torch.Tensor]] = []
-        self.shared: dict[str, Transition] = {}
-        last_reader = {tensor: reading[-1][0] for tensor, reading in self.readers.items() if tensor in self.producers}
-        self.dead: list[list[str]] = [[] for _ in self.network.operators]
-        for tensor, index in last_reader.items():
-            self.dead[index].append(tensor)
-        for operator in self.network.operators:
-            self.worker.beat(f"preparing {operator.name}")
-            self.edges.append([self._edge(operator, position) for position in range(len(operator.inputs))])
-            tensor = operator.output.tensor
-            if tensor in self.plan.held and tensor in self.readers:
-                held, left = self.plan.held[tensor], output_layout(operator, self.plan.shardings[operator.name])
-                self.shared[tensor] = Transition(
-                    self._redistribution(left, held.layout, tensor, operator.name, Pass.FORWARD),
-                    self._redistribution(held.gradient, left.resolved(), tensor, operator.name, Pass.BACKWARD),
-                )
-
-    def _redistribution(self, source: Layout, target: Layout, tensor: str, operator: str, phase: Pass) -> Redistribution:
-        shape = self.network.tensors[tensor].shape
-        return Redistribution(source, target, shape, self.mesh, Purpose(phase, tensor, operator, "edge"))
-
-    def _edge(self, operator: Operator, position: int) -> Transition | torch.Tensor:
-        operand = operator.inputs[position]
-        tensor, sharding = operand.tensor, self.plan.shardings[operator.name]
-        needed, gradient = input_layout(sharding, operand), gradient_layout(sharding, operand)
-        if tensor in self.parameters:
-            same = self._redistribution(needed, needed, tensor, operator.name, Pass.FORWARD)
-            return Transition(same, same, self.mesh.size(self.partial[tensor] - gradient.partial))
-        if tensor not in self.producers:
-            return self.inputs[tensor, needed]
-        if tensor in self.plan.held:
-            held = self.plan.held[tensor]
-            source, goal = held.layout, Layout(cuts=held.cuts, partial=held.partial & gradient.partial)
-            ways = self.mesh.size(held.partial - gradient.partial)
-        else:
-            producer = self.network.operators[self.producers[tensor]]
-            source = output_layout(producer, self.plan.shardings[producer.name])
-            goal, ways = source.resolved(), 1
-        return Transition(
-            self._redistribution(source, needed, tensor, operator.name, Pass.FORWARD),
-            self._redistribution(gradient, goal, tensor, operator.name, Pass.BACKWARD),
-            ways,
-        )
+            for microbatch in range(self.plan.num_microbatches):
+                whole = self._whole(name, seed, microbatch)
+                for index, position in reading:
+                    operator = self.network.operators[index]
+                    layout = input_layout(self.plan.shardings[operator.name], operator.inputs[position])
+                    if (name, layout, microbatch) not in self.inputs:
+                        self.inputs[name, layout, microbatch] = local_part(whole, layout, self.mesh).clone().to(self.worker.device)
+        return parameters
 
     # ------------------------------------------------------------------------------------------------------------- steps
 
-    def forward(self, *, keep: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        """What nobody reads, as it is left here; `keep` gets every operator's output."""
-        values: dict[str, torch.Tensor] = {}
-        for index, operator in enumerate(self.network.operators):
-            self.worker.beat(operator.name)
-            given = []
-            for operand, edge in zip(operator.inputs, self.edges[index], strict=True):
-                if isinstance(edge, torch.Tensor):
-                    given.append(edge)
-                else:
-                    given.append(edge(self.parameters[operand.tensor] if operand.tensor in self.parameters else values[operand.tensor]))
-            for tensor in self.dead[index]:
-                del values[tensor]
-            tensor = operator.output.tensor
-            try:
-                values[tensor] = self.calls[index](given, self.contexts[index])
-            except RuntimeError as error:
-                raise type(error)(f"operator {operator.name} ({operator.kind}): {error}") from error
-            if keep is not None:
-                keep[tensor] = values[tensor].detach()
-            if tensor in self.shared:
-                values[tensor] = self.shared[tensor](values[tensor])
-        return values
+    def forward(self, values: Values, microbatch: int = 0, *, keep: Values | None = None) -> Values:
+        """What this stage leaves for others, or nobody reads; `values` has what comes from the stage before, `keep` gets every output."""
+        own = {tensor: self.interpreter.enter(tensor, value) for tensor, value in values.items()}
+        self.interpreter.kept = keep
+        if self.module is not None:
+            return self.module(own, microbatch)  # type: ignore[no-any-return]
+        self.interpreter.run(*self.run, own, microbatch)
+        return own
 
-    def forward_backward(self) -> torch.Tensor:
-        """The local share of the loss; gradients of the parameters are complete."""
-        outputs = self.forward()
-        self.worker.beat("backward")
-        shares = [tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor for tensor in outputs.values()]
-        counts = [self.given.tensors[name].num_elements for name in outputs]
-        loss = torch.stack([share.sum() / count for share, count in zip(shares, counts, strict=True)]).sum()
-        loss.backward()
-        self._reduce_gradients()
-        with torch.no_grad():
-            copies = [self.mesh.num_ranks / self.mesh.size(self._left(name).cut_axes | self._left(name).partial) for name in outputs]
-            return sum(
-                (share.sum() / (count * ways) for share, count, ways in zip(shares, counts, copies, strict=True)), loss.new_zeros(())
-            )
+    def loss(self, outputs: Values) -> torch.Tensor:
+        """Of one microbatch: this rank's share of what is differentiated, in which ranks that have the same count each."""
+        return torch.stack([_wide(outputs[name]).sum() / self._count(name) for name in self.outputs]).sum()
+
+    def _count(self, output: str) -> int:
+        """Entries of it in a step, of which the loss is the mean."""
+        return self.given.tensors[output].num_elements * self.plan.num_microbatches
+
+    @torch.no_grad()
+    def share(self, outputs: Values) -> torch.Tensor:
+        """Of the loss of one microbatch: the sum over ranks is the loss."""
+        found = torch.zeros((), device=self.worker.device)
+        for name in self.outputs:
+            left = self._left(name)
+            ways = self.mesh.num_ranks / self.mesh.size(left.cut_axes | left.partial)
+            found = found + _wide(outputs[name].detach()).sum() / (self._count(name) * ways)
+        return found
 
     def _left(self, tensor: str) -> Layout:
         operator = self.network.operators[self.producers[tensor]]
         return output_layout(operator, self.plan.shardings[operator.name])
 
-    def _reduce_gradients(self) -> None:
-        """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient (both biases
-        of a sum, a sample a rank)."""
-        seen: set[int] = set()
-        for parameter in self.parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
-                parameter.grad = parameter.grad.clone()
-            seen.add(where)
-        under_way = []
-        for name, parameter in self.parameters.items():
-            if self.mesh.size(self.partial[name]) > 1 and parameter.grad is not None:
-                reader = self.network.operators[self.readers[name][0][0]].name
-                purpose = Purpose(Pass.BACKWARD, name, reader, "gradient")
-                parameter.grad = parameter.grad.contiguous()
-                under_way.append(begin_all_reduce(self.mesh, parameter.grad, self.partial[name], purpose))
-        for work in under_way:
-            work.wait()
+    def forward_backward(self) -> torch.Tensor:
+        """The local share of the loss; gradients of the parameters are complete."""
+        self.parameters.begin_step()
+        if self.pipeline is not None:
+            share = self.pipeline.run()
+        else:
+            shares = []
+            for number in range(self.plan.num_microbatches):
+                outputs = self.forward({}, number)
+                self.worker.beat("backward")
+                self.parameters.begin_backward(number)
+                loss = self.loss(outputs)
+                shares.append(self.share(outputs))
+                del outputs
+                loss.backward()
+                del loss
+            share = torch.stack(shares).sum()
+        self.worker.beat("gradients")
+        self.parameters.finish_gradients()
+        return share
 
     @torch.no_grad()
     def update(self) -> None:
-        """Plain gradient descent."""
-        for parameter in self.parameters.values():
-            if self.learning_rate and parameter.grad is not None:
-                parameter.sub_(parameter.grad, alpha=self.learning_rate)
+        """The optimizer's step, which takes the gradients away."""
+        self.parameters.update()
 
     def step(self) -> torch.Tensor:
         """One training step; the local share of its loss (the sum over ranks is the loss)."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
         share = self.forward_backward()
         self.update()
         return share
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Of the last step, each in the layout of its parameter."""
-        return {name: parameter.grad for name, parameter in self.parameters.items() if parameter.grad is not None}
+        """Before the update, each in the layout of its parameter. Every rank must ask."""
+        return dict(self.parameters.gradients())
 
     def release(self) -> None:
         """Free what lives between steps besides parameters and data."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        self.parameters.release()

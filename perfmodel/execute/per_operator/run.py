@@ -23,9 +23,11 @@ from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, RunError
 from perfmodel.parallel.per_operator.measurement import NetworkCheck, NetworkMeasurement
-from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.parallel.per_operator.traffic import NetworkTraffic, network_traffic
+from perfmodel.parallel.per_operator.parameters import step_traffic
+from perfmodel.parallel.per_operator.plan import STAGES, NetworkPlan
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.workload.graph import Graph
+from perfmodel.workload.job import Optimizer
 
 if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import Worker
@@ -56,6 +58,7 @@ def check_network_plan(
     *,
     seed: int = 0,
     steps: int = 1,
+    optimizer: str = Optimizer.SGD,
     learning_rate: float = 0.1,
     dtype: str = "float64",
     compares_outputs: bool = False,
@@ -67,7 +70,7 @@ def check_network_plan(
 ) -> NetworkCheck:
     """Run the plan and compare loss, gradients and traffic with what they must be; RunError where they differ.
 
-    steps             updates by plain gradient descent between them; losses are compared of all, gradients and traffic of the first
+    steps             updates by `optimizer` between them; losses are compared of all, gradients and traffic of the first
     dtype             float64 or float32
     compares_outputs  every operator's output too
     uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
@@ -82,15 +85,18 @@ def check_network_plan(
         seed=seed,
         steps=steps,
         dtype=dtype,
+        optimizer=optimizer,
         learning_rate=learning_rate,
         compares_outputs=compares_outputs,
         uses_dtensor=uses_dtensor,
         functions=functions or {},
     )
+    if compares_outputs and plan.stages:
+        raise InputError("compares_outputs=yes: is for plans of one stage; leave it out")
     _check(network, plan, group, options.functions)
-    device = group.device if group is not None else pick_device(device, plan.num_chips)
-    _check_room(plan.num_chips, device)
-    with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
+    device = group.device if group is not None else pick_device(device, plan.num_ranks)
+    _check_room(plan.num_ranks, device)
+    with nullcontext(group) if group is not None else _start(plan.num_ranks, device, hang_timeout, None) as workers:
         results = workers.call(check_on_rank, network, plan, options)
     return assemble_check(network, plan, results, dtype)
 
@@ -101,6 +107,9 @@ def assemble_check(network: Graph, plan: NetworkPlan, results: Sequence[RankChec
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
     itemsize = 8.0 if dtype == "float64" else 4.0
     traffic = compare_traffic(network, plan, results, itemsize)
+    checked = {name for result in results for name in result.gradient_errors}
+    if lost := [tensor.name for tensor in network.parameters if tensor.name in network.readers() and tensor.name not in checked]:
+        raise RunError(f"network check: no rank has the gradient of {', '.join(lost)}")
     return NetworkCheck(
         plan=plan,
         loss=results[0].losses[0],
@@ -122,11 +131,11 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
     return worst_error(errors, TOLERANCES[dtype], sentence)
 
 
-def expected_traffic(network: Graph, plan: NetworkPlan) -> Counter[NetworkTraffic]:
-    """What a run must issue: `network_traffic` of the network with equal shares, repeats counted, without axes of size one."""
+def expected_traffic(network: Graph, plan: NetworkPlan, stage: int = 0) -> Counter[NetworkTraffic]:
+    """What a rank of a stage must issue: `step_traffic` of the network with equal shares, repeats counted, without axes of size one."""
     sizes = {axis.name: axis.size for axis in plan.axes}
     found: Counter[NetworkTraffic] = Counter()
-    for row in network_traffic(padded_network(network, plan), plan):
+    for row in step_traffic(padded_network(network, plan), plan, stage):
         axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
         if axes and row.num_elements and row.repeats:
             found[replace(row, axes=axes, repeats=1, itemsize=0.0)] += row.repeats
@@ -136,9 +145,19 @@ def expected_traffic(network: Graph, plan: NetworkPlan) -> Counter[NetworkTraffi
 def compare_traffic(
     network: Graph, plan: NetworkPlan, ranks: Sequence[RankCheck | RankTimes], itemsize: float
 ) -> tuple[NetworkTraffic, ...]:
-    """The rows that every rank issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
-    expected = expected_traffic(network, plan)
-    for number, rank in enumerate(ranks):
+    """The rows that the ranks of each stage issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
+    found: Counter[NetworkTraffic] = Counter()
+    for stage in range(max(1, len(plan.stages))):
+        first = stage * plan.num_chips
+        found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.num_chips], first)), itemsize)
+    return tuple(replace(row, repeats=count) for row, count in found.items())
+
+
+def _compare_stage(
+    network: Graph, plan: NetworkPlan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], itemsize: float
+) -> Counter[NetworkTraffic]:
+    expected = expected_traffic(network, plan, stage)
+    for number, rank in ranks.items():
         missing, extra = expected - rank.record, rank.record - expected
         if missing or extra:
             raise RunError(
@@ -152,10 +171,16 @@ def compare_traffic(
         old = noted.get(key, (0, 0.0))
         noted[key] = (old[0] + count, old[1] + count * row.num_elements)
     due = sent = 0.0
-    for number, rank in enumerate(ranks):
+    for number, rank in ranks.items():
         tally = rank.tally
         padding = {(kind, "+".join(sorted(axes, key=order.index))): extra for (kind, axes), extra in rank.padding.items()}
-        sent += sum(value for (kind, _), value in tally.num_bytes.items() if kind == "send") / itemsize
+        handed_on = tally.num_bytes.get(("send", STAGES), 0.0) / itemsize
+        if handed_on != rank.sent_elements:
+            raise RunError(
+                f"network check: stage {stage + 1}: on rank {number} torch sent {handed_on:.0f} elements to its neighbours, due were "
+                f"{rank.sent_elements}"
+            )
+        sent += sum(value for (kind, axes), value in tally.num_bytes.items() if kind == "send" and axes != STAGES) / itemsize
         counts = {key: value for key, value in tally.counts.items() if key[0] not in ("send", "recv")}
         for key in dict.fromkeys([*noted, *counts]):
             count, elements = noted.get(key, (0, 0.0))
@@ -173,7 +198,7 @@ def compare_traffic(
                 )
     if abs(sent - due) > 0.5:
         raise RunError(f"network check: halos: torch sent {sent:.0f} elements, noted were {due:.0f}")
-    return tuple(replace(row, repeats=count) for row, count in expected.items())
+    return expected
 
 
 def _describe(rows: Counter[NetworkTraffic]) -> str:
@@ -217,18 +242,18 @@ def measure_network_plans(
     if rounds < 1:
         raise InputError(f"rounds={rounds}: must be at least 1; use 2")
     rounds = min(rounds, steps)
-    sizes = {plan.num_chips for plan in plans}
+    sizes = {plan.num_ranks for plan in plans}
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
     table = functions or {}
     checking = NetworkOptions(seed=seed, dtype="float32", uses_dtensor=uses_dtensor, functions=table)
-    timing = replace(checking, steps=steps, learning_rate=learning_rate)
+    timing = replace(checking, steps=steps, optimizer="", learning_rate=learning_rate)
     errors = [float("nan")] * len(plans)
-    device = group.device if group is not None else pick_device(device, plans[0].num_chips)
-    _check_room(plans[0].num_chips, device)
+    device = group.device if group is not None else pick_device(device, plans[0].num_ranks)
+    _check_room(plans[0].num_ranks, device)
     for plan in plans:
         _check(network, plan, group, table)
-    scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
+    scope = nullcontext(group) if group is not None else _start(plans[0].num_ranks, device, hang_timeout, on_progress)
     with scope as workers:
         use = processor_use(workers.pids)
         for index, plan in enumerate(plans):
@@ -275,5 +300,5 @@ def _check_room(num_ranks: int, device: str) -> None:
 
 def _check(network: Graph, plan: NetworkPlan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
     check_runnable(network, plan, functions)
-    if group is not None and group.num_ranks != plan.num_chips:
-        raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")
+    if group is not None and group.num_ranks != plan.num_ranks:
+        raise InputError(f"chips={plan.num_ranks}: the worker group has {group.num_ranks} ranks; use one of {plan.num_ranks}")

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
-from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
+from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker, timed_pipeline_waits
 from perfmodel.execute.measure.measure import describe_on_rank, synchronize
-from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
+from perfmodel.execute.per_operator.mesh import Purpose
 from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
@@ -42,6 +42,7 @@ def _build(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOp
         plan,
         seed=options.seed,
         dtype=getattr(torch, options.dtype),
+        optimizer=options.optimizer,
         learning_rate=options.learning_rate,
         functions=options.functions,
         imitate=imitate,
@@ -56,7 +57,7 @@ def _reference(worker: Worker, network: Graph, plan: NetworkPlan, options: Netwo
         for operator in network.operators
         if operator.settings.get("synchronised") is False
     ]
-    key = hashlib.sha256(pickle.dumps((network, options, copied))).hexdigest()
+    key = hashlib.sha256(pickle.dumps((network, options, plan.num_microbatches, copied))).hexdigest()
     kept: dict[str, _Reference] = worker.cache.setdefault("network reference", {})
     if key not in kept:
         kept.clear()
@@ -64,13 +65,14 @@ def _reference(worker: Worker, network: Graph, plan: NetworkPlan, options: Netwo
         outputs: dict[str, torch.Tensor] = {}
         if options.compares_outputs:
             with torch.no_grad():
-                program.forward(keep=outputs)
+                program.forward({}, keep=outputs)
         losses, gradients = [], {}
         for step in range(options.steps):
             worker.beat(f"reference step {step}")
-            losses.append(float(program.step()))
+            losses.append(float(program.forward_backward()))
             if step == 0:
                 gradients = program.gradients()
+            program.update()
         kept[key] = _Reference(losses, gradients, outputs)
     return kept[key]
 
@@ -93,12 +95,6 @@ def _broadcast(worker: Worker, tensors: dict[str, torch.Tensor], shapes: Mapping
         for each, piece in zip(batch, flat.split(sizes), strict=True):
             tensors[each] = piece.view(shapes[each])
         batch = []
-
-
-def _label(mesh: NetworkMesh, ranks: list[int]) -> str:
-    """The axes along which ranks differ, joined by `+`."""
-    places = [mesh.place(rank) for rank in ranks]
-    return "+".join(axis.name for axis in mesh.axes if len({place[axis.name] for place in places}) > 1)
 
 
 def _relative(found: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
@@ -124,16 +120,21 @@ def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: Ne
     outputs: dict[str, torch.Tensor] = {}
     if options.compares_outputs:
         with torch.no_grad():
-            program.forward(keep=outputs)
-    losses, counter = [], CollectiveCounter(lambda ranks: _label(program.mesh, ranks), times_them=False)
+            program.forward({}, keep=outputs)
+        program.release()
+    if program.pipeline is not None:
+        program.forward_backward()  # what torch's schedules send only once, to learn of each other
+    losses, counter = [], CollectiveCounter(program.mesh.label, times_them=False)
     for step in range(options.steps):
         worker.beat(f"step {step}")
         if step == 0:
             program.mesh.record, program.mesh.padding = Counter(), Counter()
             with counter:
-                share = program.step()
-            record, program.mesh.record = program.mesh.record, None
+                share = program.forward_backward()
             own_gradients = program.gradients()
+            with counter:
+                program.update()
+            record, program.mesh.record = program.mesh.record, None
         else:
             share = program.step()
         share = share.detach().double().reshape(1)
@@ -173,12 +174,13 @@ def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: Ne
             if given == program.network.tensors[name].shape:  # what pads an activation means nothing
                 expected = _part_of(program, expected_outputs[name], name, left.resolved())
                 output_errors[name] = _relative(whole, expected, 0.0)
-    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally)
+    sent = program.pipeline.sent_elements if program.pipeline is not None else 0
+    return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally, sent)
 
 
 def _peak_bytes(program: NetworkProgram) -> float:
     """Largest sum of live tensors in a step, those of other programs left out."""
-    own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.parameters.values()}
+    own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.parameters.stored()}
     own |= {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.inputs.values()}
     program.release()
     with StorageTracker() as tracker:
@@ -213,17 +215,18 @@ def measure_on_rank(
         dist.barrier()
         program.mesh.record, program.mesh.padding = Counter(), Counter()
         counter = CollectiveCounter(
-            lambda ranks, mesh=program.mesh: _label(mesh, ranks),  # type: ignore[misc]
+            program.mesh.label,
             times_them=True,
             synchronize=lambda: synchronize(worker.device),
         )
-        with counter:
+        with timed_pipeline_waits(counter.tally), counter:
             program.step()
         result.record, result.padding, result.tally = program.mesh.record, program.mesh.padding, counter.tally
         program.mesh.record = None
         worker.beat("tracked step")
         dist.barrier()
         result.peak_memory = _peak_bytes(program)
+        result.sent_elements = program.pipeline.sent_elements if program.pipeline is not None else 0
         program.release()
     del programs
     gc.collect()

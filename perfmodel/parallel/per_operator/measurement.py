@@ -68,15 +68,15 @@ class NetworkMeasurement:
     def __post_init__(self) -> None:
         if not self.step_times:
             raise InputError("step_times=(): must have at least one step; measure again")
-        if self.memory_by_rank and len(self.memory_by_rank) != self.plan.num_chips:
+        if self.memory_by_rank and len(self.memory_by_rank) != self.plan.num_ranks:
             entries = len(self.memory_by_rank)
-            raise InputError(f"memory_by_rank: has {entries} entries for {self.plan.num_chips} ranks; measure again")
+            raise InputError(f"memory_by_rank: has {entries} entries for {self.plan.num_ranks} ranks; measure again")
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
         object.__setattr__(self, "software", MappingProxyType(dict(self.software)))
 
     @property
     def num_ranks(self) -> int:
-        return self.plan.num_chips
+        return self.plan.num_ranks
 
     @property
     def peak_memory(self) -> float:

@@ -18,6 +18,9 @@ from perfmodel.parallel.algebra.sharding import Layout, Sharding
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.job import Optimizer
 
+#: What groups along a pipeline are called, beside those along axes.
+STAGES = "stages"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
@@ -81,6 +84,11 @@ class NetworkPlan:
     def num_chips(self) -> int:
         """Of one stage."""
         return prod(axis.size for axis in self.axes)
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all stages together."""
+        return self.num_chips * max(1, len(self.stages))
 
     def size(self, names: frozenset[str] | tuple[str, ...]) -> int:
         return prod(axis.size for axis in self.axes if axis.name in names)

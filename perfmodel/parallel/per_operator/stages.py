@@ -11,8 +11,8 @@ import itertools
 import numpy as np
 
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan, left_layout
+from perfmodel.parallel.algebra.sharding import Layout, output_layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.workload.graph import Graph, TensorRole
 
 
@@ -70,4 +70,4 @@ def stage_send(network: Graph, plan: NetworkPlan, start: int) -> tuple[str, Layo
     """The tensor that a stage which begins with operator `start` gets from the one before, and how it lies there."""
     (tensor,) = crossing(network, start)
     producer = network.operators[network.producers()[tensor]]
-    return tensor, left_layout(producer, plan.shardings[producer.name])
+    return tensor, output_layout(producer, plan.shardings[producer.name])

@@ -9,9 +9,9 @@ import pytest
 from perfmodel.execute.per_operator.run import check_network_plan, measure_network_plans
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, RunError
+from perfmodel.parallel.per_operator.parameters import step_traffic
 from perfmodel.parallel.per_operator.plan import Held, MeshAxis
 from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
-from perfmodel.parallel.per_operator.traffic import network_traffic
 from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TINY, TWO, random_plan, tiny_network
 
@@ -171,10 +171,10 @@ def test_wrong_traffic_is_found(groups, monkeypatch):
     network = tiny_network("rnnlm")
     plan = random_plan(network, TWO, 0)
 
-    def without_one(network, plan):
-        return network_traffic(network, plan)[1:]
+    def without_one(network, plan, stage):
+        return step_traffic(network, plan, stage)[1:]
 
-    monkeypatch.setattr(network_run, "network_traffic", without_one)
+    monkeypatch.setattr(network_run, "step_traffic", without_one)
     with pytest.raises(RunError, match="issued other collectives than the plan's traffic: missing none; too many 1"):
         check_network_plan(network, plan, group=groups(2))
 
@@ -197,8 +197,6 @@ def test_what_cannot_be_run_is_refused(groups):
         measure_network_plans(network, [], group=groups(2))
     with pytest.raises(InputError, match=r"are for \[2, 4\] chips"):
         measure_network_plans(network, [plan, toys.plan_of(network, FOUR, {})], group=groups(2))
-    with pytest.raises(InputError, match="stages=2, num_microbatches=4: a network is run as one stage and one microbatch"):
-        check_network_plan(network, replace(plan, stages=("up", "down"), num_microbatches=4), group=groups(2))
     uneven = toys.plan_of(network, TWO, {"up": {"b": ("q",)}})
     with pytest.raises(InputError, match="is not an axis of the mesh"):
         check_network_plan(network, uneven, group=groups(2))

@@ -1,0 +1,171 @@
+"""The operators of one stage, in order, each on the layouts that the plan says: what a rank computes of one microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.per_operator.context import OperatorContext
+from perfmodel.execute.per_operator.functions import NetworkFunction
+from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
+from perfmodel.execute.per_operator.redistribute import Redistribution, Transition
+from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.workload.graph import Graph, Operator, Pass
+
+Values = dict[str, torch.Tensor]
+
+
+class Interpreter:
+    """Operators [start, end) of a network.
+
+    contexts    of the operators of the whole network, where these are inside
+    parameter   this rank's part of a parameter, as it is to be read now
+    given       this rank's part of a tensor that no operator makes, in a layout, of a microbatch
+    kept        where somebody wants it, every operator's output
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        network: Graph,
+        plan: NetworkPlan,
+        mesh: NetworkMesh,
+        run: tuple[int, int],
+        *,
+        functions: Mapping[str, NetworkFunction],
+        contexts: Mapping[int, OperatorContext],
+        partial: Mapping[str, frozenset[str]],
+        parameter: Callable[[str], torch.Tensor],
+        given: Callable[[str, Layout, int], torch.Tensor],
+    ) -> None:
+        self.worker, self.network, self.plan, self.mesh, self.run_of = worker, network, plan, mesh, run
+        self.contexts, self.partial, self.parameter, self.given = contexts, partial, parameter, given
+        self.producers, self.readers = network.producers(), network.readers()
+        self.kept: Values | None = None
+        self.calls = {index: functions[network.operators[index].kind] for index in range(*run)}
+        self._compile()
+
+    def _compile(self) -> None:
+        """What each input of each operator takes, and what becomes of each tensor before it is read."""
+        start, end = self.run_of
+        self.edges: dict[int, list[Transition | Layout]] = {}
+        self.shared: dict[str, Transition] = {}
+        self.dead: dict[int, list[str]] = {index: [] for index in range(start, end)}
+        for tensor, reading in self.readers.items():
+            if tensor in self.producers and start <= reading[-1][0] < end:
+                self.dead[reading[-1][0]].append(tensor)
+        for index in range(start, end):
+            operator = self.network.operators[index]
+            self.worker.beat(f"preparing {operator.name}")
+            self.edges[index] = [self._edge(operator, position) for position in range(len(operator.inputs))]
+        for tensor, held in self.plan.held.items():
+            # where it is read: what comes from another stage comes as it was left
+            if tensor in self.producers and tensor in self.readers and start <= self.readers[tensor][0][0] < end:
+                producer = self.network.operators[self.producers[tensor]]
+                left = output_layout(producer, self.plan.shardings[producer.name])
+                self.shared[tensor] = Transition(
+                    self._redistribution(left, held.layout, tensor, producer.name, Pass.FORWARD),
+                    self._redistribution(held.gradient, left.resolved(), tensor, producer.name, Pass.BACKWARD),
+                )
+
+    def _redistribution(self, source: Layout, target: Layout, tensor: str, operator: str, phase: Pass) -> Redistribution:
+        shape = self.network.tensors[tensor].shape
+        return Redistribution(source, target, shape, self.mesh, Purpose(phase, tensor, operator, "edge"))
+
+    def _edge(self, operator: Operator, position: int) -> Transition | Layout:
+        operand = operator.inputs[position]
+        tensor, sharding = operand.tensor, self.plan.shardings[operator.name]
+        needed, gradient = input_layout(sharding, operand), gradient_layout(sharding, operand)
+        if tensor in self.partial:
+            same = self._redistribution(needed, needed, tensor, operator.name, Pass.FORWARD)
+            return Transition(same, same, self.mesh.size(self.partial[tensor] - gradient.partial))
+        if tensor not in self.producers:
+            return needed
+        if tensor in self.plan.held:
+            held = self.plan.held[tensor]
+            source, goal = held.layout, Layout(cuts=held.cuts, partial=held.partial & gradient.partial)
+            ways = self.mesh.size(held.partial - gradient.partial)
+        else:
+            producer = self.network.operators[self.producers[tensor]]
+            source = output_layout(producer, self.plan.shardings[producer.name])
+            goal, ways = source.resolved(), 1
+        return Transition(
+            self._redistribution(source, needed, tensor, operator.name, Pass.FORWARD),
+            self._redistribution(gradient, goal, tensor, operator.name, Pass.BACKWARD),
+            ways,
+        )
+
+    def enter(self, tensor: str, value: torch.Tensor) -> torch.Tensor:
+        """What was just made, or has come from another stage, as its readers find it."""
+        return self.shared[tensor](value) if tensor in self.shared else value
+
+    def run(self, start: int, end: int, values: Values, microbatch: int) -> None:
+        """Operators [start, end), which take what they read from `values` and put what they make there; what nobody reads any more goes."""
+        for index in range(start, end):
+            operator = self.network.operators[index]
+            self.worker.beat(operator.name)
+            pairs = zip(operator.inputs, self.edges[index], strict=True)
+            inputs = [self._input(operand.tensor, edge, values, microbatch) for operand, edge in pairs]
+            for tensor in self.dead[index]:
+                del values[tensor]
+            tensor = operator.output.tensor
+            try:
+                value = self.calls[index](inputs, self.contexts[index])
+            except RuntimeError as error:
+                raise type(error)(f"operator {operator.name} ({operator.kind}): {error}") from error
+            if self.kept is not None:
+                self.kept[tensor] = value.detach()
+            values[tensor] = self.enter(tensor, value)
+
+    def _input(self, tensor: str, edge: Transition | Layout, values: Values, microbatch: int) -> torch.Tensor:
+        if isinstance(edge, Layout):
+            return self.given(tensor, edge, microbatch)
+        return edge(self.parameter(tensor) if tensor in self.partial else values[tensor])
+
+    def wanted_from_before(self, start: int, end: int) -> list[str]:
+        """Tensors that operators [start, end) read and others make."""
+        names = dict.fromkeys(operand.tensor for index in range(start, end) for operand in self.network.operators[index].inputs)
+        return [name for name in names if self.producers.get(name, start) < start]
+
+    def left_for_others(self, start: int, end: int) -> list[str]:
+        """Tensors that operators [start, end) make and that are read later, or by nobody."""
+        made = [self.network.operators[index].output.tensor for index in range(start, end)]
+        return [tensor for tensor in made if tensor not in self.readers or self.readers[tensor][-1][0] >= end]
+
+
+class Section(nn.Module):
+    """Operators [start, end) as a module: tensors by name in, tensors by name out."""
+
+    def __init__(self, interpreter: Interpreter, start: int, end: int) -> None:
+        super().__init__()
+        self.interpreter, self.start, self.end = interpreter, start, end
+
+    def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
+        own = dict(values)
+        self.interpreter.run(self.start, self.end, own, microbatch)
+        return {tensor: own[tensor] for tensor in self.interpreter.left_for_others(self.start, self.end)}
+
+
+class Chain(nn.Module):
+    """Modules one after another, each with what it reads of what the others make; what none reads any more goes."""
+
+    def __init__(self, modules: Iterable[nn.Module], wanted: Iterable[list[str]], left: list[str]) -> None:
+        super().__init__()
+        self.sections = nn.ModuleList(modules)
+        self.wanted, self.left = list(wanted), left
+        last = {tensor: number for number, names in enumerate(self.wanted) for tensor in names}
+        self.dead = [[t for t in names if last[t] == number and t not in left] for number, names in enumerate(self.wanted)]
+
+    def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
+        at_hand = dict(values)
+        for number, section in enumerate(self.sections):
+            taken = {tensor: at_hand[tensor] for tensor in self.wanted[number]}
+            for tensor in self.dead[number]:
+                del at_hand[tensor]
+            at_hand |= section(taken, microbatch)
+            del taken
+        return {tensor: at_hand[tensor] for tensor in self.left}

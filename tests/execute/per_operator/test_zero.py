@@ -1,0 +1,113 @@
+"""ZeRO, microbatches and pipelines around per-operator plans compute what one process does and send what their traffic says."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.execute.per_operator.run import check_network_plan, measure_network_plans
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.per_operator.parameters import parameter_units, step_traffic
+from perfmodel.parallel.per_operator.stages import blocks_of
+from tests.execute.per_operator import toys as toys
+from tests.execute.per_operator.plans import FOUR, TWO, random_plan, tiny_network
+
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+
+
+def in_stages(network, axes, number, **settings):
+    """A random plan, cut into stages of about as many blocks each."""
+    blocks = blocks_of(network)
+    starts = [network.operators[blocks[i * len(blocks) // number][0]].name for i in range(number)]
+    return replace(random_plan(network, axes, 4), stages=tuple(starts), **settings)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["gpt2", "alexnet", pytest.param("transformer", marks=pytest.mark.slow)])
+def test_microbatches_and_zero_equal_one_process(name, zero, groups):
+    """gpt2's embedding is read by two layers; every layer has gradients that are partial on several groups of axes."""
+    network = tiny_network(name)
+    plan = replace(random_plan(network, FOUR, 1 + zero), zero=zero, num_microbatches=2)
+    assert len({unit.axes for unit in parameter_units(network, plan)}) > 2
+    found = check_network_plan(network, plan, compares_outputs=True, steps=2, group=groups(4))
+    assert max(found.gradient_error, found.output_error, found.loss_error) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "zero, expected",
+    [
+        (0, {"all_reduce": 2}),  # each gradient by itself
+        (1, {"reduce_scatter": 1, "all_gather": 1}),
+        (2, {"reduce_scatter": 3, "all_gather": 1}),
+        (3, {"reduce_scatter": 3, "all_gather": 6}),
+    ],
+)
+def test_what_parameters_send_by_hand(zero, expected, groups):
+    """One layer, its batch over two ranks, three microbatches."""
+    network = toys.two_layers(classes=8)
+    data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
+    found = check_network_plan(network, replace(data, zero=zero, num_microbatches=3), group=groups(2))
+    counts = {}
+    for row in found.traffic:
+        assert row.num_elements == (128.0 if zero else 64.0)
+        counts[str(row.kind)] = counts.get(str(row.kind), 0) + row.repeats
+    assert counts == expected
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_shards_are_updated_as_in_one_process(zero, optimizer, groups):
+    network = tiny_network("alexnet")
+    plan = replace(random_plan(network, TWO, 0), zero=zero)
+    found = check_network_plan(network, plan, steps=4, optimizer=optimizer, learning_rate=0.01, group=groups(2))
+    assert found.loss_error < 1e-9
+
+
+@pytest.mark.parametrize(
+    "name, axes, number, settings",
+    [
+        ("alexnet", TWO, 2, dict(num_microbatches=4)),
+        ("llama-3-8b", TWO, 2, dict(num_microbatches=3, zero=2)),
+        ("vit-large", TWO, 2, dict(num_microbatches=2, zero=3)),
+        ("rnnlm", (), 4, dict(num_microbatches=4, zero=1)),
+        ("alexnet", (), 4, dict(num_microbatches=2)),  # fewer than stages
+    ],
+)
+def test_stages_equal_one_process(name, axes, number, settings, groups):
+    network = tiny_network(name)
+    found = check_network_plan(network, in_stages(network, axes, number, **settings), steps=2, group=groups(4))
+    assert max(found.gradient_error, found.loss_error) < 1e-9
+
+
+def test_a_stage_issues_its_own_part_of_the_traffic():
+    network = tiny_network("llama-3-8b")
+    plan = in_stages(network, TWO, 2, num_microbatches=4)
+    whole = sum(row.repeats for row in step_traffic(network, replace(plan, stages=())))
+    assert whole == sum(row.repeats for stage in (0, 1) for row in step_traffic(network, plan, stage))
+
+
+def test_plans_with_zero_and_stages_are_measured(groups):
+    """Shards take less than whole parameters with AdamW's state; every rank of every stage has a peak."""
+    network = toys.two_layers(batch=4, features=64, hidden=64, classes=64)
+    data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
+    plans = [data, replace(data, zero=3), replace(data, zero=1, num_microbatches=2)]
+    found = measure_network_plans(network, plans, steps=2, group=groups(2))
+    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+    (staged,) = measure_network_plans(network, [in_stages(network, TWO, 2, num_microbatches=2)], steps=2, group=groups(4))
+    assert len(staged.memory_by_rank) == staged.num_ranks == 4
+    assert staged.parts["communication.pp"] > 0
+    assert staged.loss == pytest.approx(found[2].loss, rel=1e-5)
+
+
+def test_what_cannot_be_run_is_refused(groups):
+    network = toys.two_layers()
+    plan = toys.plan_of(network, TWO, {})
+    for changes, says in [
+        (dict(stages=("up", "nowhere")), "stages=nowhere: no stage can begin there"),
+        (dict(stages=("act", "down")), "stages=act, down: must begin with the first operator"),
+        (dict(zero=4), "zero=4: is no stage of ZeRO"),
+        (dict(num_microbatches=0), "num_microbatches=0: must be a whole number of at least 1"),
+    ]:
+        with pytest.raises(InputError, match=says):
+            check_network_plan(network, replace(plan, **changes), group=groups(2))
+    with pytest.raises(InputError, match="compares_outputs=yes: is for plans of one stage"):
+        check_network_plan(network, replace(plan, stages=("up", "down")), compares_outputs=True, group=groups(4))
