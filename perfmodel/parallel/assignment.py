@@ -1,35 +1,36 @@
-"""Which axes cut which dim of each operator of a plan's model: whether two rule sets say the same."""
+"""Which axes cut which dim of each operator of a model: whether two rule sets say the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.transformer import build_graph
 
-if TYPE_CHECKING:
-    from perfmodel.parallel.plan import Plan
+
+def cuts_alike(rules: RuleSet, other: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
+    """Whether both cut every operator of this model alike, where only these fine axes have more than one rank."""
+    if rules.operators or other.operators:
+        return _cuts(rules, model, attention, axes) == _cuts(other, model, attention, axes)
+    return _left_of_model(rules, model, axes) == _left_of_model(other, model, axes)
 
 
-def cuts_alike(plan: Plan, rules: RuleSet, axes: frozenset[str]) -> bool:
-    """Whether the plan's operators are cut as `rules` would cut them, where only these fine axes have more than one rank."""
-    model = plan.job.transformer
-    if plan.rules.operators or rules.operators:
-        dims = _dims(model, str(plan.attention))
-        return all(_among(plan.rules.cut(*dim), axes) == _among(rules.cut(*dim), axes) for dim in dims)
-    return left_of_model(plan.rules, model, axes) == left_of_model(rules, model, axes)
+def cuts_as(names: Iterable[str], rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> str:
+    """The first of these shipped rule sets that cuts as `rules` does; empty where none does."""
+    return next((name for name in names if cuts_alike(rules, load_rule_set(name), model, attention, axes)), "")
 
 
-def left_of_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """What the rules cut of this model where only these fine axes have more than one rank."""
+def _left_of_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+    """What the rules cut of this model, without those of single operators."""
     return {name: cut for name, cut in rules.among(axes).items() if name != "positions" or model.position == "learned"}
 
 
-def _among(cut: tuple[str, ...], axes: frozenset[str]) -> tuple[str, ...]:
-    return tuple(axis for axis in cut if axis in axes)
+@lru_cache(maxsize=4096)
+def _cuts(rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> tuple[tuple[str, ...], ...]:
+    """The axes that cut every dim of every operator."""
+    return tuple(tuple(axis for axis in rules.cut(*dim) if axis in axes) for dim in _dims(model, attention))
 
 
 @lru_cache(maxsize=64)

@@ -5,8 +5,8 @@ A plan that is not executable is predicted all the same: other frameworks may ru
 
 from __future__ import annotations
 
-from perfmodel.parallel.algebra.rules import load_rule_set, present_axes
-from perfmodel.parallel.assignment import cuts_alike
+from perfmodel.parallel.algebra.rules import present_axes
+from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.job import Precision
@@ -17,9 +17,9 @@ RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
 
 def realised_as(plan: Plan) -> str:
     """The rule set as which the executor runs the plan's own; empty where it has none that cuts alike."""
-    layout = plan.layout
-    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.transformer.num_key_value_heads)
-    return next((name for name in RULE_SETS if cuts_alike(plan, load_rule_set(name), axes)), "")
+    layout, model = plan.layout, plan.job.transformer
+    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=model.num_key_value_heads)
+    return cuts_as(RULE_SETS, plan.rules, model, str(plan.attention), axes)
 
 
 def not_executable_reason(plan: Plan) -> str:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest
-from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, load_rule_set, present_axes
+from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, list_rule_sets, present_axes
+from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan
+from perfmodel.workload.config import TransformerConfig
 
 #: Axes that a framework may or may not have; data parallelism every one has.
 AXES = ("tp", "cp", "pp")
@@ -41,9 +43,9 @@ class Runs:
     source: str
     rules: tuple[str, ...] = (MEGATRON, MEGATRON_SP)
 
-    def cuts_as(self, rules: RuleSet, axes: frozenset[str]) -> bool:
-        """Whether one of its rule sets is the same where only these fine axes have more than one rank."""
-        return not self.rules or any(load_rule_set(name).among(axes) == rules.among(axes) for name in self.rules)
+    def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
+        """Whether one of its rule sets cuts this model alike where only these fine axes have more than one rank."""
+        return not self.rules or bool(cuts_as(self.rules, rules, model, attention, axes))
 
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
@@ -104,12 +106,6 @@ def runs_from_dict(data: object) -> Runs:
     return Runs(**values)
 
 
-def _cuts_alike(plan: Plan, runs: Runs, axes: frozenset[str]) -> bool:
-    from perfmodel.parallel.assignment import cuts_alike
-
-    return not runs.rules or any(cuts_alike(plan, load_rule_set(name), axes) for name in runs.rules)
-
-
 def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
     """Why the framework cannot run a plan of this form; empty if it can. balanced_context: it cuts a sequence in 2 cp chunks."""
     layout = plan.layout
@@ -125,8 +121,9 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"dp_replicate={layout.dp_replicate}, dp_shard={layout.dp_shard}: {framework} shards ZeRO {zero} over all data ranks only"
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
-    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=plan.job.transformer.num_key_value_heads)
-    if not (_cuts_alike(plan, runs, axes) if plan.rules.operators else runs.cuts_as(plan.rules, axes)):
+    model = plan.job.transformer
+    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=model.num_key_value_heads)
+    if not runs.cuts_alike(plan.rules, model, str(plan.attention), axes):
         return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {' and '.join(runs.recompute)} only"

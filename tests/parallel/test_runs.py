@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.profile import HEAD_TAIL, list_profiles, load_profile
 from perfmodel.parallel.runs import ANYTHING, not_runnable_reason, runs_from_dict
@@ -68,6 +69,22 @@ def test_the_space_of_a_framework_is_what_it_runs(profile):
     found = [some.plan(i) for i in some.best_time.ids.tolist()]
     assert len(found) == some.num_evaluated == len(expected)
     assert set(found) == expected
+
+
+@pytest.mark.parametrize("name", ["megatron", "megatron-sp"])
+def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
+    """What a rule set says, written out for every operator, is as runnable; beside that rule set it is no other plan."""
+    estimator = estimator_of(make_job(make_model(num_hidden_layers=2), batch=8), chips=8)
+    rules, attention = load_rule_set(name), AttentionKernel.FLASH
+    own = {op.name: {dim: rules.cut(op.name, dim) for dim in map(op.logical_name, op.dims)} for op in estimator.graph(attention).operators}
+    written = RuleSet(name="mine", source="", rules={"batch": rules.rules["batch"]}, operators=own)
+    space = Space(orders=Space().orders[:1], runs=estimator.profile.runs, rules=(rules,))
+    expected = sweep_all(estimator, space, attention=attention).num_evaluated
+    assert expected > 0
+    for sets in ((written,), (rules, written)):
+        assert sweep_all(estimator, replace(space, rules=sets), attention=attention).num_evaluated == expected
+    whole = replace(rules, name="whole-ffn", operators={"down_proj": {"ffn": ()}, "activation": {"ffn": ()}, "up_proj": {"ffn": ()}})
+    assert sweep_all(estimator, replace(space, rules=(whole,)), attention=attention).num_evaluated < expected
 
 
 @pytest.mark.parametrize(

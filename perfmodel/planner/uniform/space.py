@@ -14,7 +14,7 @@ from perfmodel.cost.step import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.degrees import admits
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
-from perfmodel.parallel.assignment import left_of_model
+from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
@@ -97,8 +97,8 @@ class Space:
 class RuleChoices:
     """Which rule sets of a space a layout may have, each plan under one of them alone."""
 
-    def __init__(self, job: TrainingJob, space: Space) -> None:
-        self.job, self.space = job, space
+    def __init__(self, job: TrainingJob, space: Space, attention: AttentionKernel) -> None:
+        self.job, self.space, self.attention = job, space, str(attention)
         self.known: dict[tuple[int, int], int] = {}
 
     def mask(self, cp: int, tp: int) -> int:
@@ -110,17 +110,17 @@ class RuleChoices:
     def _find(self, cp: int, tp: int) -> int:
         model, space = self.job.transformer, self.space
         axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
-        mask, seen = 0, list[Mapping[str, tuple[str, ...]]]()
+        mask, seen = 0, list[RuleSet]()
         for i, rules in enumerate(space.rule_sets):
             if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
                 continue
-            if not space.runs.cuts_as(rules, axes):
+            if not space.runs.cuts_alike(rules, model, self.attention, axes):
                 continue
-            left = left_of_model(rules, model, axes)
             scatters = tp > 1 and rules.scatters_residual
-            if left not in seen and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
+            is_new = not any(cuts_alike(rules, other, model, self.attention, axes) for other in seen)
+            if is_new and space.admits("sequence_parallel", scatters) and (space.runs.sequence_parallel or not scatters):
                 mask |= 1 << i
-            seen.append(left)
+            seen.append(rules)
         return mask
 
 
@@ -258,9 +258,9 @@ def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees:
     return all([axis for axis in order if degrees[axis] > 1] != used for order in orders[:index])
 
 
-def layout_blocks(job: TrainingJob, num_chips: int, space: Space) -> Iterator[LayoutRows]:
+def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: AttentionKernel) -> Iterator[LayoutRows]:
     """All layouts, grouped by pipeline and data-parallel degree."""
-    choices = RuleChoices(job, space)
+    choices = RuleChoices(job, space, attention)
     tensor = [t for t in divisors(num_chips) if space.admits("tp", t)]
     canonical: dict[tuple[bool, ...], list[int]] = {}
     for pp in divisors(num_chips):

@@ -176,7 +176,7 @@ def sweep(
         front=Front(low=0.0, high=max(capacity, 1.0)),
         needless=needless,
     )
-    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space))
+    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention))
     if blocks:
         tables = _Tables(state, blocks, {} if kept_tables is None else kept_tables)
         for i, rows in enumerate(blocks):

@@ -130,7 +130,7 @@ def test_an_order_is_canonical_where_none_before_it_says_the_same():
 
 def test_blocks_are_of_one_pipeline_and_data_degree():
     seen = set()
-    for rows in layout_blocks(make_job(), 16, EVERYTHING):
+    for rows in layout_blocks(make_job(), 16, EVERYTHING, AttentionKernel.FLASH):
         assert (rows.pp, rows.data_parallel) not in seen
         seen.add((rows.pp, rows.data_parallel))
         assert (rows.pp * rows.dp_replicate * rows.dp_shard * rows.cp * rows.tp == 16).all()
