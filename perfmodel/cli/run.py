@@ -16,8 +16,8 @@ from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
-    from perfmodel.cli.demo import DemoResult
     from perfmodel.parallel.results import Comparison
+    from perfmodel.verbs.demo import DemoResult
 
 
 @command(assumed=Words(Request, only="calibration"))
@@ -169,7 +169,7 @@ def demo(json: options.Json = False) -> None:
     from perfmodel.foundation.resources import require_torch
 
     require_torch("run the demo")
-    from perfmodel.cli.demo import run_demo
+    from perfmodel.verbs.demo import run_demo
 
     if not json:
         print("perfmodel demo: microbenchmarks, then plans of a small GPT-2 on two processes. It takes three to five minutes.", flush=True)

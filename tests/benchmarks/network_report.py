@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.calibrate.fit_host import fit_measurement
-from perfmodel.cli.demo import TIE, ordered_pairs
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.per_operator.operators import StepSetting
 from perfmodel.cost.per_operator.predict import NetworkPrediction
@@ -45,6 +44,7 @@ from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
+from perfmodel.verbs.demo import TIE, ordered_pairs
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model

@@ -181,6 +181,14 @@ def loaded_modules(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stderr.split()}
 
 
+def test_the_command_line_computes_nothing():
+    """What it asks is done by verbs: it neither runs torch, nor fits, nor searches a graph."""
+    found = {
+        name for path in modules() if unit_of(path) == "cli" for name, *_ in imports(ast.parse(path.read_text("utf-8")), "perfmodel.cli")
+    }
+    assert {name for name in found if name.split(".")[1:2] in (["execute"], ["calibrate"], ["search"])} == set()
+
+
 def test_import_perfmodel_loads_nothing_heavy():
     assert loaded_modules("import perfmodel") & {*HEAVY, "numpy", "pydantic", "yaml", "typer", "rich"} == set()
 
