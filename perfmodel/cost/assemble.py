@@ -18,10 +18,10 @@ from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatc
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
+from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
-    Stages,
     accumulation_time,
     beat_of,
     hop_time,
@@ -29,8 +29,6 @@ from perfmodel.cost.step import (
     parameter_terms,
     pipeline_step_time,
     region_times,
-    stage_columns,
-    stages_of,
     tied_time,
 )
 from perfmodel.parallel.grid import LayoutGrid, make_grid
@@ -131,7 +129,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
         program=program,
         grid=grid,
         micro=once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch)),
-        stages=stage_columns([stages_of(plan.stage_layers, plan.layout.pp) for plan in plans]),
+        stages=stage_columns([stages_of(program.regions, plan.stage_layers, plan.layout.pp) for plan in plans]),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
         once=once,
     )

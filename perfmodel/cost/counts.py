@@ -6,7 +6,7 @@ this package runs them, so that an audit can lay them beside what torch really i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TypeAlias
@@ -16,6 +16,7 @@ import numpy as np
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.evaluate import amount_values
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
+from perfmodel.cost.stages import inner_regions, rank_runs
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
@@ -27,7 +28,7 @@ from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.workload.graph import REGIONS, Data, Operand, Operator
+from perfmodel.workload.graph import Data, Operand, Operator, Region
 from perfmodel.workload.job import PrecisionPolicy
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
@@ -113,13 +114,13 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
         num_key_value_heads=plan.job.transformer.num_key_value_heads,
     )
     counts = RankCounts()
-    times = _times(estimator, plan, place["pp"])
+    times = _times(estimator, program.regions, plan, place["pp"])
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]))
     amount = values[:, 0]
     _count_flops(counts, program, plan, place, amount, times)
     _count_activations(counts, program, plan, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)
-    _Parameters(estimator.profile, plan, place, program.parameters, grid).count(counts)
+    _Parameters(estimator.profile, plan, place, program.parameters, program.regions, grid).count(counts)
     own = _with_keys_seen(estimator, plan, place["cp"])
     counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
     counts.peak = sum(counts.peak_by_class.values())
@@ -176,18 +177,19 @@ def _seeing(op: Operator, keys: int, copies: bool) -> Operator:
     )
 
 
-def _times(estimator: Estimator, plan: Plan, rank: int) -> dict[tuple[str, str], int]:
-    """How often a phase of a region runs on this pipeline rank in a step."""
-    p, m = plan.layout.pp, plan.num_microbatches
-    held = {"embedding": int(rank == 0), "layer": sum(plan.stage_layers[rank::p]), "head": int(rank == p - 1)}
+def _times(estimator: Estimator, regions: tuple[Region, ...], plan: Plan, rank: int) -> list[int]:
+    """How often each segment of a program runs on this pipeline rank in a step."""
+    held = rank_runs(regions, plan.stage_layers, plan.layout.pp, rank)
     again = recomputed_phases(plan.recompute, estimator.profile)
-    return {
-        (region, phase): m * held[region] * (2 if region == "layer" and phase in again else 1) for region in REGIONS for phase in PHASES
-    }
+    return [
+        plan.num_microbatches * int(runs) * (2 if region.is_block and phase in again else 1)
+        for runs, region in zip(held, regions, strict=True)
+        for phase in PHASES
+    ]
 
 
 def _count_flops(
-    counts: RankCounts, program: Program, plan: Plan, place: Mapping[str, int], amount: np.ndarray, times: Mapping[tuple[str, str], int]
+    counts: RankCounts, program: Program, plan: Plan, place: Mapping[str, int], amount: np.ndarray, times: Sequence[int]
 ) -> None:
     """Matrix products; attention counts the square of its queries and the keys that it is given."""
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
@@ -196,8 +198,7 @@ def _count_flops(
     columns = program.rows.matmul.columns
     for row, segment in enumerate(program.rows.matmul.segments):
         name = program.rows.matmul.names[row]
-        where = REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]
-        repeats = times[where]
+        repeats = times[segment]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
         if operator in squares and seen < 1.0:
@@ -208,7 +209,7 @@ def _count_flops(
     for row, segment in enumerate(attention.segments):
         square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")]) * columns["head_dim"][row]
         products = 10.0 if columns["backward"][row] else 4.0
-        repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
+        repeats = times[segment]
         counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), attention.names[row])
 
 
@@ -218,11 +219,10 @@ def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tup
     return tuple(size * share if j == i else size for j, size in enumerate(dims))  # type: ignore[return-value]
 
 
-def _count_activations(counts: RankCounts, program: Program, plan: Plan, amount: np.ndarray, times: Mapping[tuple[str, str], int]) -> None:
+def _count_activations(counts: RankCounts, program: Program, plan: Plan, amount: np.ndarray, times: Sequence[int]) -> None:
     columns = program.rows.traffic.columns
     for row, cell in enumerate(program.rows.traffic.segments):
-        segment = cell // len(COMM)
-        repeats = times[REGIONS[segment // len(PHASES)], PHASES[segment % len(PHASES)]]
+        repeats = times[cell // len(COMM)]
         kind = _KIND_OF_CODE[int(columns["kind"][row])]
         axes = axes_name(program.amounts.masks[columns["group"][row]], plan)
         counts.add_collective(kind, axes, repeats, repeats * float(amount[columns["amount"][row]]))
@@ -262,6 +262,7 @@ class _Parameters:
     plan: Plan
     place: Mapping[str, int]
     parameters: tuple[ParameterLayout, ...]
+    regions: tuple[Region, ...]
     grid: LayoutGrid
 
     def _size(self, axes: frozenset[str]) -> int:
@@ -301,11 +302,17 @@ class _Parameters:
 
     def _units(self) -> list[_Unit]:
         p, rank, flat = self.plan.layout.pp, self.place["pp"], self.plan.zero < 2
-        by_region = {region: [q for q in self.parameters if region in q.regions] for region in REGIONS}
-        ends = (["embedding"] if rank == 0 else []) + (["head"] if rank == p - 1 else [])
-        units = [_Unit(tuple(by_region["layer"]), sum(self.plan.stage_layers[rank::p]))]
+        runs = rank_runs(self.regions, self.plan.stage_layers, p, rank)
+        inner = inner_regions(self.regions)
+        units = []
+        groups = []
+        for i, region in enumerate(self.regions):
+            members = [q for q in self.parameters if region.name in q.regions]
+            if i in inner:
+                units.append(_Unit(tuple(members), int(runs[i])))
+            elif runs[i]:
+                groups.append(members)
         taken: set[str] = set()
-        groups = [by_region[end] for end in ends]
         if self._joins_ends:
             groups = [[q for group in groups for q in group]]
         for group in groups:

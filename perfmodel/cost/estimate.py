@@ -11,7 +11,7 @@ import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory import AT, kept_by_moment, static_memory
+from perfmodel.cost.memory import kept_by_moment, static_memory
 from perfmodel.cost.moments import At, activation_terms
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.pipeline import live_layers
@@ -26,8 +26,8 @@ from perfmodel.cost.plan_memory import (
     scalar,
 )
 from perfmodel.cost.program import COMM, PHASES, Program, compile_program
+from perfmodel.cost.stages import rank_runs, stage_sums, total_pass
 from perfmodel.cost.step import (
-    LAYER,
     Bytes,
     beat_of,
     element_bytes,
@@ -35,7 +35,6 @@ from perfmodel.cost.step import (
     exposed_sends,
     pace,
     recomputed_phases,
-    stage_sums,
 )
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
@@ -47,7 +46,7 @@ from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS, Graph
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.transformer import build_graph, causal_mask
 
@@ -112,6 +111,7 @@ class Estimator:
         if key not in self.parameter_programs:
             self.parameter_programs[key] = compile_parameters(
                 program.parameters,
+                program.regions,
                 self.profile,
                 zero=zero,
                 pipelined=pipelined,
@@ -219,12 +219,12 @@ def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
     """FLOP of all chips in one step, with what is recomputed."""
     flops = row.columns.plans.micro.flops[:, 0]
     total = 0.0
-    for region in range(len(REGIONS)):
+    for region, it in enumerate(row.columns.plans.program.regions):
         by_phase = {phase: float(flops[region * len(PHASES) + i]) for i, phase in enumerate(PHASES)}
         once = sum(by_phase.values())
-        if region == LAYER:
+        if it.is_block:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
-            once *= plan.job.transformer.num_hidden_layers
+            once *= it.count
         total += once
     layout = plan.layout
     return total * plan.num_microbatches * layout.data_parallel * layout.cp * layout.tp
@@ -253,35 +253,31 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     stages, regions, micro, beside = columns.plans.stages, columns.regions, columns.plans.micro, columns.beside
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    both = [float((f[i] + b[i])[0]) for i in range(3)]
+    both = [scalar(f[i] + b[i]) for i in range(stages.num_ranks)]
     critical = int(np.argmax(both))
-    layers = float(stages.layers[critical][0])
-    single = plan.layout.pp == 1
-    weights = (1.0 if critical == 0 or single else 0.0, layers, 1.0 if critical == 2 or single else 0.0)
+    weights = stages.runs[critical]
     detail = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
-    for region in range(len(REGIONS)):
+    for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
         for i, phase in enumerate(PHASES):
             segment = region * len(PHASES) + i
-            times = 1.0 + (1.0 if region == LAYER and phase in again else 0.0)
+            times = 1.0 + (1.0 if it.is_block and phase in again else 0.0)
             work = float((micro.matmul[segment] + micro.attention[segment] + micro.streaming[segment])[0])
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
                 time = float(micro.communication[segment * len(COMM) + j][0]) * exposed_communication(profile, name)
                 if name == "regather":
-                    time *= 0.0 if region == LAYER and plan.recompute is Recompute.FULL else 1.0
+                    time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):
                     name = "tensor_parallel"
                 detail[f"{name}_communication"] += time * times * weights[region]
-    total_f = float((stages.total * regions.forward[LAYER] + regions.forward[0] + regions.forward[2])[0])
-    total_b = float((stages.total * regions.backward[LAYER] + regions.backward[0] + regions.backward[2])[0])
+    total_f, total_b = scalar(total_pass(regions.forward, stages)), scalar(total_pass(regions.backward, stages))
     steady = both[critical]
     if profile.uneven_stage_weight != 1.0:
-        three = (np.array([both[0]]), np.array([both[1]]), np.array([both[2]]))
-        steady = scalar(pace(three, np.array([total_f + total_b]), p, profile.uneven_stage_weight))
+        steady = scalar(pace(tuple(both), total_f + total_b, p, profile.uneven_stage_weight))
     device = sum(detail.values())
     detail["host"] = both[critical] - device
     scale = m * steady / both[critical]
@@ -315,28 +311,28 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     """Of that pipeline rank: activations under way when its first backward begins, the moment of its peak, and the bytes by class."""
     found = evaluate_memory(estimator, plan)
     of, p = found.of, plan.layout.pp
-    layers = float(sum(plan.stage_layers[rank::p]))
-    place = 2 if rank == p - 1 else 0 if rank == 0 else 1
-    stages = replace(of.stages, middle=layers) if place == 1 else of.stages
+    stages = of.stages
+    place = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
+    runs = rank_runs(stages.regions, plan.stage_layers, p, rank)
+    stages = replace(stages, runs=(*stages.runs[:place], runs, *stages.runs[place + 1 :]))
     live = live_layers(
         schedule=plan.schedule, chunks=plan.stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches
     )
     kept_of = partial(
         kept_by_moment,
         of.activations,
+        stages,
         found.pipelining,
         estimator.profile,
-        rank=float(rank),
-        layers=layers,
-        has_embedding=float(rank == 0),
-        has_head=float(rank == p - 1),
+        rank=place,
+        index=float(rank),
         activation_bytes=of.activation_bytes,
     )
-    # the last rank's first backward pass is that of the head
-    saved = kept_of(live=replace(live, most=live.at_first, fewer_at_head=0.0), at=(At.LAYER,))[At.LAYER]
+    # the last rank's first backward pass is that of what follows the blocks
+    saved = kept_of(live=replace(live, most=live.at_first, fewer_at_head=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
     holding = rank_holding(replace(of, stages=stages, static=static, factor=1.0), place, live)
-    return scalar(saved[0]), *memory_by_class(holding, kept_of(live=live, at=AT[place]))
+    return scalar(saved[0]), *memory_by_class(holding, kept_of(live=live))
 
 
 def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
@@ -348,8 +344,8 @@ def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
         allocated = sum(values.values()) + estimator.profile.workspace_bytes
         figures.append(RankMemory(allocated=allocated, reserved=total - row.of.outside))
     if plan.layout.pp == 1:
-        figures = [max(figures, key=lambda figure: figure.reserved)] * 3
-    return tuple(figures)
+        return (max(figures, key=lambda figure: figure.reserved),) * 3
+    return figures[0], max(figures[1:-1], key=lambda figure: figure.reserved), figures[-1]
 
 
 def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:

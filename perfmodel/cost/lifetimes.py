@@ -15,7 +15,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of, extent_amount
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Operand, Operator, Pass, TensorRole
+from perfmodel.workload.graph import Operand, Operator, Pass, Region, TensorRole
 
 #: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
 Term = tuple[Amount, frozenset[str]]
@@ -70,7 +70,7 @@ class _Backward:
 
     derivation: Derivation
     profile: ExecutionProfile
-    region: str
+    region: Region
     regathers: set[tuple[str, str]]
     keeps_weight_gradients: bool
     sizes: dict[tuple[str, Operand], Amount]
@@ -102,13 +102,16 @@ class _Backward:
 
     def run(self, kept: list[Kept], core: set[str], recompute: Recompute) -> None:
         graph = self.derivation.graph
-        operators = [op for op in graph.operators if op.layer == self.region]
+        region = self.region
+        operators = [op for op in graph.operators if op.layer == region.name]
         remaining = {op.name for op in operators}
-        held = [k for k in kept if k.region == self.region]
-        if recompute is Recompute.FULL and self.region == "layer":
-            self.add(_always(k.amount for k in held if k.tensor != graph.boundary))
-        if operators[-1].name != graph.loss:
-            self.start(operators[-1])
+        held = [k for k in kept if k.region == region.name]
+        if recompute is Recompute.FULL:
+            self.add(_always(k.amount for k in held if k.tensor != region.carried))
+        for op in operators:
+            is_read_later = any(reader.layer != region.name for reader, _ in graph.consumers(op.output.tensor))
+            if is_read_later or (op is operators[-1] and op.name != graph.loss):
+                self.start(op)
         is_core_made = recompute is not Recompute.SELECTIVE
         for op in reversed(operators):
             if not is_core_made and (op.name in core or any(k.is_dropped and op.name in k.holders for k in held)):
@@ -118,9 +121,10 @@ class _Backward:
             self.step(op, freed, twice=recompute is Recompute.SELECTIVE)
             remaining.discard(op.name)
 
-    def start(self, last: Operator) -> None:
-        storage = _Storage(tuple(_always([self.size(last, last.output)])))
-        self.gradients[last.output.tensor] = storage
+    def start(self, op: Operator) -> None:
+        """What the operator hands to later regions has its gradient when the region's backward begins."""
+        storage = _Storage(tuple(_always([self.size(op, op.output)])))
+        self.gradients[op.output.tensor] = storage
         self.add(storage.terms)
         self.note()
 
@@ -212,7 +216,7 @@ def backward_moments(
     profile: ExecutionProfile,
     kept: list[Kept],
     *,
-    region: str,
+    region: Region,
     recompute: Recompute,
     core: set[str],
     regathers: set[tuple[str, str]],

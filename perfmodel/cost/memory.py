@@ -18,7 +18,8 @@ import numpy as np
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
-from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, held_elements
+from perfmodel.cost.stages import Stages, sum_of
+from perfmodel.cost.step import Bytes, ParameterTerms, held_elements
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -37,7 +38,7 @@ MEMORY = (
 
 
 def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> list[tuple[Any, Any, Any, Any]]:
-    """(weights, gradients, optimizer, gathered parameters) that the first, a middle and the last rank hold all through a step. [byte]
+    """(weights, gradients, optimizer, gathered parameters) that each of the ranks told apart holds all through a step. [byte]
 
     Where weights are stored as shards, gradients come with the first backward pass: they belong to the moments. `num_replicas`: ranks that
     a gradient is reduced over; with one there are no buckets.
@@ -48,7 +49,7 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     full = held_elements(terms, stages, sharded=False)
     sharded = held_elements(terms, stages, sharded=True)
     held = []
-    for i in range(3):
+    for i in range(stages.num_ranks):
         gathered: Any = 0.0
         gradients: Any = 0.0
         if program.holds_sharded_weights:
@@ -69,13 +70,16 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
 
 #: Bytes by what runs: (activations, receive buffers).
 Kept = dict[At, tuple[Any, Any]]
-#: What has passes of its own under way on the first, a middle and the last rank.
-AT = ((At.LAYER, At.EMBEDDING), (At.LAYER,), (At.LAYER, At.HEAD))
+
+
+def runs_at(rank: int, num_ranks: int) -> tuple[At, ...]:
+    """What has passes of its own under way on one of the ranks that are told apart."""
+    return (At.BLOCKS, At.FIRST) if rank == 0 else (At.BLOCKS, At.LAST) if rank == num_ranks - 1 else (At.BLOCKS,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelining:
-    """What a schedule does with microbatches, as columns. live: passes of layers under way on the first, a middle and the last rank."""
+    """What a schedule does with microbatches, as columns. live: passes of blocks under way on each of the ranks that are told apart."""
 
     schedule: PipelineSchedule
     num_ranks: Any
@@ -83,108 +87,106 @@ class Pipelining:
     virtual_stages: Any
     live: Sequence[LiveLayers]
 
-    @property
-    def ranks(self) -> tuple[Any, Any, Any]:
-        """The first, a middle and the last."""
-        return 0.0, np.minimum(1.0, self.num_ranks - 1.0), self.num_ranks - 1.0
+    def index(self, rank: int) -> Any:
+        """In the pipeline, of one of the ranks that are told apart."""
+        return 0.0 if rank == 0 else self.num_ranks - 1.0 if rank == len(self.live) - 1 else np.minimum(1.0, self.num_ranks - 1.0)
 
 
 def kept_memory(
     activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
 ) -> list[Kept]:
-    """(activations, receive buffers) of the first, a middle and the last rank, as `kept_on_rank`. [byte]"""
+    """(activations, receive buffers) of each of the ranks told apart, as `kept_on_rank`. [byte]"""
     return [
         kept_by_moment(
             activations,
+            stages,
             pipelining,
             profile,
             rank=rank,
-            live=pipelining.live[i],
-            layers=stages.layers[i],
-            at=AT[i],
-            has_embedding=stages.has_embedding[i],
-            has_head=stages.has_head[i],
+            index=pipelining.index(rank),
+            live=live,
             activation_bytes=activation_bytes,
         )
-        for i, rank in enumerate(pipelining.ranks)
+        for rank, live in enumerate(pipelining.live)
     ]
 
 
 def kept_by_moment(
     activations: ActivationTerms,
+    stages: Stages,
     pipelining: Pipelining,
     profile: ExecutionProfile,
     *,
-    rank: Any,
+    rank: int,
+    index: Any,
     live: LiveLayers,
-    layers: Any,
-    at: Sequence[At],
-    has_embedding: Any,
-    has_head: Any,
     activation_bytes: float,
 ) -> Kept:
-    """`kept_on_rank` with the layers that are under way while each of `at` runs. [byte]
-
-    layers  those of the rank, which the moment of the embedding takes for gone already
-    """
-    alive = {At.LAYER: live.most, At.HEAD: live.most - live.fewer_at_head, At.EMBEDDING: live.most + (layers - live.fewer_at_embedding)}
-    # no logits where the most layers are under way while another virtual stage runs
+    """`kept_on_rank` with the blocks that are under way while each part of the rank runs."""
+    # what comes before the blocks takes those of the rank for gone already
+    alive = {
+        At.BLOCKS: live.most,
+        At.LAST: live.most - live.fewer_at_head,
+        At.FIRST: live.most + (stages.blocks(rank) - live.fewer_at_embedding),
+    }
+    # no logits where the most blocks are under way while another virtual stage runs
     has_output = 1.0 - np.minimum(live.fewer_at_head, 1.0)
     return {
         each: kept_on_rank(
             activations,
+            stages,
             pipelining,
             profile,
             rank=rank,
-            live_layers=alive[each],
-            has_embedding=has_embedding,
-            has_head=has_head,
-            has_output=1.0 if each is At.HEAD else has_output,
+            index=index,
+            live_blocks=alive[each],
+            has_output=1.0 if each is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
-        for each in at
+        for each in runs_at(rank, stages.num_ranks)
     }
 
 
 def kept_on_rank(
     activations: ActivationTerms,
+    stages: Stages,
     pipelining: Pipelining,
     profile: ExecutionProfile,
     *,
-    rank: Any,
-    live_layers: Any,
-    has_embedding: Any,
-    has_head: Any,
+    rank: int,
+    index: Any,
+    live_blocks: Any,
     activation_bytes: float,
     has_output: Any = 1.0,
 ) -> tuple[Any, Any]:
     """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives. [byte]
 
-    rank, live_layers        its index and the passes of layers that it has under way
-    has_embedding, has_head  1 or 0
-    has_output               0 where no pass of the last virtual stage is under way
+    rank, index   which of those told apart, and its index in the pipeline
+    live_blocks   the passes of blocks that it has under way
+    has_output    0 where no pass of the last virtual stage is under way
 
     Of the passes under way at most one has run the last virtual stage (gpipe: all have). torch's schedules keep what a stage has sent
     until its microbatch's backward has ended, logits too, and have a buffer for each receive of a step, in which its first layer's input
     stays.
     """
     p, m, v = pipelining.num_ranks, pipelining.num_microbatches, pipelining.virtual_stages
-    embedding, layer, head = activations.kept
-    alive = live_microbatches(schedule=pipelining.schedule, rank=rank, num_ranks=p, num_microbatches=m, virtual_stages=v)
-    ended = has_head * (m if pipelining.schedule is PipelineSchedule.GPIPE else 1.0)
+    is_first, is_last = stages.is_first(rank), stages.is_last(rank)
+    alive = live_microbatches(schedule=pipelining.schedule, rank=index, num_ranks=p, num_microbatches=m, virtual_stages=v)
+    ended = is_last * (m if pipelining.schedule is PipelineSchedule.GPIPE else 1.0)
     begun = alive
     if pipelining.schedule is PipelineSchedule.INTERLEAVED:
         begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the others of these microbatches, then pp - 1 first passes more
-    begun = has_embedding * begun
-    of_layers, of_ends = live_layers * layer, begun * embedding + ended * head
+    begun = is_first * begun
+    of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
+    of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     is_pipelined = np.minimum(p - 1.0, 1.0)
     if not profile.pipeline_keeps_boundaries:
-        return of_layers + of_ends, is_pipelined * (2.0 * activations.boundary)
+        return of_blocks + of_ends, is_pipelined * (2.0 * activations.boundary)
     # what a pass has received lies in its buffer already
     ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
-    receives = m * ((2.0 * v - has_embedding) - has_head)
-    return of_layers + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
+    receives = m * ((2.0 * v - is_first) - is_last)
+    return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,10 +195,10 @@ class Unreduced:
 
     early    those that are there while most activations are
     later    all of them, when some activations have gone (`freed`)
-    coming   beside the early ones: of the units above the layer that runs the first backward pass of its virtual stage, for the last
-             layer and for the first, before which the activations of those above it have gone (`passed`)
-    below    beside the embedding's own as they are made, when it runs backward for the first time: all others, or all where waiting ones
-             have another dtype and are made of them
+    coming   beside the early ones: of the units above the block that runs the first backward pass of its virtual stage, for the last
+             block and for the first, before which the activations of those above it have gone (`passed`)
+    below    beside the first region's own as they are made, when it runs backward for the first time: all others, or all where waiting
+             ones have another dtype and are made of them
     """
 
     early: Any = 0.0
@@ -209,9 +211,9 @@ class Unreduced:
     def cases(self, at: At) -> tuple[tuple[Any, Any], ...]:
         """(gradients, activations gone) that may be what is largest while this runs."""
         cases = ((self.early, 0.0), (self.later, self.freed))
-        if at is At.LAYER:
+        if at is At.BLOCKS:
             return *cases, (self.early + self.coming[0], 0.0), (self.early + self.coming[1], self.passed)
-        return (*cases, (self.below, 0.0)) if at is At.EMBEDDING else cases
+        return (*cases, (self.below, 0.0)) if at is At.FIRST else cases
 
     def at(self, at: At) -> Any:
         most, *others = (gradients - gone for gradients, gone in self.cases(at))
@@ -232,7 +234,7 @@ def unreduced_gradients(
     activation_bytes: float,
     factor: float = 1.0,
 ) -> Unreduced:
-    """Of the first (0), a middle (1) or the last (2) rank, where weights stay gathered; else nothing. `factor`: the allocator's.
+    """Of one of the ranks told apart, where weights stay gathered; else nothing. `factor`: the allocator's.
 
     They come to lie beside activations: a rank runs its virtual stages' backward passes from the last to the first.
     """
@@ -241,19 +243,21 @@ def unreduced_gradients(
     size = sizes.whole_gradient * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
-    freed = live.fewer * activations.kept[LAYER] + (live.ended * stages.has_head[rank]) * (activations.kept[HEAD] + output)
-    # the head runs backward with the first pass of the last virtual stage
-    is_last = np.minimum(live.arriving, 1.0) * (1.0 - np.ceil(live.present))
-    head = (stages.has_head[rank] * is_last) * (terms.full[HEAD] * size)
+    after = stages.inner.stop
+    kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
+    freed = live.fewer * kept + (live.ended * stages.is_last(rank)) * (sum_of(activations.kept[after:]) + output)
+    # what follows the blocks runs backward with the first pass of the last virtual stage
+    comes_first = np.minimum(live.arriving, 1.0) * (1.0 - np.ceil(live.present))
+    head = (stages.is_last(rank) * comes_first) * (sum_of(terms.full[after:]) * size)
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     return Unreduced(
         early=live.present * gradients,
         later=gradients,
         freed=freed * factor,
-        coming=(head, head + above * (terms.full[LAYER] * size)),
-        passed=above * (activations.kept[LAYER] * factor),
-        below=gradients - (stages.has_embedding[rank] * (1.0 - is_converted)) * (terms.full[EMBEDDING] * size),
+        coming=(head, head + above * (full * size)),
+        passed=above * (kept * factor),
+        below=gradients - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
     )
 
 
@@ -284,7 +288,7 @@ def waiting_memory(
     is_scattered: bool,
     profile: ExecutionProfile,
 ) -> Any:
-    """Bytes that the allocator holds beside the peak of the first (0), a middle (1) or the last (2) rank, and cannot give to it.
+    """Bytes that the allocator holds beside the peak of one of the ranks told apart, and cannot give to it.
 
     Of the tensor-parallel collectives that the chip has not come to yet (two a layer in forward and in backward, as many as the launch
     queue holds and the host has run ahead) the whole tensor, and where the residual stream is cut over tp (`is_scattered`) its part.
@@ -293,7 +297,7 @@ def waiting_memory(
     if profile.delayed_collectives == 0.0 and profile.waiting_gradient_fraction == 0.0:
         return profile.workspace_bytes
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
-    collectives = np.minimum(profile.delayed_collectives, 2.0 * stages.layers[rank] * passes)
+    collectives = np.minimum(profile.delayed_collectives, 2.0 * stages.blocks(rank) * passes)
     part = activations.boundary * float(is_scattered)
     whole = activations.boundary * (tp if is_scattered else 1.0)
     delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)

@@ -12,7 +12,6 @@ from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS
 
 Array = NDArray[np.float64]
 
@@ -26,12 +25,13 @@ class MicrobatchCost:
     matmul, attention, streaming   [segments, rows] seconds of work; segment = region * len(PHASES) + phase, both as `program.py` lists them
     communication                  [segments * len(COMM), rows] seconds, a segment's classes of communication one after another
     saved                          [regions * len(SAVED), rows] bytes, likewise
-    peaks                          [cases * 2 + 1, rows] bytes over what is kept, of backward passes (`peak_index`) and a layer's forward
+    peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
+    program: Program
     matmul: Array
     attention: Array
     streaming: Array
@@ -58,8 +58,9 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank)."""
     amount, sizes = amount_values(program.amounts, grid, microbatch)
     times = row_times(program.rows, machine, grid, amount, sizes)
-    saved = by_segment(amount[program.saved.columns["amount"]], program.saved, len(REGIONS) * len(SAVED), amount.shape[1])
+    saved = by_segment(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED), amount.shape[1])
     return MicrobatchCost(
+        program=program,
         matmul=times.matmul,
         attention=times.attention,
         streaming=times.streaming,

@@ -1,13 +1,13 @@
 """The moments of a step at which most memory may live, and what lives then beside what lives all through it.
 
-When the loss is computed, while the head, the last or the first layer or the embedding runs backward, or while a unit's gradients are
-reduced. Which moments there are depends on the ZeRO stage and on what the execution profile does with weights and gradients, never
-on the numbers: every formula takes arrays of any shapes that broadcast.
+When the loss is computed, while a region runs backward, of blocks the last or the first, or while a unit's gradients are reduced.
+Which moments there are depends on the regions of the graph, on the ZeRO stage and on what the execution profile does with weights and
+gradients, never on the numbers: every formula takes arrays of any shapes that broadcast.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,22 +16,22 @@ import numpy as np
 
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.program import FORWARD_PEAK, SAVED, peak_index
-from perfmodel.cost.step import EMBEDDING, HEAD, LAYER, Bytes, ParameterTerms, Stages, run_ahead_fraction
+from perfmodel.cost.program import SAVED
+from perfmodel.cost.stages import Regions, Stages, beside, sum_of
+from perfmodel.cost.step import Bytes, ParameterTerms, run_ahead_fraction
 from perfmodel.parallel.habits import FLOAT32_BYTES
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationTerms:
     """Bytes of one microbatch under one kind of recomputation.
 
-    kept            by region, from forward to backward
+    kept            by region, of a block once, from forward to backward
     peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
                     that leave at once and for those that stay until their unit is reduced
-    forward         of a layer: over what it keeps, at the end of its forward
+    forward         by region, of blocks: over what it keeps, at the end of its forward
     boundary        a stage boundary
     logits          elements, not bytes
     run_ahead       how full the host keeps the chip's launch queue   [-]
@@ -39,7 +39,7 @@ class ActivationTerms:
 
     kept: tuple[Any, ...]
     peaks: tuple[tuple[Any, Any], ...]
-    forward: Any
+    forward: tuple[Any, ...]
     boundary: Any
     logits: Any
     run_ahead: Any
@@ -47,21 +47,26 @@ class ActivationTerms:
 
 def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Any) -> ActivationTerms:
     kept, peaks = [], []
-    rows = len(SAVED)
-    for region, name in enumerate(REGIONS):
+    rows, program = len(SAVED), micro.program
+    for region, it in enumerate(program.regions):
         keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
-        if region != LAYER or recompute is Recompute.NONE:
-            kept.append((keep + boundary) + dropped)
-        elif recompute is Recompute.SELECTIVE:
-            kept.append(keep + boundary)
-        else:
-            kept.append(boundary)
-        leaving, staying = (micro.peaks[peak_index(name, recompute, keeps_weight_gradients=stays)] for stays in (False, True))
-        peaks.append((leaving, staying))
+        again = recompute if it.is_block else Recompute.NONE
+        match again:
+            case Recompute.NONE:
+                kept.append((keep + boundary) + dropped)
+            case Recompute.SELECTIVE:
+                kept.append(keep + boundary)
+            case Recompute.FULL:
+                kept.append(boundary)
+        leaving = program.peaks.backward[region, again]
+        peaks.append((micro.peaks[leaving], micro.peaks[leaving + 1]))
+    forward = program.peaks.forward
     return ActivationTerms(
         kept=tuple(kept),
         peaks=tuple(peaks),
-        forward=micro.peaks[FORWARD_PEAK],
+        forward=tuple(
+            micro.peaks[forward[region]] if region in forward else 0.0 * micro.boundary for region in range(len(program.regions))
+        ),
         boundary=micro.boundary,
         logits=micro.logits,
         run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
@@ -74,11 +79,12 @@ def keeps_gathered(program: ParameterProgram) -> bool:
 
 
 class At(StrEnum):
-    """What runs at a moment. Of virtual stages with unlike layers, a schedule has other passes under way while their ends run."""
+    """What runs at a moment: what comes before the blocks, these, or what follows them. Of virtual stages with unlike numbers of blocks, a
+    schedule has other passes under way while their ends run."""
 
-    LAYER = "layer"
-    HEAD = "head"
-    EMBEDDING = "embedding"
+    BLOCKS = "blocks"
+    LAST = "last"
+    FIRST = "first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,7 @@ class Moment:
     """
 
     name: str
-    at: At = At.LAYER
+    at: At = At.BLOCKS
     freed: Any = 0.0
     gradients: Any = 0.0
     gathered: Any = 0.0
@@ -105,8 +111,8 @@ class Moment:
 
 
 def moments_at(moments: list[Moment], at: At, kept: Container[At]) -> list[Moment]:
-    """Those at which what `kept` has for `at` is under way: as while a layer runs, where nothing else is said."""
-    return [moment for moment in moments if (moment.at if moment.at in kept else At.LAYER) is at]
+    """Those at which what `kept` has for `at` is under way: as while a block runs, where nothing else is said."""
+    return [moment for moment in moments if (moment.at if moment.at in kept else At.BLOCKS) is at]
 
 
 def rank_moments(
@@ -120,7 +126,7 @@ def rank_moments(
     profile: ExecutionProfile,
     activation_bytes: float,
 ) -> list[Moment]:
-    """The moments of the first (0), a middle (1) or the last (2) rank. [byte]"""
+    """The moments of one of the ranks that `Stages` tells apart. [byte]"""
     walk = _Moments(
         a=activations,
         t=terms,
@@ -147,21 +153,39 @@ class _Moments:
     activation_bytes: float
 
     @property
-    def layers(self) -> Any:
-        return self.stages.layers[self.rank]
+    def regions(self) -> Regions:
+        return self.stages.regions
 
     @property
-    def has_head(self) -> Any:
-        return self.stages.has_head[self.rank]
+    def runs(self) -> tuple[Any, ...]:
+        """How often this rank runs each region."""
+        return self.stages.runs[self.rank]
 
     @property
-    def has_embedding(self) -> Any:
-        return self.stages.has_embedding[self.rank]
+    def is_last_rank(self) -> bool:
+        return self.rank == self.stages.num_ranks - 1
 
     @property
     def tied(self) -> Any:
         """Elements of a matrix that both ends of this rank read: its first gradient waits for the second."""
         return self.stages.is_single * self.t.tied[0]
+
+    def at(self, region: int) -> At:
+        inner = self.stages.inner
+        return At.FIRST if region < inner.start else At.LAST if region >= inner.stop else At.BLOCKS
+
+    def which(self, region: int) -> str:
+        """It, or one of them."""
+        name = self.regions[region].name or "network"
+        return f"a {name}" if self.regions[region].is_block else f"the {name}"
+
+    def of_turn(self, region: int, values: Sequence[Any]) -> Any:
+        """Of regions that take turns with this one and follow it, all but the one that runs backward before it."""
+        turn = self.regions[region].turn
+        if not turn:
+            return 0.0
+        others = [i for i in range(region + 1, len(self.regions)) if self.regions[i].turn == turn]
+        return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
 
     def logits(self) -> Any:
         """The logits themselves, or their gradient, and what the loss works with."""
@@ -173,49 +197,47 @@ class _Moments:
 
     def whole(self) -> list[Moment]:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
-        a, t = self.a, self.t
+        a, runs, sizes = self.a, self.runs, self.sizes
         # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
-        converts = self.sizes.produced != self.sizes.whole_gradient
-        stays = int(keeps_gathered(t.program) and converts)
-        gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * self.sizes.produced
-        reduced = self.reduced()
+        stays = int(keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient)
+        gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * sizes.produced
+        exchanged = self.exchanged()
         moments = []
-        head_kept = self.has_head * a.kept[HEAD]
-        if self.rank == 2:
-            moments.append(Moment(name="loss", at=At.HEAD, temporary=self.logits() + self.exchanged()))
-            moments.append(Moment(name="backward of the head", at=At.HEAD, temporary=a.peaks[HEAD][stays] + self.exchanged()))
-        if self.rank != 1:
-            moments.append(
-                Moment(
-                    name="backward of the embedding",
-                    at=At.EMBEDDING,
-                    freed=-head_kept - self.layers * a.kept[LAYER],
-                    temporary=self.has_embedding * (a.peaks[EMBEDDING][stays] + 2.0 * gradient),
-                    buffers=reduced,
+        if self.is_last_rank:
+            moments.append(Moment(name="loss", at=At.LAST, temporary=self.logits() + exchanged))
+        freed: Any = 0.0
+        for i in reversed(range(len(runs))):
+            at, peak = self.at(i), a.peaks[i][stays]
+            temporary: Any = None
+            if at is At.BLOCKS:
+                temporary = (np.minimum(runs[i], 1.0) * peak + gradient) + exchanged
+            elif at is At.LAST and self.is_last_rank:
+                temporary = peak + exchanged
+            elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
+                temporary = runs[i] * (peak + (2.0 if i == 0 else 1.0) * gradient)
+            if temporary is not None:
+                gone = freed + self.of_turn(i, a.kept)
+                moments.append(
+                    Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
                 )
-            )
-        moments.append(
-            Moment(
-                name="backward of a layer",
-                freed=-head_kept,
-                temporary=(np.minimum(self.layers, 1.0) * a.peaks[LAYER][stays] + gradient) + self.exchanged(),
-                buffers=reduced,
-            )
-        )
+            freed = freed - runs[i] * a.kept[i]
         return moments
 
     def exchanged(self) -> Any:
         """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""
         if not self.profile.pipeline_keeps_boundaries:
             return 0.0
-        leaves = (0.0, 1.0, 1.0)[self.rank] * np.minimum(self.m - 1.0, 1.0)
-        return (1.0 - self.stages.is_single) * ((leaves - (1.0, 1.0, 0.0)[self.rank]) * self.a.boundary)
+        leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
+        return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
 
-    def reduced(self) -> Any:
-        """The buffer in which the last unit's gradients leave, where they leave after each microbatch."""
+    def reduced_before(self, region: int) -> Any:
+        """The buffer in which the gradients of the unit before leave, where they leave after each microbatch."""
         if not self.t.program.holds_sharded_gradients:
             return 0.0
-        return self.t.padded[LAYER] * self.sizes.reduced
+        before = beside(self.regions, region, 1)
+        if before == len(self.regions):
+            return 0.0
+        return self.t.padded[before] * self.sizes.reduced
 
     def sharded(self) -> list[Moment]:
         """Units of weights are gathered and freed, their gradients reduced as they come (fully_shard).
@@ -223,136 +245,245 @@ class _Moments:
         Beside the unit at work (its gathered weights, its gradients as they are produced) live the next one's weights on their way, and
         the buffer in which the gradients of the unit before leave.
         """
-        a, t, sizes, n = self.a, self.t, self.sizes, self.layers
-        has = (self.has_embedding, 1.0, self.has_head)
-        held = [there * shard * sizes.sharded_gradient for there, shard in zip(has, t.shard, strict=True)]
-        twice = self.tied
-        is_tied = np.minimum(twice, 1.0)
-        untied = 1.0 - is_tied
+        return _Sharded(self).moments()
 
-        def units(elements: tuple[Any, ...]) -> tuple[Any, Any]:
-            """Of the embedding and of the head. A tied matrix joins both in one unit, which is gathered throughout and reduced last."""
-            ends = elements[EMBEDDING] + elements[HEAD] - twice
-            embedding = self.has_embedding * np.where(is_tied > 0.0, ends, elements[EMBEDDING])
-            return embedding, self.has_head * np.where(is_tied > 0.0, ends, elements[HEAD])
 
-        (embedding, head), (wide_embedding, wide_head), layer = units(t.full), units(t.padded), t.padded[LAYER]
-        g_head, g_layer, g_embedding = wide_head * sizes.gathered, layer * sizes.gathered, wide_embedding * sizes.gathered
-        lasting = is_tied * (g_head + twice * sizes.produced)
-        r_head, r_layer = untied * (wide_head * sizes.reduced), layer * sizes.reduced
-        r_embedding = wide_embedding * sizes.reduced
-        total = (held[EMBEDDING] + n * held[LAYER]) + held[HEAD] - self.stages.is_single * t.tied[1] * sizes.sharded_gradient
-        later = np.minimum(self.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
-        h_head = untied * held[HEAD]
-        some = np.minimum(n, 1.0)
-        later_layers = np.minimum(np.maximum(n - 1.0, 0.0), 1.0)  # 1 where there is more than one
-        if t.program.frees_gathered:
-            # the unit at work and the one on its way
-            at_forward, at_loss, at_head, at_reduction = some * g_layer + is_tied * g_head, g_head, g_head + g_layer, g_layer + lasting
-            at_last = at_previous = 2.0 * g_layer + lasting
-            at_first, at_embedding = g_layer + untied * g_embedding + lasting, untied * g_embedding + lasting
+class _Sharded:
+    """The moments of a rank whose units of weights are gathered and freed: each region one, each block by itself.
+
+    A matrix that the ends share joins both in one unit, which is gathered throughout and reduced last.
+    """
+
+    def __init__(self, rank: _Moments) -> None:
+        self.rank, self.a, self.t, self.sizes, self.runs = rank, rank.a, rank.t, rank.sizes, rank.runs
+        regions, sizes = rank.regions, rank.sizes
+        self.last = len(regions) - 1
+        #: the unrepeated ends
+        self.has_first, self.has_last = self.last > 0 and not regions[0].is_block, not regions[self.last].is_block
+        self.frees = self.t.program.frees_gathered
+        self.later_microbatch = np.minimum(rank.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
+        self.twice = rank.tied
+        self.is_tied = np.minimum(self.twice, 1.0)
+        self.untied = 1.0 - self.is_tied
+        there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
+        self.held = [times * shard * sizes.sharded_gradient for times, shard in zip(there, self.t.shard, strict=True)]
+        self.full, self.wide = self._units(self.t.full), self._units(self.t.padded)
+        self.gathered = [unit * sizes.gathered for unit in self.wide]
+        self.reduced = [unit * sizes.reduced for unit in self.wide]
+        total: Any = None
+        for runs, region, held in zip(self.runs, regions, self.held, strict=True):
+            more = runs * held if region.is_block else held
+            total = more if total is None else total + more
+        self.total = total - rank.stages.is_single * self.t.tied[1] * sizes.sharded_gradient
+        #: the shared unit as long as it waits
+        self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.produced)
+        if self.has_last:
+            self.reduced[self.last] = self.untied * self.reduced[self.last]
+            self.held[self.last] = self.untied * self.held[self.last]
+        self.below = self._below()
+
+    def _units(self, elements: tuple[Any, ...]) -> list[Any]:
+        """Of a unit of each region, on this rank."""
+        units = list(elements)
+        ends = {0, self.last} if self.has_first and self.has_last else set[int]()
+        for i, region in enumerate(self.rank.regions):
+            if not region.is_block:
+                both = elements[0] + elements[self.last] - self.twice
+                units[i] = self.runs[i] * (np.where(self.is_tied > 0.0, both, elements[i]) if i in ends else elements[i])
+        return units
+
+    def _of_last(self, values: list[Any]) -> Any:
+        return values[self.last] if self.has_last else 0.0
+
+    def _of(self, values: list[Any], region: int) -> Any:
+        """Of a region before this one: of the first its own, where it is no part of a unit that lasts."""
+        if region < 0:
+            return 0.0
+        return self.untied * values[0] if region == 0 and self.has_first else values[region]
+
+    def _below(self) -> list[Any]:
+        """Gathered weights of all regions before each, with the unit that lasts."""
+        found: list[Any] = [self.lasting]
+        for i in range(self.last):
+            own = self._of(self.gathered, i)
+            found.append(own + found[-1] if i == 0 and self.has_first else self.runs[i] * own + found[-1])
+        return found
+
+    def _up_to(self, region: int, total: Any = None) -> Any:
+        """Gathered weights of a region and of those before it, as they lie in forward, beside `total`."""
+        for i in range(region, -1, -1):
+            more = self.gathered[0] if i == 0 and self.has_first else self.runs[i] * self.gathered[i]
+            total = more if total is None else total + more
+        return total
+
+    def gradients(self, so_far: Any) -> Any:
+        return self.later_microbatch * self.total + (1.0 - self.later_microbatch) * so_far
+
+    def moments(self) -> list[Moment]:
+        found: list[Moment] = []
+        freed: Any = 0.0
+        reduced: Any = 0.0
+        for i in range(self.last, -1, -1):
+            if i == self.last and self.has_last:
+                found += self._of_last_region(i)
+            elif i == 0 and self.has_first:
+                found += self._of_first_region(freed, reduced)
+            else:
+                found += self._of_region(i, freed, reduced)
+            freed = freed - self.runs[i] * self.a.kept[i]
+            reduced = reduced + (self.runs[i] * self.held[i] if self.rank.regions[i].is_block else self.held[i])
+        return found
+
+    def _of_last_region(self, i: int) -> list[Moment]:
+        """Its forward pass, the loss and its backward pass."""
+        a, rank, has, g, untied = self.a, self.rank, self.runs[i], self.gathered[i], self.untied
+        name, before = rank.regions[i].name or "network", i - 1
+        g_before = self._of(self.gathered, before)
+        some = np.minimum(self.runs[before], 1.0) if before >= 0 else 0.0
+        if self.frees:
+            at_loss, at_backward, at_reduction = g, g + g_before, g_before + self.lasting
         else:
             # all those whose backward has not ended
-            below = untied * g_embedding + lasting
-            at_forward = n * g_layer + g_embedding
-            at_loss = at_head = untied * g_head + n * g_layer + g_embedding
-            at_reduction = at_last = n * g_layer + below
-            at_previous = (n - later_layers) * g_layer + below
-            at_first, at_embedding = g_layer + below, below
-
-        def gradients(so_far: Any) -> Any:
-            return later * total + (1.0 - later) * so_far
-
-        kept = a.kept
-        without_head = -(self.has_head * kept[HEAD])
-        # of what the head keeps the probabilities come after the logits
-        before_loss = 0.0 if self.profile.fused_cross_entropy else a.logits * (self.activation_bytes - FLOAT32_BYTES)
+            at_loss = at_backward = self._up_to(before, untied * g)
+            at_reduction = self.below[i]
+        # of what the last region keeps the probabilities come after the logits
+        before_loss = 0.0 if rank.profile.fused_cross_entropy else a.logits * (rank.activation_bytes - FLOAT32_BYTES)
+        own = -(has * a.kept[i])
+        none = self.gradients(0.0)
         return [
-            # weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end
             Moment(
-                name="gathering of the last layer",
-                freed=without_head - some * kept[LAYER],
-                gathered=at_forward + (some + later_layers) * g_layer + (some - later_layers) * g_embedding,
-                gradients=gradients(0.0),
+                name=f"forward of the {name}",
+                at=At.LAST,
+                gathered=at_loss + untied * g + (self.is_tied * some) * g_before,
+                temporary=has * before_loss,
+                gradients=none,
             ),
             Moment(
-                name="forward of the last layer",
-                freed=without_head,
-                gathered=at_forward + some * g_layer,
-                temporary=some * a.forward,
-                gradients=gradients(0.0),
+                name=f"gathering of the {name}",
+                at=At.LAST,
+                freed=own,
+                gathered=at_loss + untied * (has * (g + g_before)),
+                gradients=none,
             ),
+            Moment(name="loss", at=At.LAST, gathered=at_loss, temporary=has * rank.logits(), gradients=none),
+            Moment(name=f"backward of the {name}", at=At.LAST, gathered=at_backward, temporary=has * a.peaks[i][1], gradients=none),
             Moment(
-                name="forward of the head",
-                at=At.HEAD,
-                gathered=at_loss + untied * g_head + (is_tied * some) * g_layer,
-                temporary=self.has_head * before_loss,
-                gradients=gradients(0.0),
-            ),
-            Moment(
-                name="gathering of the head",
-                at=At.HEAD,
-                freed=without_head,
-                gathered=at_loss + untied * (self.has_head * (g_head + g_layer)),
-                gradients=gradients(0.0),
-            ),
-            Moment(name="loss", at=At.HEAD, gathered=at_loss, temporary=self.has_head * self.logits(), gradients=gradients(0.0)),
-            Moment(
-                name="backward of the head",
-                at=At.HEAD,
-                gathered=at_head,
-                temporary=self.has_head * a.peaks[HEAD][1],
-                gradients=gradients(0.0),
-            ),
-            Moment(
-                name="reduction of the head's gradients",
-                at=At.HEAD,
-                freed=without_head,
+                name=f"reduction of the {name}'s gradients",
+                at=At.LAST,
+                freed=own,
                 gathered=at_reduction,
-                temporary=a.boundary + untied * (head * sizes.produced),
-                buffers=r_head + later * h_head,
-                gradients=gradients(h_head),
+                temporary=a.boundary + untied * (self.full[i] * self.sizes.produced),
+                buffers=self.reduced[i] + self.later_microbatch * self.held[i],
+                gradients=self.gradients(self.held[i]),
+            ),
+        ]
+
+    def _of_region(self, i: int, freed: Any, reduced: Any) -> list[Moment]:
+        """Forward and backward of a region between the ends, of a block that of the last, of the one before it and of the first.
+
+        freed, reduced   of the regions after it: what they kept, and their gradients
+        """
+        a, rank, g, lasting, below, runs = self.a, self.rank, self.gathered[i], self.lasting, self.below[i], self.runs[i]
+        name, at = rank.regions[i].name, rank.at(i)
+        buffer, before = self.reduced[i], self._of(self.gathered, i - 1)
+        some = np.minimum(runs, 1.0)
+        several = np.minimum(np.maximum(runs - 1.0, 0.0), 1.0)  # 1 where there is more than one
+        peak = a.peaks[i][1]
+        in_turn = rank.of_turn(i, a.kept), rank.of_turn(i, self.held)
+        gone, so_far = freed + in_turn[0], reduced - in_turn[1]
+        at_forward = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
+        # weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end
+        found = [
+            Moment(
+                name=f"gathering of the last {name}" if rank.regions[i].is_block else f"gathering of the {name}",
+                at=at,
+                freed=gone - some * a.kept[i],
+                gathered=at_forward + (some + several) * g + (some - several) * self._whole(i - 1),
+                gradients=self.gradients(0.0),
             ),
             Moment(
-                name="backward of the last layer",
-                freed=without_head,
-                gathered=at_last,
-                temporary=a.peaks[LAYER][1],
-                buffers=r_head,
-                gradients=gradients(h_head),
+                name=f"forward of the last {name}" if rank.regions[i].is_block else f"forward of the {name}",
+                at=at,
+                freed=gone,
+                gathered=at_forward + some * g,
+                temporary=some * a.forward[i],
+                gradients=self.gradients(0.0),
             ),
-            Moment(
-                name="backward of the layer before the last",
-                freed=without_head - later_layers * kept[LAYER],
-                gathered=at_previous,
-                temporary=a.peaks[LAYER][1],
-                buffers=r_layer * later_layers,
-                gradients=gradients(h_head + held[LAYER]),
-            ),
-            Moment(
-                name="backward of the first layer",
-                freed=without_head - (n - 1.0) * kept[LAYER],
+        ]
+        after = self.reduced[i + 1] if i < self.last else 0.0
+        if self.frees:
+            at_last = at_previous = 2.0 * g + lasting
+            at_first = g + before + lasting
+        else:
+            at_last, at_previous, at_first = runs * g + below, (runs - several) * g + below, g + below
+        if not rank.regions[i].is_block:
+            backward = Moment(
+                name=f"backward of the {name}",
+                at=at,
+                freed=gone,
                 gathered=at_first,
-                temporary=a.peaks[LAYER][1],
-                buffers=r_layer * later_layers,
-                gradients=gradients(h_head + (n - 1.0) * held[LAYER]),
+                temporary=runs * peak,
+                buffers=after,
+                gradients=self.gradients(so_far),
+            )
+            return [*found, backward]
+        if sum(region.is_block for region in rank.regions) > 1:
+            peak = some * peak
+        return [
+            *found,
+            Moment(
+                name=f"backward of the last {name}",
+                at=at,
+                freed=gone,
+                gathered=at_last,
+                temporary=peak,
+                buffers=after,
+                gradients=self.gradients(so_far),
             ),
             Moment(
-                name="backward of the embedding",
-                at=At.EMBEDDING,
-                freed=without_head - n * kept[LAYER],
-                gathered=at_embedding,
-                temporary=self.has_embedding * a.peaks[EMBEDDING][1] + twice * sizes.produced,
-                buffers=r_layer,
-                gradients=gradients(h_head + n * held[LAYER]),
+                name=f"backward of the {name} before the last",
+                at=at,
+                freed=gone - several * a.kept[i],
+                gathered=at_previous,
+                temporary=peak,
+                buffers=buffer * several,
+                gradients=self.gradients(so_far + self.held[i]),
             ),
             Moment(
-                name="reduction of the embedding's gradients",
-                at=At.EMBEDDING,
-                freed=without_head - n * kept[LAYER] - self.has_embedding * kept[EMBEDDING],
-                temporary=embedding * sizes.produced,
-                buffers=r_embedding + later * held[EMBEDDING],
-                gradients=gradients(total),
+                name=f"backward of the first {name}",
+                at=at,
+                freed=freed - (runs - 1.0) * a.kept[i],
+                gathered=at_first,
+                temporary=peak,
+                buffers=buffer * several,
+                gradients=self.gradients(reduced + (runs - 1.0) * self.held[i]),
+            ),
+        ]
+
+    def _whole(self, region: int) -> Any:
+        """Gathered weights of a region with all that is in its unit."""
+        return self.gathered[region] if region >= 0 else 0.0
+
+    def _of_first_region(self, freed: Any, reduced: Any) -> list[Moment]:
+        """Its backward pass and the reduction that ends the step."""
+        a, has, name, sizes = self.a, self.runs[0], self.rank.regions[0].name, self.sizes
+        return [
+            Moment(
+                name=f"backward of the {name}",
+                at=At.FIRST,
+                freed=freed,
+                gathered=self._of(self.gathered, 0) + self.lasting,
+                temporary=has * a.peaks[0][1] + self.twice * sizes.produced,
+                buffers=self.reduced[1],
+                gradients=self.gradients(reduced),
+            ),
+            Moment(
+                name=f"reduction of the {name}'s gradients",
+                at=At.FIRST,
+                freed=freed - has * a.kept[0],
+                temporary=self.full[0] * sizes.produced,
+                buffers=self.reduced[0] + self.later_microbatch * self.held[0],
+                gradients=self.gradients(self.total),
             ),
         ]
 

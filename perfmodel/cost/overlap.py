@@ -11,24 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.step import (
-    EMBEDDING,
-    HEAD,
-    LAYER,
-    ParameterTerms,
-    Ranks,
-    RegionTimes,
-    Stages,
-    beat_with,
-    exposed_sends,
-    plus,
-    slowest_stage,
-    stage_sums,
-    total_pass,
-)
+from perfmodel.cost.stages import Ranks, Stages, beside, plus, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS
 
 
 def _exposed_under(communication: Any, compute: Any, *, hides: bool, slowdown: float = 0.0) -> Any:
@@ -50,10 +36,10 @@ def parameter_time(
 ) -> tuple[Any, Any]:
     """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step, whose microbatches each wait that much. [s]
 
-    A layer's gather hides under the layer before it, the first one's under the embedding, the head's under the last layer; gathers and
-    reductions of backward share the wire under backward. What is reduced once a step hides under what those leave of the last
-    microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every microbatch: m max(0, t - window)
-    + s min(t, window). The first gather of a stage hides under nothing.
+    A region's gather hides under what runs before it: of a layer under the layer before, of the first one under the embedding, of the head
+    under the last layer; gathers and reductions of backward share the wire under backward. What is reduced once a step hides under what
+    those leave of the last microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every
+    microbatch: m max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
     """
     m = num_microbatches
     overlaps = profile.hides_reductions(terms.zero)
@@ -70,8 +56,8 @@ def parameter_time(
         reduce = terms.reduce["microbatch"]
         if overlaps and terms.zero == 0 and share:
             each = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in each))  # type: ignore[arg-type]
-        windows = tuple(np.maximum(left[i] - reduce[i], 0.0) for i in range(len(REGIONS)))
+            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in each))
+        windows = tuple(np.maximum(window - time, 0.0) for window, time in zip(left, reduce, strict=True))
     if ("reduce", "step") in happens:
         once = stage_sums(terms.reduce["step"], stages)
         if overlaps:
@@ -79,9 +65,8 @@ def parameter_time(
             # less than the beat grows by waits for the others
             under = stage_sums(windows, stages)
             if waits_each_microbatch(terms):
-                under = plus(under, tuple(np.maximum(waits.total - own, 0.0) for own in waits.own))  # type: ignore[arg-type]
-            pairs = zip(once, under, strict=True)
-            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in pairs)  # type: ignore[assignment]
+                under = plus(under, tuple(np.maximum(waits.total - own, 0.0) for own in waits.own))
+            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, under, strict=True))
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
         reduction = reduction + slowest_stage(stage_sums(terms.publish, stages))
@@ -104,7 +89,7 @@ class Waits:
 
     gather: Any = 0.0
     reduction: Any = 0.0
-    own: Ranks = (0.0, 0.0, 0.0)
+    own: Ranks = ()
 
     @property
     def total(self) -> Any:
@@ -127,7 +112,7 @@ def exposed_each_microbatch(
     happens, weight = terms.program.happens, profile.uneven_stage_weight
     gather: Any = 0.0
     reduction: Any = 0.0
-    own: Ranks = (0.0, 0.0, 0.0)
+    own: Ranks = (0.0,) * stages.num_ranks
     gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
     if not gathers and ("reduce", "microbatch") not in happens:
         return Waits()
@@ -151,9 +136,9 @@ def exposed_each_microbatch(
         if hides and terms.zero == 0:
             # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)  # type: ignore[assignment]
+            shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:
-            by_region = tuple(_exposed_under(reduce[i], left[i], hides=hides, slowdown=slowdown) for i in range(len(REGIONS)))
+            by_region = tuple(_exposed_under(t, w, hides=hides, slowdown=slowdown) for t, w in zip(reduce, left, strict=True))
             shown = stage_sums(by_region, stages)
         if is_mean:
             totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
@@ -164,21 +149,47 @@ def exposed_each_microbatch(
 
 def _over_ranks(values: Ranks, num_ranks: Any) -> Any:
     """Summed over the ranks of a pipeline, those between taken as the largest of them."""
-    return values[0] + np.where(num_ranks > 1, values[2] + (num_ranks - 2.0) * values[1], 0.0)
+    return values[0] + np.where(num_ranks > 1, values[-1] + (num_ranks - 2.0) * slowest_stage(values[1:-1]), 0.0)
 
 
 def _exposed_gathers(
     terms: ParameterTerms, regions: RegionTimes, stages: Stages, times: str, profile: ExecutionProfile
 ) -> tuple[Ranks, Ranks]:
-    """What shows of the gathers of one microbatch, or of a step: forward and backward. [s]"""
+    """What shows of the gathers of one microbatch, or of a step: forward and backward. [s]
+
+    Blocks hide theirs under what runs before them in turn, so what their first gather shows more, under what runs before them all, counts
+    with that: with the embedding; with the last region on a rank that begins with blocks.
+    """
     hides, slowdown = profile.prefetches_parameters, profile.compute_slowdown_under_communication
-    f, b = terms.gather_forward[times], terms.gather_backward[times]
-    layer = _exposed_under(f[LAYER], regions.forward[LAYER], hides=hides, slowdown=slowdown)
-    first = _exposed_under(f[LAYER], regions.forward[EMBEDDING], hides=hides, slowdown=slowdown)
-    head = _exposed_under(f[HEAD], regions.forward[LAYER], hides=hides, slowdown=slowdown)
-    forward = (f[EMBEDDING] + (first - layer), layer, head + (1.0 - stages.is_single) * (f[LAYER] - layer))
-    backward = (b[EMBEDDING], _exposed_under(b[LAYER], regions.backward[LAYER], hides=hides, slowdown=slowdown), b[HEAD])
-    return stage_sums(forward, stages), stage_sums(backward, stages)
+    f, b, it = terms.gather_forward[times], terms.gather_backward[times], stages.regions
+    last = len(it) - 1
+
+    def under(gather: Any, compute: Any) -> Any:
+        return _exposed_under(gather, compute, hides=hides, slowdown=slowdown)
+
+    before = [beside(it, i, -1) for i in range(len(it))]
+    steady = [under(f[i], regions.forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]
+    forward, later = list(steady), dict[int, Any]()
+    for i in range(1, len(it)):
+        if before[i] != i - 1:
+            more = under(f[i], regions.forward[i - 1]) - steady[i]
+            if it[i - 1].is_block:
+                later[i] = more
+            else:
+                forward[i - 1] = forward[i - 1] + more
+    if last and it[last - 1].is_block and not it[last].is_block:
+        forward[last] = forward[last] + (1.0 - stages.is_single) * (f[last - 1] - steady[last - 1])
+    # backward the ends show theirs
+    backward = tuple(
+        b[i] if i in (0, last) and not it[i].is_block else under(b[i], regions.backward[beside(it, i, 1)]) for i in range(len(it))
+    )
+    shown = stage_sums(tuple(forward), stages)
+    for i, more in later.items():
+        # where a rank runs both kinds, one after the other
+        shown = tuple(
+            value + np.minimum(runs[i], 1.0) * np.minimum(runs[i - 1], 1.0) * more for value, runs in zip(shown, stages.runs, strict=True)
+        )
+    return shown, stage_sums(backward, stages)
 
 
 def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
@@ -186,7 +197,7 @@ def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: Execu
     if not (profile.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
         return regions.backward
     gathers = terms.gather_backward["microbatch"]
-    return tuple(np.maximum(regions.backward[i] - gathers[i], 0.0) for i in range(len(REGIONS)))
+    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.backward, gathers, strict=True))
 
 
 def sends_under_parameters(

@@ -1,7 +1,7 @@
 """What parameters cost: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds of them.
 
 ZeRO is nothing but three layouts and two lifetimes of a parameter (algebra.md R14, `parallel/algebra/parameters.py`); here its events
-become time on columns. The layer region counts one layer.
+become time on columns. A block counts once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfmodel.parallel.algebra.parameters import ZERO_AXES, is_one_end_unit, pr
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS
+from perfmodel.workload.graph import Region
 
 Array = NDArray[np.float64]
 
@@ -34,6 +34,7 @@ TIMES = ("microbatch", "step")
 class ParameterProgram:
     """Events of all parameters for one ZeRO stage, as rows; `units` merges rows of one collective.
 
+    members [regions]: the parameters that each region reads.
     elements [parameters]: rows and columns of the stored matrix, and masks of the axes that cut them.
     bucket_scale: bytes of a gradient on the wire over those as backward makes it, in the parameter's dtype: buckets count the latter.
     """
@@ -56,7 +57,7 @@ class ParameterProgram:
     row_mask: NDArray[np.int64]
     column_mask: NDArray[np.int64]
     zero_mask: NDArray[np.int64]
-    region_of: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]
     holds_sharded_gradients: bool
     holds_sharded_weights: bool
     frees_gathered: bool
@@ -68,10 +69,10 @@ class ParameterProgram:
 class ParameterCost:
     """Columns of parameters.
 
-    time         [WHAT * TIMES * REGIONS, rows] seconds of one occurrence
-    full, shard  [REGIONS, rows] elements on a chip, whole and cut by ZeRO; a tied embedding counts in both its regions
+    time         [WHAT * TIMES * regions, rows] seconds of one occurrence
+    full, shard  [regions, rows] elements on a chip, whole and cut by ZeRO; a tied matrix counts in all its regions
     padded       [REGIONS, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
-    tied         [2, rows] its elements, whole and cut: they count once where one stage holds both regions
+    tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
     """
 
     time: Array
@@ -80,12 +81,14 @@ class ParameterCost:
     padded: Array
     tied: Array
 
-    def of(self, what: str, times: str, region: str) -> Array:
-        return self.time[cell(what, times, region)]
+    def of(self, what: str, times: str) -> Array:
+        """[regions, rows]"""
+        begin = cell(what, times, 0, len(self.full))
+        return self.time[begin : begin + len(self.full)]
 
 
-def cell(what: str, times: str, region: str) -> int:
-    return (WHAT.index(what) * len(TIMES) + TIMES.index(times)) * len(REGIONS) + REGIONS.index(region)
+def cell(what: str, times: str, region: int, num_regions: int) -> int:
+    return (WHAT.index(what) * len(TIMES) + TIMES.index(times)) * num_regions + region
 
 
 _WHAT_OF = {
@@ -100,6 +103,7 @@ _WHAT_OF = {
 
 def compile_parameters(
     parameters: tuple[ParameterLayout, ...],
+    regions: tuple[Region, ...],
     profile: ExecutionProfile,
     *,
     zero: int,
@@ -107,7 +111,8 @@ def compile_parameters(
     parameter_bytes: float,
     gradient_bytes: float,
 ) -> ParameterProgram:
-    """The events of `zero`, in a pipeline or not; the tied embedding's are the pipeline's (`cost/step.py`)."""
+    """The events of `zero`, in a pipeline or not; what ties its ends is the pipeline's (`cost/step.py`)."""
+    place = {region.name: i for i, region in enumerate(regions)}
     keeps = pipelined and profile.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
 
@@ -117,7 +122,7 @@ def compile_parameters(
     joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
     events = []
     for i, parameter in enumerate(parameters):
-        region = "embedding" if joins_ends and "layer" not in parameter.regions else parameter.regions[0]
+        region = 0 if joins_ends and parameter.is_end else place[parameter.regions[0]]
         found = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
         scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in found)
         for event in found:
@@ -125,7 +130,7 @@ def compile_parameters(
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             # after the reduce-scatter only the shard is left to reduce over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
-            key = (what, str(event.times), REGIONS.index(region), event.kind, mask(event.axes))
+            key = (what, str(event.times), region, event.kind, mask(event.axes))
             unit = (*key, i if what == "sum" or (profile.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=lambda entry: entry[0])
@@ -141,7 +146,7 @@ def compile_parameters(
         unit_starts=np.array(starts, dtype=np.int64),
         unit_kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
         unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
-        unit_cell=np.array([cell(units[i][0], units[i][1], REGIONS[units[i][2]]) for i in starts], dtype=np.int64),
+        unit_cell=np.array([cell(*units[i][:3], len(regions)) for i in starts], dtype=np.int64),
         unit_merges=_mergeable_units([units[i] for i in starts], tuple(masks)),
         unit_is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
         unit_tensors=np.diff([*starts, len(units)]).astype(np.float64),
@@ -150,7 +155,7 @@ def compile_parameters(
         column_mask=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
         zero_mask=np.array([mask(p.gradient_axes & ZERO_AXES) for p in parameters], dtype=np.int64),
         masks=tuple(masks),
-        region_of=tuple(tuple(i for i, p in enumerate(parameters) if region in p.regions) for region in REGIONS),
+        members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),
         holds_sharded_gradients=zero >= 2 and not keeps,
         holds_sharded_weights=zero == 3 or (zero == 2 and profile.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
@@ -190,7 +195,8 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
     shard_elements = stored_rows(local_rows, ways) * local_columns
     gathered = shard_elements * ways
     local = local_rows * local_columns
-    time = np.zeros((len(WHAT) * len(TIMES) * len(REGIONS), sizes.shape[1]))
+    num_regions = len(program.members)
+    time = np.zeros((len(WHAT) * len(TIMES) * num_regions, sizes.shape[1]))
     if len(program.event_parameter):
         index = program.event_parameter
         buffer = np.where(program.event_on_shard, shard_elements[index], np.where(program.event_is_whole, local[index], gathered[index]))
@@ -218,18 +224,19 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         values = np.where(num_bytes > 0.0, one * num_calls / num_units + handling, 0.0)
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
-    full = np.zeros((len(REGIONS), sizes.shape[1]))
+    full = np.zeros((num_regions, sizes.shape[1]))
     shard, padded = np.zeros_like(full), np.zeros_like(full)
-    for region, members in enumerate(program.region_of):
+    for region, members in enumerate(program.members):
         for i in members:
             full[region] = full[region] + local[i]
             shard[region] = shard[region] + shard_elements[i]
             padded[region] = padded[region] + gathered[i]
     tied = np.zeros((2, sizes.shape[1]))
     for i, parameter in enumerate(program.parameters):
-        if len(parameter.regions) > 1:
-            tied[0] = tied[0] + local[i]
-            tied[1] = tied[1] + shard_elements[i]
+        more = len(parameter.regions) - 1
+        if more:
+            tied[0] = tied[0] + more * local[i]
+            tied[1] = tied[1] + more * shard_elements[i]
     return ParameterCost(time=time, full=full, shard=shard, padded=padded, tied=tied)
 
 

@@ -134,11 +134,14 @@ def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int,
     return _columns(rows[_live_row(schedule, num_ranks, num_microbatches)], schedule, num_microbatches)
 
 
-def three_live_layers(table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any) -> list[LiveLayers]:
-    """Of the first, a middle and the last rank, from a `live_table`, or from several side by side [row, schedule, rank, field]: then with
-    a last dim for schedules."""
+def three_live_layers(
+    table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Any, num_between: int = 1
+) -> list[LiveLayers]:
+    """Of the first, a middle (so many times) and the last rank, from a `live_table`, or from several side by side [row, schedule, rank,
+    field]: then with a last dim for schedules."""
     found = table[_live_row(schedule, num_ranks, num_microbatches)]
-    return [_columns(found[..., i, :], schedule, num_microbatches) for i in range(3)]
+    first, middle, last = (_columns(found[..., i, :], schedule, num_microbatches) for i in range(3))
+    return [first, *[middle] * num_between, last]
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""One plan's memory as numbers: of the first, a middle and the last pipeline rank, and by class at its peak."""
+"""One plan's memory as numbers: of the pipeline ranks that may be the fullest, and by class at its peak."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from perfmodel.cost.memory import (
 )
 from perfmodel.cost.moments import ActivationTerms, At, Moment, keeps_gathered, largest, moments_at, rank_moments
 from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
-from perfmodel.cost.step import Bytes, ParameterTerms, Stages
+from perfmodel.cost.stages import Stages
+from perfmodel.cost.step import Bytes, ParameterTerms
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class Holding:
     """What the memory of pipeline ranks is made of, as numbers or as columns.
 
-    static         (weights, gradients, optimizer, gathered parameters) of the first, a middle and the last rank
+    static         (weights, gradients, optimizer, gathered parameters) of each of the ranks that `Stages` tells apart
     num_replicas   ranks that the gradient of a weight is reduced over
     is_scattered   whether the residual stream is cut over tp
     factor         what the allocator holds over what comes and goes   [-]
@@ -81,7 +82,7 @@ class RankHolding:
 
 
 def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[Any], Any] | None = None) -> RankHolding:
-    """Of the first (0), a middle (1) or the last (2) rank, with these layers under way.
+    """Of one of the ranks told apart, with these blocks under way.
 
     each   makes a column one that has the last dim of `live`, for gradients that wait beside activations
     """
@@ -133,7 +134,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[An
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
-    """One plan's memory, as numbers: of the first, a middle and the last rank."""
+    """One plan's memory, as numbers: of the ranks that `Stages` tells apart."""
 
     of: Holding
     pipelining: Pipelining
@@ -145,12 +146,13 @@ class MemoryRow:
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
-    terms, stages = terms_as(columns.terms, scalar), scalar_stages(columns.stages)
+    terms, stages = terms_as(columns.terms, scalar), columns.stages
     live = three_live_layers(
         live_table(plan.schedule, plan.stage_layers, plan.layout.pp),
         schedule=plan.schedule,
         num_ranks=plan.layout.pp,
         num_microbatches=plan.num_microbatches,
+        num_between=stages.num_ranks - 2,
     )
     num_replicas = scalar(replicas(columns.grid))
     of = Holding(
@@ -176,7 +178,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         live=live,
     )
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
-    ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(3))
+    ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(stages.num_ranks))
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(_most, ranks, kept)))
 
 
@@ -193,7 +195,7 @@ def activations_as(columns: ActivationTerms, each: Callable[[Any], Any]) -> Acti
     return ActivationTerms(
         kept=tuple(each(x) for x in columns.kept),
         peaks=tuple((each(a), each(b)) for a, b in columns.peaks),
-        forward=each(columns.forward),
+        forward=tuple(each(x) for x in columns.forward),
         boundary=each(columns.boundary),
         logits=each(columns.logits),
         run_ahead=each(columns.run_ahead),
@@ -208,16 +210,6 @@ def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTe
         shard=tuple(each(x) for x in columns.shard),
         padded=tuple(each(x) for x in columns.padded),
         tied=(each(columns.tied[0]), each(columns.tied[1])),
-    )
-
-
-def scalar_stages(columns: Stages) -> Stages:
-    return Stages(
-        first=scalar(columns.first),
-        middle=scalar(columns.middle),
-        last=scalar(columns.last),
-        total=scalar(columns.total),
-        is_single=scalar(columns.is_single),
     )
 
 
@@ -242,7 +234,7 @@ def memory_by_class(rank: RankHolding, kept: Kept) -> tuple[str, dict[str, float
     under_way = {at: (scalar(activations), scalar(received)) for at, (activations, received) in kept.items()}
     found = []
     for moment in rank.moments:
-        at = moment.at if moment.at in under_way else At.LAYER
+        at = moment.at if moment.at in under_way else At.BLOCKS
         for each in rank.unreduced.cases(at):
             waits, gone = (scalar(x) / rank.factor for x in each)
             found.append((sum(under_way[at]) + scalar(moment.total) + (waits - gone), moment, at, waits, gone))

@@ -5,7 +5,7 @@ Derived once per (graph, rule set, profile), symbolically (`cost/rows.py`); eval
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS, Graph, Operand, Operator, Pass
+from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -31,21 +31,12 @@ PHASES = ("core", "rest", "tail", "backward")
 #: weight's gradient is).
 COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient")
 SAVED = ("kept", "dropped_by_selective", "boundary")
-#: Regions and recomputations whose backward passes have a peak each, with weight gradients that leave at once and with those that stay.
-PEAK_CASES = (
-    ("embedding", Recompute.NONE),
-    ("layer", Recompute.NONE),
-    ("layer", Recompute.SELECTIVE),
-    ("layer", Recompute.FULL),
-    ("head", Recompute.NONE),
-)
-#: Which of the peaks is that of a layer's forward pass: behind those of backward passes.
-FORWARD_PEAK = 2 * len(PEAK_CASES)
 NOTHING = Amount(base=0.0)
 
 
-def segment(region: str, phase: str) -> int:
-    return REGIONS.index(region) * len(PHASES) + PHASES.index(phase)
+def segment(region: int, phase: str) -> int:
+    """Of the region with that place among the graph's."""
+    return region * len(PHASES) + PHASES.index(phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +44,8 @@ class Peaks:
     """Moments of passes as sparse sums: one row for each term, `starts` where a moment begins, `of` where a peak does.
 
     value of a row: factor * amount, where its group (mask) is none or has more than one rank
+    backward  (region, recomputation) -> its peak with weight gradients that leave at once; that with those that stay is the next
+    forward   region -> the peak of its forward pass; of blocks
     """
 
     amount: NDArray[np.int64]
@@ -60,6 +53,8 @@ class Peaks:
     group: NDArray[np.int64]
     starts: NDArray[np.int64]
     of: NDArray[np.int64]
+    backward: dict[tuple[int, Recompute], int]
+    forward: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,10 +63,12 @@ class Program:
 
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
-    peaks       moments of the backward passes (`cost/lifetimes.py`) and of a layer's forward pass (`cost/forward.py`)
+    peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward pass (`cost/forward.py`)
+    boundary    amount of what blocks hand on; logits: of what the loss reads. Of a graph without them: nothing
     """
 
     derivation: Derivation
+    regions: tuple[Region, ...]
     rows: TimedRows
     saved: Rows
     boundary: int
@@ -99,9 +96,10 @@ def compile_program(
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
     compiler = RowCompiler(graph, profile, graph.activation_bytes)
+    place = {region.name: i for i, region in enumerate(graph.regions)}
     phases = _forward_phases(graph, recompute_operators, profile)
     for op in graph.operators:
-        forward, backward = segment(op.layer, phases[op.name]), segment(op.layer, "backward")
+        forward, backward = segment(place[op.layer], phases[op.name]), segment(place[op.layer], "backward")
         for work in op.forward:
             compiler.work(op, shardings[op.name], work, segment=forward, name=op.name, is_backward=False)
         for number, work in enumerate(op.backward):
@@ -111,70 +109,61 @@ def compile_program(
         if len(readers) > 1:
             # gradients of several readers are added: two reads and a write for each after the first
             for reader, i in readers[1:]:
-                sharding, added = shardings[reader.name], segment(reader.layer, "backward")
+                sharding, added = shardings[reader.name], segment(place[reader.layer], "backward")
                 gradient = amount_of(reader, sharding, reader.inputs[i].dims)
                 num_bytes = gradient.scaled(graph.tensors[op.output.tensor].itemsize)
                 compiler.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=added, is_backward=True)
 
-    regathers = _add_traffic(run, profile, phases, compiler)
+    regathers = _add_traffic(run, profile, phases, place, compiler)
     core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
     tensors = kept_tensors(run, regathers, core, alone=set(recompute_operators))
-    saved = _saved_rows(tensors, graph.boundary, compiler)
-    sizes: dict[tuple[str, Operand], Amount] = {}
-    peaks = _peaks(
-        [
-            backward_moments(
-                run,
-                profile,
-                tensors,
-                region=region,
-                recompute=recompute,
-                core=core,
-                regathers=regathers,
-                keeps_weight_gradients=keeps,
-                sizes=sizes,
-            )
-            for region, recompute in PEAK_CASES
-            for keeps in (False, True)
-        ]
-        + [forward_moments(run, tensors, region="layer", sizes=sizes)],
-        compiler,
-    )
+    saved = _saved_rows(tensors, graph.regions, place, compiler)
+    peaks = _peaks(run, profile, tensors, core, regathers, compiler)
     boundary_op = graph.producer(graph.boundary)
-    loss = graph.operator(graph.loss)
-    if boundary_op is None:
-        raise AssertionError("the graph has no block boundary")
-    boundary = amount_of(boundary_op, shardings[boundary_op.name], boundary_op.output.dims, scale=graph.activation_bytes)
-    boundary_amount, logits = compiler.amount(boundary), compiler.amount(amount_of(loss, shardings[loss.name], loss.inputs[0].dims))
+    boundary = logits = NOTHING
+    if boundary_op is not None:
+        boundary = amount_of(boundary_op, shardings[boundary_op.name], boundary_op.output.dims, scale=graph.activation_bytes)
+    if graph.loss:
+        loss = graph.operator(graph.loss)
+        logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims)
+    boundary_amount, logits_amount = compiler.amount(boundary), compiler.amount(logits)
+    num_segments = len(graph.regions) * len(PHASES)
     return Program(
         derivation=derivation,
+        regions=graph.regions,
         rows=compiler.rows(
             attention_kernel=attention_kernel,
-            num_segments=len(REGIONS) * len(PHASES),
-            num_traffic_segments=len(REGIONS) * len(PHASES) * len(COMM),
+            num_segments=num_segments,
+            num_traffic_segments=num_segments * len(COMM),
         ),
         saved=saved,
         boundary=boundary_amount,
-        logits=logits,
+        logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
     )
 
 
 def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: ExecutionProfile) -> dict[str, str]:
-    """core, rest or tail for each forward operator: the tail begins at the last operator of a layer that saves something.
+    """core, rest or tail for each forward operator: the tail begins at the last operator of a block that saves something.
 
     A group of operators is recomputed as a function of its own: where recomputation stops early, its last operator is left out, if
     that saves nothing but what it reads.
     """
-    layer = [op for op in graph.operators if op.layer == "layer"]
-    last = max(i for i, op in enumerate(layer) if op.saved)
-    tail = {op.name for op in layer[last:]}
+    tail: set[str] = set()
+    for operators in _of_blocks(graph):
+        last = max((i for i, op in enumerate(operators) if op.saved), default=0)
+        tail.update(op.name for op in operators[last:])
     names = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
     if profile.recompute_stops_early:
-        ends = {op.group: op for op in graph.operators if op.group and op.group in recompute_operators}
+        ends = {(op.layer, op.group): op for op in graph.operators if op.group and op.group in recompute_operators}
         names -= {op.name for op in ends.values() if all(saved.of is not None and saved.of < len(op.inputs) for saved in op.saved)}
     return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in graph.operators}
+
+
+def _of_blocks(graph: Graph) -> list[list[Operator]]:
+    """The operators of each block."""
+    return [[op for op in graph.operators if op.layer == region.name] for region in graph.regions if region.is_block]
 
 
 def comm_class(axes: frozenset[str]) -> str:
@@ -190,20 +179,21 @@ def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
     return is_tensor_parallel and any(op.is_product for op, _ in graph.consumers(traffic.tensor))
 
 
-def _add_traffic(derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], compiler: RowCompiler) -> set[tuple[str, str]]:
+def _add_traffic(
+    derivation: Derivation, profile: ExecutionProfile, phases: dict[str, str], place: Mapping[str, int], compiler: RowCompiler
+) -> set[tuple[str, str]]:
     """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
     graph = derivation.graph
 
     def add(region: str, phase: str, kind: str, name: str, code: CollectiveKind, axes: frozenset[str], amount: Amount) -> None:
-        compiler.collective(code, axes, amount, segment=segment(region, phase) * len(COMM) + COMM.index(kind), name=name)
+        compiler.collective(code, axes, amount, segment=segment(place[region], phase) * len(COMM) + COMM.index(kind), name=name)
 
+    # what the first operator of a tail reads is still needed
+    first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in _of_blocks(graph)}
     for traffic in derivation.traffic:
         phase = "backward"
         if traffic.phase is Pass.FORWARD:
-            phase = phases[traffic.operator]
-            first_tail = next((name for name, p in phases.items() if p == "tail"), "")
-            if phase == "tail" and traffic.operator == first_tail:
-                phase = "rest"  # the input of the first operator of the tail is still needed
+            phase = "rest" if traffic.operator in first_tails else phases[traffic.operator]
             producer = graph.producer(traffic.tensor)
             if phase == "core" and producer is not None and phases[producer.name] != "core":
                 phase = "rest"
@@ -234,22 +224,50 @@ def _add_traffic(derivation: Derivation, profile: ExecutionProfile, phases: dict
     return regathers
 
 
-def _saved_rows(kept: list[Kept], boundary: str, compiler: RowCompiler) -> Rows:
+def _saved_rows(kept: list[Kept], regions: tuple[Region, ...], place: Mapping[str, int], compiler: RowCompiler) -> Rows:
     """By region and by what recomputation does to it."""
     rows = []
     for k in kept:
-        name = "boundary" if k.tensor == boundary else "dropped_by_selective" if k.is_dropped else "kept"
-        rows.append((REGIONS.index(k.region) * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
+        region = place[k.region]
+        is_boundary = regions[region].is_block and k.tensor == regions[region].carried
+        name = "boundary" if is_boundary else "dropped_by_selective" if k.is_dropped else "kept"
+        rows.append((region * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
     return plain_rows(rows, ("amount",))
 
 
-def peak_index(region: str, recompute: Recompute, *, keeps_weight_gradients: bool) -> int:
-    """Which row of the peaks. Only a layer is recomputed."""
-    case = PEAK_CASES.index((region, recompute if region == "layer" else Recompute.NONE))
-    return case * 2 + int(keeps_weight_gradients)
-
-
-def _peaks(cases: list[list[Moment]], compiler: RowCompiler) -> Peaks:
+def _peaks(
+    derivation: Derivation,
+    profile: ExecutionProfile,
+    kept: list[Kept],
+    core: set[str],
+    regathers: set[tuple[str, str]],
+    compiler: RowCompiler,
+) -> Peaks:
+    """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
+    sizes: dict[tuple[str, Operand], Amount] = {}
+    cases: list[list[Moment]] = []
+    backward: dict[tuple[int, Recompute], int] = {}
+    forward: dict[int, int] = {}
+    for i, region in enumerate(derivation.graph.regions):
+        for recompute in Recompute if region.is_block else (Recompute.NONE,):
+            backward[i, recompute] = len(cases)
+            cases += [
+                backward_moments(
+                    derivation,
+                    profile,
+                    kept,
+                    region=region,
+                    recompute=recompute,
+                    core=core,
+                    regathers=regathers,
+                    keeps_weight_gradients=keeps,
+                    sizes=sizes,
+                )
+                for keeps in (False, True)
+            ]
+        if region.is_block:
+            forward[i] = len(cases)
+            cases.append(forward_moments(derivation, kept, region=region.name, sizes=sizes))
     amount: list[int] = []
     factor: list[list[float]] = []
     group: list[int] = []
@@ -269,18 +287,18 @@ def _peaks(cases: list[list[Moment]], compiler: RowCompiler) -> Peaks:
         group=np.array(group, dtype=np.int64),
         starts=np.array(starts, dtype=np.int64),
         of=np.array(of, dtype=np.int64),
+        backward=backward,
+        forward=forward,
     )
 
 
 __all__ = [
     "COMM",
-    "FORWARD_PEAK",
     "PHASES",
     "SAVED",
     "Peaks",
     "Program",
     "comm_class",
     "compile_program",
-    "peak_index",
     "segment",
 ]

@@ -6,8 +6,7 @@ dimension for each independent choice. The same code serves both, so their bits 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,14 @@ from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import COMM, PHASES, Program
+from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import REGIONS
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 
 Array = NDArray[np.float64]
-#: Of the first, a middle and the last pipeline rank.
-Ranks = tuple[Any, Any, Any]
-EMBEDDING, LAYER, HEAD = (REGIONS.index(region) for region in REGIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +90,7 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionTimes:
-    """Seconds of one microbatch by region (embedding, one layer, head): forward and backward, recomputation in backward."""
+    """Seconds of one microbatch by region, of a block once: forward and backward, recomputation in backward."""
 
     forward: tuple[Any, ...]
     backward: tuple[Any, ...]
@@ -136,13 +132,13 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
 
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
-    """Forward and backward of each region, with what is recomputed in the layers, and the host's floor under a layer."""
+    """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under a block."""
     forward, backward = [], []
-    for region in range(len(REGIONS)):
+    for region, it in enumerate(micro.program.regions):
         phase = phase_times(micro, profile, region)
         f = (phase["core"] + phase["rest"]) + phase["tail"]
         b = phase["backward"]
-        if region == LAYER:
+        if it.is_block:
             if recompute is not Recompute.FULL:
                 b = b + phase["regather"]  # full recomputation gathers its inputs anyway
             for name in recomputed_phases(recompute, profile):
@@ -188,85 +184,28 @@ def host_factor(profile: ExecutionProfile, recompute: Recompute) -> float:
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
-    """How full the host keeps the launch queue: d / (d + h) of a layer's device and host time. [-]"""
-    phase = phase_times(micro, profile, LAYER)
-    device = ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
+    """How full the host keeps the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
+    regions = micro.program.regions
+    inner = inner_regions(regions)
+    if not inner:
+        return 0.0 * tp
+
+    def device_time(region: int) -> Any:
+        phase = phase_times(micro, profile, region)
+        return ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
+
+    each = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
+    device = mean_block(each, regions, inner, tuple(region.count for region in regions))
     return device / (device + host_factor(profile, recompute) * least_host_time(profile, tp, micro.crosses_nodes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
-    """Layers of the pipeline ranks that can be the slowest or the fullest, as columns.
-
-    first holds the embedding; middle is the largest of those between (0 layers where there are fewer than three); last holds the head.
-    With one rank first and last are the same. unequal: layers of the longest virtual stage over the mean of those of the largest rank.
-    """
-
-    first: Any
-    middle: Any
-    last: Any
-    total: Any
-    is_single: Any
-    unequal: Any = 0.0
-
-    @property
-    def layers(self) -> tuple[Any, Any, Any]:
-        return self.first, self.middle, self.last
-
-    @property
-    def has_embedding(self) -> tuple[Any, Any, Any]:
-        """1 or 0."""
-        return 1.0, 0.0, self.is_single
-
-    @property
-    def has_head(self) -> tuple[Any, Any, Any]:
-        """1 or 0."""
-        return self.is_single, 0.0, 1.0
-
-
-def stages_of(stage_layers: Sequence[int], num_ranks: int) -> Stages:
-    """Of the layers of each virtual stage, in model order: stage k lives on rank k % num_ranks."""
-    per_rank = [sum(stage_layers[rank::num_ranks]) for rank in range(num_ranks)]
-    virtual_stages = len(stage_layers) // num_ranks
-    return Stages(
-        first=float(per_rank[0]),
-        middle=float(max(per_rank[1:-1], default=0)),
-        last=float(per_rank[-1]),
-        total=float(sum(per_rank)),
-        is_single=1.0 if num_ranks == 1 else 0.0,
-        unequal=max(stage_layers) - max(per_rank) / virtual_stages,
-    )
-
-
-def stage_columns(found: Sequence[Stages]) -> Stages:
-    """Of several plans as one, each field an array with a place for each of them."""
-    return Stages(**{field.name: np.array([getattr(stages, field.name) for stages in found]) for field in fields(Stages)})
-
-
-def stage_sums(values: tuple[Any, ...], stages: Stages) -> tuple[Any, Any, Any]:
-    """A per-region quantity on the first, a middle and the last rank."""
-    embedding, layer, head = values
-    first = stages.first * layer + embedding + stages.is_single * head
-    last = stages.last * layer + head + stages.is_single * embedding
-    return first, stages.middle * layer, last
-
-
-def slowest_stage(values: tuple[Any, Any, Any]) -> Any:
-    return np.maximum(np.maximum(values[0], values[1]), values[2])
-
-
-def pace(values: tuple[Any, Any, Any], total: Any, num_ranks: Any, weight: float) -> Any:
+def pace(values: Ranks, total: Any, num_ranks: Any, weight: float) -> Any:
     """What sets the rhythm of a steady pipeline: the slowest stage, or a mean drawn towards it (profile.uneven_stage_weight)."""
     slowest = slowest_stage(values)
     if weight == 1.0:
         return slowest
     mean = total / num_ranks
     return mean + weight * (slowest - mean)
-
-
-def total_pass(values: tuple[Any, ...], stages: Stages) -> Any:
-    """A per-region quantity over all stages."""
-    return stages.total * values[LAYER] + values[EMBEDDING] + values[HEAD]
 
 
 def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Any, profile: ExecutionProfile) -> Any:
@@ -280,10 +219,6 @@ def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSch
     if schedule is PipelineSchedule.GPIPE:
         return pace(f, totals[0], num_ranks, weight) + pace(b, totals[1], num_ranks, weight)
     return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
-
-
-def plus(values: Ranks, others: Ranks) -> Ranks:
-    return values[0] + others[0], values[1] + others[1], values[2] + others[2]
 
 
 def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
@@ -333,7 +268,7 @@ def pipeline_step_time(
         num_microbatches=num_microbatches,
         virtual_stages=virtual_stages,
         num_ranks=num_ranks,
-        unequal=stages.unequal * (regions.forward[LAYER] + regions.backward[LAYER]),
+        unequal=stages.unequal * (stages.mean_block(regions.forward) + stages.mean_block(regions.backward)),
     )
     return time + exposed_sends(
         hop,
@@ -387,7 +322,7 @@ class ParameterTerms:
 
 def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> ParameterTerms:
     def by_region(what: str, times: str) -> tuple[Any, ...]:
-        return tuple(cost.of(what, times, region) for region in REGIONS)
+        return tuple(cost.of(what, times))
 
     both = ("microbatch", "step")
     return ParameterTerms(
@@ -405,11 +340,11 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
     )
 
 
-def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> tuple[Any, Any, Any]:
-    """Elements on the first, a middle and the last rank."""
-    first, middle, last = stage_sums(terms.shard if sharded else terms.full, stages)
+def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> Ranks:
+    """Elements on each of the ranks that are told apart."""
+    first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
     twice = stages.is_single * terms.tied[int(sharded)]
-    return first - twice, middle, last - twice
+    return first - twice, *between, last - twice
 
 
 def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine) -> Any:
@@ -419,14 +354,14 @@ def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine:
 
 
 def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
-    """The gradient of an embedding tied across stages: all-reduced over the two that hold it, once a step (R18). [s]
+    """The gradient of a matrix that the first and the last stage share: all-reduced over the two, once a step (R18). [s]
 
     With one stage the group has one member. Where gradients lie sharded, so does the reduction.
     """
     tied = [i for i, p in enumerate(program.parameters) if len(p.regions) > 1]
     if not tied:
         return 0.0
-    elements = terms.shard[HEAD] if terms.program.holds_sharded_gradients else terms.full[HEAD]
+    elements = (terms.shard if terms.program.holds_sharded_gradients else terms.full)[-1]
     members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
     inside = [np.minimum(hop, members) for hop in grid.hop[:-1]] + [members]
     return collective_time(CollectiveKind.ALL_REDUCE, elements * sizes.reduced, group_size=members, inside=inside, machine=machine)

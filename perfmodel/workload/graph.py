@@ -18,7 +18,7 @@ The last makes the gradient of a weight partial on the axes of the batch: data p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
@@ -315,15 +315,39 @@ class Repeat:
     layer    the `Operator.layer` that they have
     carried  the tensor that a run reads of the run before it. The first reads what comes before in the same layout, and what follows
              reads the last: the boundaries are identity operators
+    turn     repeats of one name here run in turn, each as its share of the others has run; "": one repeat after the other
     """
 
     layer: str
     count: int
     carried: str
+    turn: str = ""
 
 
-#: The layers of a decoder, in order; the middle one is repeated.
-REGIONS = ("embedding", "layer", "head")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """The operators of one layer, of which the graph runs `count`.
+
+    is_block       of a `Repeat`: what frameworks recompute, launch and gather as a unit
+    carried, turn  the repeat's
+    """
+
+    name: str
+    count: int = 1
+    is_block: bool = False
+    carried: str = ""
+    turn: str = ""
+
+
+def regions_of(layers: Iterable[str], repeats: Iterable[Repeat]) -> tuple[Region, ...]:
+    """The layers in the order in which they are first met."""
+    by_layer = {repeat.layer: repeat for repeat in repeats}
+    return tuple(
+        Region(name=name, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
+        if (repeat := by_layer.get(name))
+        else Region(name=name)
+        for name in dict.fromkeys(layers)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +356,7 @@ class Graph:
 
     batch    samples of a microbatch; 0: a quantity of the plan, and sizes are those of one sequence
     repeats  which operators stand for several layers; those of no repeat run once
+    regions  the layers, in order
     loss     the operator that ends the step, where one is told apart
     tied     parameters that more than one layer reads
     """
@@ -344,6 +369,7 @@ class Graph:
     repeats: tuple[Repeat, ...] = ()
     loss: str = ""
     tied: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
@@ -373,6 +399,7 @@ class Graph:
         for repeat in self.repeats:
             if repeat.carried not in self.tensors:
                 raise InputError(f"repeat of {repeat.layer}: tensor {repeat.carried!r} is not in the graph; declare it")
+        object.__setattr__(self, "regions", regions_of((operator.layer for operator in self.operators), self.repeats))
 
     # --- edges ----------------------------------------------------------------------------------------------
 
@@ -406,13 +433,13 @@ class Graph:
 
     @property
     def boundary(self) -> str:
-        """The tensor that repeated layers hand on."""
-        return self.repeats[0].carried
+        """The tensor that repeated layers hand on; "" of a graph without them."""
+        return self.repeats[0].carried if self.repeats else ""
 
     @property
     def activation_bytes(self) -> float:
         """Of an element, where nothing else is said."""
-        return self.tensors[self.boundary].itemsize
+        return self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
     def itemsize(self, operator: Operator, data: Data) -> float:
         """Bytes of an element of what an operator reads, writes or keeps."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from perfmodel.workload.causal import CausalMask, windowed_mask
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Graph, Operand, Operator, Repeat, Tensor, TensorRole
+from perfmodel.workload.graph import Graph, Operand, Operator, Region, Repeat, Tensor, TensorRole, regions_of
 from perfmodel.workload.kinds.attention import attention as fused_attention
 from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
@@ -254,10 +254,19 @@ def build_graph(
         name=model.name,
         operators=tuple(b.operators),
         tensors=b.tensors,
-        repeats=(Repeat(layer="layer", count=model.num_hidden_layers, carried="block_input.out"),),
+        repeats=_repeats(model),
         loss="cross_entropy",
         tied=(table,) if model.tie_word_embeddings else (),
     )
+
+
+def _repeats(model: TransformerConfig) -> tuple[Repeat, ...]:
+    return (Repeat(layer="layer", count=model.num_hidden_layers, carried="block_input.out"),)
+
+
+def decoder_regions(model: TransformerConfig) -> tuple[Region, ...]:
+    """`Graph.regions` of `model`, whose graph need not be built for them."""
+    return regions_of(("embedding", "layer", "head"), _repeats(model))
 
 
 def _branch_end(b: _Builder, name: str, x: str, *, bias: str, drops: bool) -> str:

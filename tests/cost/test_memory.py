@@ -10,8 +10,10 @@ from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank
 from perfmodel.cost.moments import At, largest
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import memory_by_class
+from perfmodel.cost.stages import stages_of
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
+from perfmodel.workload.transformer import decoder_regions
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of
 
 B, S, H, V, F = 1, 256, 512, 500_000, 2048
@@ -63,7 +65,7 @@ def test_weights_that_are_gathered_and_freed_leave_when_their_gradients_are_redu
     assert float(np.asarray(moments["loss"].gradients).reshape(-1)[0]) == 0.0
     end = moments["reduction of the embedding's gradients"]
     assert float(end.gradients) == pytest.approx(4 * estimator.job.model.num_parameters / 4, rel=1e-3)
-    assert float(row.kept[2][At.LAYER][0] + end.freed) == pytest.approx(0.0, abs=1.0)
+    assert float(row.kept[2][At.BLOCKS][0] + end.freed) == pytest.approx(0.0, abs=1.0)
 
 
 def test_classes_add_up_to_the_rank():
@@ -75,7 +77,7 @@ def test_classes_add_up_to_the_rank():
         assert tuple(values) == MEMORY
         assert name in {moment.name for moment in row.ranks[rank].moments}
         fixed = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.ranks[rank].static)
-        kept = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.kept[rank][At.LAYER])
+        kept = sum(float(np.asarray(x).reshape(-1)[0]) for x in row.kept[rank][At.BLOCKS])
         most = float(np.asarray(largest(row.ranks[rank].moments)).reshape(-1)[0])
         assert sum(values.values()) == pytest.approx(fixed + kept + most, rel=1e-12)
 
@@ -87,11 +89,10 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     pipelining = Pipelining(
         schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual), live=()
     )
+    stages = stages_of(decoder_regions(estimator.job.model), (2 // virtual,) * (4 * virtual), 4)
     terms = replace(row.of.activations, kept=(0.0, row.of.activations.kept[1], row.of.activations.kept[2]))
     live = live_layers(schedule=pipelining.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8).most
-    kept, _ = kept_on_rank(
-        terms, pipelining, estimator.profile, rank=0.0, live_layers=live, has_embedding=1.0, has_head=0.0, activation_bytes=2.0
-    )
+    kept, _ = kept_on_rank(terms, stages, pipelining, estimator.profile, rank=0, index=0.0, live_blocks=live, activation_bytes=2.0)
     assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
 
 
@@ -103,8 +104,8 @@ def test_the_head_has_the_layers_beside_it_that_are_under_way_then():
         estimator, plan_of(estimator, pp=2, tp=4, schedule="interleaved", virtual_stages=2, stage_layers=(1, 3, 3, 1))
     ).memory_row
     layer, num_layers = row.of.activations.kept[1], 4
-    for rank, at, fewer in ((2, At.HEAD, 2), (0, At.EMBEDDING, 1 - num_layers)):
-        assert row.kept[rank][At.LAYER][0] - row.kept[rank][at][0] == pytest.approx(fewer * layer, rel=1e-12)
+    for rank, at, fewer in ((2, At.LAST, 2), (0, At.FIRST, 1 - num_layers)):
+        assert row.kept[rank][At.BLOCKS][0] - row.kept[rank][at][0] == pytest.approx(fewer * layer, rel=1e-12)
 
 
 # --- what the allocator holds beyond what is in tensors -----------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, prof
 MODEL = make_model(**LLAMA_LIKE | {"vocab_size": 1024, "num_key_value_heads": 8})
 ESTIMATOR = estimator_of(make_job(MODEL))
 MACHINE = ESTIMATOR.machine
+EMBEDDING, LAYER = range(2)
 LAYER_ELEMENTS = MODEL.num_layer_parameters
 
 
@@ -23,7 +24,13 @@ def costs(*, zero, profile=None, parameter_bytes=2.0, gradient_bytes=4.0, pipeli
     program = ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS)
     profile = profile or profile_of("megatron")
     compiled = compile_parameters(
-        program.parameters, profile, zero=zero, pipelined=pipelined, parameter_bytes=parameter_bytes, gradient_bytes=gradient_bytes
+        program.parameters,
+        program.regions,
+        profile,
+        zero=zero,
+        pipelined=pipelined,
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
     )
     grid = make_grid(
         {axis: [degrees.get(axis, 1)] for axis in DEFAULT_ORDER}, [DEFAULT_ORDER], tier_sizes=MACHINE.tier_sizes, num_key_value_heads=8
@@ -38,16 +45,16 @@ def collective(kind, num_bytes, n, inside):
 def test_data_parallel_reduces_each_layer_once_a_step():
     cost = costs(zero=0, dp_replicate=16)
     expected = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS, 16, 4)
-    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(expected, rel=1e-12)
-    assert cost.of("reduce", "microbatch", "layer")[0] == cost.of("publish", "step", "layer")[0] == 0.0
+    assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(expected, rel=1e-12)
+    assert cost.of("reduce", "microbatch")[LAYER][0] == cost.of("publish", "step")[LAYER][0] == 0.0
 
 
 def test_zero_1_scatters_gradients_and_publishes_weights():
     cost = costs(zero=1, dp_shard=16)
-    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(
+    assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(
         collective(CollectiveKind.REDUCE_SCATTER, 4.0 * LAYER_ELEMENTS, 16, 4), rel=1e-12
     )
-    assert cost.of("publish", "step", "layer")[0] == pytest.approx(
+    assert cost.of("publish", "step")[LAYER][0] == pytest.approx(
         collective(CollectiveKind.ALL_GATHER, 2.0 * LAYER_ELEMENTS, 16, 4), rel=1e-12
     )
 
@@ -56,27 +63,27 @@ def test_zero_3_gathers_twice_each_microbatch():
     cost = costs(zero=3, dp_shard=16, profile=profile_of("torch-fsdp2"))
     gather = collective(CollectiveKind.ALL_GATHER, 2.0 * LAYER_ELEMENTS, 16, 4)
     for what in ("gather_forward", "gather_backward"):
-        assert cost.of(what, "microbatch", "layer")[0] == pytest.approx(gather, rel=1e-12)
+        assert cost.of(what, "microbatch")[LAYER][0] == pytest.approx(gather, rel=1e-12)
     reduce = collective(CollectiveKind.REDUCE_SCATTER, 4.0 * LAYER_ELEMENTS, 16, 4)
-    assert cost.of("reduce", "microbatch", "layer")[0] == pytest.approx(reduce, rel=1e-12)
+    assert cost.of("reduce", "microbatch")[LAYER][0] == pytest.approx(reduce, rel=1e-12)
 
 
 def test_hsdp_sums_shards_over_the_replicas_once_a_step():
     cost = costs(zero=3, dp_shard=4, dp_replicate=4, profile=profile_of("torch-fsdp2"))
     expected = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / 4, 4, 1)
-    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(expected, rel=1e-12)
+    assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_pipeline_that_keeps_parameters_gathers_once_a_step():
     cost = costs(zero=3, dp_shard=4, pp=4, pipelined=True, profile=profile_of("torch-fsdp2"))
-    assert cost.of("gather_forward", "microbatch", "layer")[0] == 0.0
-    assert cost.of("gather_forward", "step", "layer")[0] > 0.0
+    assert cost.of("gather_forward", "microbatch")[LAYER][0] == 0.0
+    assert cost.of("gather_forward", "step")[LAYER][0] > 0.0
 
 
 def test_context_ranks_are_data_ranks_to_a_weight():
     by_cp = costs(zero=1, cp=16)
     by_data = costs(zero=1, dp_shard=16)
-    assert by_cp.of("reduce", "step", "layer")[0] == by_data.of("reduce", "step", "layer")[0]
+    assert by_cp.of("reduce", "step")[LAYER][0] == by_data.of("reduce", "step")[LAYER][0]
     assert np.array_equal(by_cp.shard, by_data.shard)
 
 
@@ -89,8 +96,8 @@ def test_elements_of_a_chip():
 
 
 def test_tensor_by_tensor_pays_more_latency():
-    whole = costs(zero=1, dp_shard=16).of("publish", "step", "layer")[0]
-    apart = costs(zero=1, dp_shard=16, profile=replace(profile_of("megatron"), parameter_unit="tensor")).of("publish", "step", "layer")[0]
+    whole = costs(zero=1, dp_shard=16).of("publish", "step")[LAYER][0]
+    apart = costs(zero=1, dp_shard=16, profile=replace(profile_of("megatron"), parameter_unit="tensor")).of("publish", "step")[LAYER][0]
     assert apart > whole
 
 
@@ -98,7 +105,7 @@ def test_tensor_by_tensor_pays_more_latency():
 def test_buckets_move_the_same_bytes(bucket):
     """A bucket smaller than a layer is several collectives; a larger one shares its latency among layers. It counts bytes as produced."""
     profile = replace(profile_of("megatron"), bucket_bytes=bucket)
-    time = costs(zero=0, dp_replicate=16, profile=profile).of("reduce", "step", "layer")[0]
+    time = costs(zero=0, dp_replicate=16, profile=profile).of("reduce", "step")[LAYER][0]
     num_bytes = 4.0 * LAYER_ELEMENTS
     on_the_wire = bucket * 4.0 / 2.0
     calls, units = max(np.ceil(num_bytes / on_the_wire), 1.0), max(np.floor(on_the_wire / num_bytes), 1.0)
@@ -114,14 +121,13 @@ def test_a_tensor_is_never_split_among_buckets():
         p for p in ESTIMATOR.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS).parameters if "layer" in p.regions
     ]
     each = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / len(layer), 16, 4)
-    assert cost.of("reduce", "step", "layer")[0] == pytest.approx(each * len(layer), rel=1e-12)
+    assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(each * len(layer), rel=1e-12)
     embedding = collective(CollectiveKind.ALL_REDUCE, 4.0 * MODEL.vocab_size * MODEL.hidden_size, 16, 4)
-    assert cost.of("reduce", "step", "embedding")[0] == pytest.approx(embedding, rel=1e-12)
+    assert cost.of("reduce", "step")[EMBEDDING][0] == pytest.approx(embedding, rel=1e-12)
 
 
 def test_cells_are_distinct():
     from perfmodel.cost.parameters import TIMES, WHAT
-    from perfmodel.workload.graph import REGIONS
 
-    cells = {cell(what, times, region) for what in WHAT for times in TIMES for region in REGIONS}
-    assert cells == set(range(len(WHAT) * len(TIMES) * len(REGIONS)))
+    cells = {cell(what, times, region, 3) for what in WHAT for times in TIMES for region in range(3)}
+    assert cells == set(range(len(WHAT) * len(TIMES) * 3))

@@ -9,22 +9,23 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.plan_memory import adding_up
+from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import (
-    HEAD,
-    LAYER,
-    Stages,
     element_bytes,
     exposed_sends,
     least_host_time,
     pace,
-    stage_sums,
     with_host_floor,
 )
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
+from perfmodel.workload.graph import Region
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+from perfmodel.workload.transformer import decoder_regions
 from tests.cost.jobs import PROFILES, estimator_of, make_job, make_model, predict, profile_of
+
+LAYER, HEAD = 1, 2
 
 
 def row_of(*, chips=16, profile="megatron", job=None, **knobs):
@@ -67,13 +68,24 @@ def test_sgd_keeps_no_state_but_the_master(profile, precision):
 # --- stages -------------------------------------------------------------------------------------------------------
 
 
-def stages_of(first, middle, last, *, total=None, single=0.0):
-    return Stages(first=first, middle=middle, last=last, total=total or first + middle + last, is_single=single)
-
-
 def test_the_ends_hold_embedding_and_head():
-    assert stage_sums((1.0, 10.0, 100.0), stages_of(2.0, 3.0, 2.0)) == (21.0, 30.0, 120.0)
-    assert stage_sums((1.0, 10.0, 100.0), stages_of(2.0, 0.0, 2.0, single=1.0))[0] == 121.0
+    regions = decoder_regions(make_model())
+    assert stage_sums((1.0, 10.0, 100.0), stages_of(regions, (2, 3, 2), 3)) == (21.0, 30.0, 120.0)
+    assert stage_sums((1.0, 10.0, 100.0), stages_of(regions, (2,), 1)) == (121.0, 0.0, 121.0)
+
+
+def test_ranks_run_the_blocks_of_a_graph_in_its_order():
+    """Ten narrow blocks and then two wide ones; or one wide after each five narrow, where they take turns."""
+    first, last = Region(name="in"), Region(name="out")
+    narrow, wide = Region(name="narrow", count=10, is_block=True), Region(name="wide", count=2, is_block=True)
+    nothing = (0.0, 0.0, 0.0, 0.0)
+    apart = (first, narrow, wide, last)
+    assert stages_of(apart, (6, 6), 2).runs == ((1.0, 6.0, 0.0, 0.0), nothing, (0.0, 4.0, 2.0, 1.0))
+    in_turn = (first, replace(narrow, turn="both"), replace(wide, turn="both"), last)
+    assert stages_of(in_turn, (6, 6), 2).runs == ((1.0, 5.0, 1.0, 0.0), nothing, (0.0, 5.0, 1.0, 1.0))
+    # ranks between of which neither runs everything that the other does are told apart
+    assert stages_of(in_turn, (1, 5, 5, 1), 4).runs[1:-1] == ((0.0, 4.0, 1.0, 0.0), (0.0, 5.0, 0.0, 0.0))
+    assert stages_of(in_turn, (1, 5, 4, 2), 4).runs[1:-1] == ((0.0, 4.0, 1.0, 0.0),)
 
 
 def test_pace_between_mean_and_slowest():
@@ -113,7 +125,7 @@ def test_nothing_hides_without_overlap(profile):
     """All gathers and reductions of one microbatch, one after the other."""
     row = row_of(profile=profile, dp_shard=16, zero=3)
     gather, reduction = times(row, profile_of(profile), prefetches_parameters=False, overlaps_gradients=False)
-    layers = row.plans.stages.total
+    layers = row.plans.stages.total[LAYER]
 
     def whole(per_region):
         return per_region[0] + layers * per_region[LAYER] + per_region[HEAD]

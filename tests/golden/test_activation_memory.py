@@ -8,8 +8,7 @@ exact in floating point for 22B.)
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.cost.moments import activation_terms
-from perfmodel.cost.step import EMBEDDING, HEAD, LAYER
+from perfmodel.cost.moments import At, activation_terms
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.job import Precision
@@ -28,6 +27,7 @@ micro_batches = pytest.mark.parametrize("b", [1, 4])
 tensor_degrees = pytest.mark.parametrize("t", [1, 2, 8])
 
 FP32 = 4
+EMBEDDING, LAYER, HEAD = range(3)
 
 
 def row_of(name, *, b=1, t=1, batch=64, chips=None, **knobs):
@@ -130,7 +130,7 @@ def test_first_stage(p, v, m):
     row = row_of(
         name, b=b, t=t, pp=p, batch=m, sequence_parallel=True, virtual_stages=v, schedule="interleaved" if v > 1 else "1f1b",
     )  # fmt: skip
-    activations = float(row.memory_row.kept[0]["layer"][0])
+    activations = float(row.memory_row.kept[0][At.BLOCKS][0])
     share = 1 + (p - 1) / (p * v) if v > 1 else 1
     norms = statistics(s, b, norms=2, ways=t) * layers * share
     # the paper counts p microbatches; interleaved, pp - 1 first passes more run ahead

@@ -10,7 +10,6 @@ from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
-from perfmodel.workload.graph import REGIONS
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.transformer import build_graph
 from tests.cost.jobs import estimator_of, make_job
@@ -30,7 +29,7 @@ def flops(name, seq_len, attention, *, tp=1, cp=1, micro_batch=2.0):
         tier_sizes=(4, 4096),
         num_key_value_heads=job.model.num_key_value_heads,
     )
-    return executed_flops(program, grid, np.array([micro_batch]))[:, 0].reshape(len(REGIONS), len(PHASES))
+    return executed_flops(program, grid, np.array([micro_batch]))[:, 0].reshape(3, len(PHASES))
 
 
 def passes(name, *arguments, **options):

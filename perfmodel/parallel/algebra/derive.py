@@ -66,6 +66,7 @@ class ParameterLayout:
     gradient_axes           axes on which its gradient is partial after a microbatch: the group of the gradient reduction
     sum_axes                of the bias of a linear: axes over which the linear's output is summed before the bias is added
     regions                 where it is used; more than one: tied
+    is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
     """
 
     name: str
@@ -76,6 +77,8 @@ class ParameterLayout:
     gradient_axes: frozenset[str]
     sum_axes: frozenset[str]
     regions: tuple[str, ...]
+    is_end: bool = False
+    is_last: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -189,16 +192,15 @@ def _check_edges(
 ) -> None:
     """What the algebra does not express is refused, not priced wrong.
 
-    Layers follow one another as they follow the embedding, so all edges between regions have one layout. The copies of a
-    stretched dim are there for the axes that cut it: nothing may be redistributed at its position.
+    Blocks follow one another as they follow what comes before them, so all edges between regions of a graph with blocks have one layout.
+    The copies of a stretched dim are there for the axes that cut it: nothing may be redistributed at its position.
     """
-    entry = graph.producer(graph.boundary)
-    boundary = {left[graph.boundary]: graph.boundary} if entry is not None else {}
+    boundary = {left[each.carried]: each.carried for each in graph.repeats if graph.producer(each.carried) is not None}
     for producer in graph.operators:
         tensor = producer.output.tensor
         for reader, i in consumers.get(tensor, []):
             wanted = needed[reader.name, i]
-            if reader.layer != producer.layer:
+            if graph.repeats and reader.layer != producer.layer:
                 boundary.setdefault(left[tensor], tensor)
                 boundary.setdefault(wanted, reader.name)
             for position, name in enumerate(producer.output.dims):
@@ -272,6 +274,7 @@ def _parameters(
     left: Mapping[str, Layout],
 ) -> tuple[ParameterLayout, ...]:
     found: list[ParameterLayout] = []
+    ends = {region.name for region in (graph.regions[0], graph.regions[-1]) if not region.is_block}
     for name, tensor in graph.tensors.items():
         if tensor.role is not TensorRole.PARAMETER:
             continue
@@ -291,6 +294,7 @@ def _parameters(
         op, i = uses[0]
         dims, sharding = op.inputs[i].dims, shardings[op.name]
         rows, columns = dims[: tensor.num_rows], dims[tensor.num_rows :]
+        regions = tuple(dict.fromkeys(op.layer for op, _ in uses))
         found.append(
             ParameterLayout(
                 name=name,
@@ -300,7 +304,9 @@ def _parameters(
                 column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
                 gradient_axes=gradient_axes,
                 sum_axes=_sum_axes(graph, left, tensor.bias_of),
-                regions=tuple(dict.fromkeys(op.layer for op, _ in uses)),
+                regions=regions,
+                is_end=ends.issuperset(regions),
+                is_last=graph.regions[-1].name in regions,
             )
         )
     return tuple(found)

@@ -78,7 +78,7 @@ def parameter_events(
     stores_shards_zero2      ZeRO-2 stores shards and gathers them for forward, instead of full copies published once a step
     reduces_each_microbatch  gradients go to their accumulator after each microbatch, instead of once a step
     keeps_gathered           gathered once a step, for all microbatches (pipelines)
-    is_wanted_at_once        its unit holds the head, whose backward follows its forward: not freed in between
+    is_wanted_at_once        its unit holds the last region, whose backward follows its forward: not freed in between
     reduces_tp_first         where it stores shards, what is partial over tp is summed over it before it is scattered
     tied_across_stages       stored on the first and on the last pipeline stage: summed over both (R18)
     """
@@ -123,7 +123,6 @@ def profile_events(
 ) -> tuple[ParameterEvent, ...]:
     """`parameter_events` as the framework of `profile` has them. `joins_ends`: `is_one_end_unit` of all the parameters."""
     keeps = pipelined and profile.pipeline_keeps_parameters
-    is_end = "layer" not in parameter.regions
     return parameter_events(
         parameter,
         zero=zero,
@@ -133,7 +132,7 @@ def profile_events(
         or (profile.pipeline_reduces_each_microbatch and zero == 0 and pipelined),
         keeps_gathered=keeps,
         reduces_tp_first=profile.reduces_tp_gradients_first,
-        is_wanted_at_once=is_end and (joins_ends or "head" in parameter.regions),
+        is_wanted_at_once=parameter.is_end and (joins_ends or parameter.is_last),
     )
 
 
@@ -143,8 +142,9 @@ def with_gathered_bias_gradients(parameters: Iterable[ParameterLayout]) -> tuple
 
 
 def is_one_end_unit(parameters: Iterable[ParameterLayout], *, zero: int, pipelined: bool) -> bool:
-    """Whether embedding and head travel as one unit: where ZeRO cuts weights, a matrix that both use on one stage belongs to one unit."""
-    return zero >= 2 and not pipelined and any(len(parameter.regions) > 1 for parameter in parameters)
+    """Whether the first and the last region travel as one unit: where ZeRO cuts weights, a matrix that both use on one stage belongs to
+    one unit."""
+    return zero >= 2 and not pipelined and any(parameter.is_end and len(parameter.regions) > 1 for parameter in parameters)
 
 
 def stored_rows(rows: Num, zero_size: Num) -> Any:

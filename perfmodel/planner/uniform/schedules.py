@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import AT, Pipelining, kept_memory, reserve_factor
+from perfmodel.cost.memory import Pipelining, kept_memory, reserve_factor, runs_at
 from perfmodel.cost.moments import ActivationTerms, At
 from perfmodel.cost.pipeline import LiveLayers, three_live_layers
-from perfmodel.cost.step import RegionTimes, Stages, pipeline_step_time
+from perfmodel.cost.stages import Stages
+from perfmodel.cost.step import RegionTimes, pipeline_step_time
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineChoice
 
@@ -76,8 +77,8 @@ def schedule_columns(
     """[layouts, micro-batches, recompute, schedules]: kept bytes of these ranks as reserved (of moments `apart` by themselves),
     layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite
     memory."""
-    shape = (*np.broadcast_shapes(activations.kept[1].shape, m.shape), len(choices))
-    kept = {rank: {at: np.empty(shape) for at in AT[rank] if at in apart} for rank in ranks}
+    shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape), len(choices))
+    kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages.num_ranks) if at in apart} for rank in ranks}
     cells = (1, m.size, 1, len(choices))
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     count = m.reshape(-1)
@@ -95,14 +96,14 @@ def schedule_columns(
         wide_terms = ActivationTerms(
             kept=tuple(up(x) for x in activations.kept),
             peaks=(),
-            forward=0.0,
+            forward=(),
             boundary=up(activations.boundary),
             logits=up(activations.logits),
             run_ahead=0.0,
         )
         # choices of one virtual stage differ in the schedule
         table = np.stack([choice.live for choice in here], axis=1) if interleaved else here[0].live
-        live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m)
+        live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
         pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=up(m), virtual_stages=v, live=live)
         moving = kept_memory(wide_terms, stages, pipelining, profile, activation_bytes=activation_bytes)
         if pp > 1 and profile.pipeline_keeps_parameters:
@@ -124,7 +125,7 @@ def schedule_columns(
     legal &= (count >= least_microbatches)[:, None]
     if not legal.all():
         blocked = np.where(legal, 0.0, np.inf)[None, :, None, :]
-        kept[0][At.LAYER] += blocked
+        kept[0][At.BLOCKS] += blocked
     return kept, lives, legal
 
 

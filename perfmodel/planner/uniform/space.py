@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.moments import At
 from perfmodel.cost.pipeline import live_of_table, live_table
-from perfmodel.cost.step import Stages, stages_of
+from perfmodel.cost.stages import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.degrees import admits
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
@@ -29,6 +29,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.parallel.runs import ANYTHING, Runs
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.transformer import decoder_regions
 
 #: Orders of the axes on the network that a search tries, innermost first. Megatron's default; pipeline inside the data axes
 #: (its tp-cp-pp-dp mapping); pipeline between the two data axes; replicas inside shards; context innermost; data inside context.
@@ -200,9 +201,9 @@ def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int)
     even, shorter = even_stage_layers(layers, num_stages), shorter_ends_stage_layers(layers, num_stages)
     if shorter == even:
         return [even]
-    a, b = stages_of(even, num_ranks), stages_of(shorter, num_ranks)
-    fewer = b.first < a.first or b.last < a.last
-    no_more = max(b.layers) <= max(a.layers)
+    a, b = ([sum(layers[rank::num_ranks]) for rank in range(num_ranks)] for layers in (even, shorter))
+    fewer = b[0] < a[0] or b[-1] < a[-1]
+    no_more = max(b) <= max(a)
     return [even, shorter] if fewer and (no_more or model.vocab_size * model.hidden_size > model.num_layer_parameters) else [even]
 
 
@@ -212,7 +213,8 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
         pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
-    groups: dict[tuple[float, ...], tuple[Stages, list[PipelineChoice]]] = {}
+    groups: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
+    regions = decoder_regions(job.transformer)
     for schedule, virtual in pairs:
         if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
             continue
@@ -222,21 +224,23 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
         for layers in given:
             if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
                 continue
-            stages = stages_of(layers, pp)
-            _, choices = groups.setdefault(stages.layers, (stages, []))
+            stages = stages_of(regions, layers, pp)
+            _, choices = groups.setdefault(stages.runs, (stages, []))
             live = live_table(schedule, layers, pp)
             choices.append(
                 PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=stages.unequal, live=live)
             )
     found = []
     for stages, choices in groups.values():
-        fuller, apart = stages.middle > stages.first, {At.LAYER}
+        first, *between, _ = stages.runs
+        fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
+        apart = {At.BLOCKS}
         for under_way in (live_of_table(each.live) for each in choices):
             fuller |= any(bool((of[:, 1] > of[:, 0]).any()) for of in (under_way.most, under_way.present, under_way.fewer, under_way.ended))
-            if (under_way.fewer_at_embedding[:, 0] != stages.first).any():
-                apart.add(At.EMBEDDING)
+            if (under_way.fewer_at_embedding[:, 0] != stages.blocks(0)).any():
+                apart.add(At.FIRST)
             if under_way.fewer_at_head[:, 2].any():
-                apart.add(At.HEAD)
+                apart.add(At.LAST)
         found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller, apart=frozenset(apart)))
     return tuple(found)
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from perfmodel.cost.assemble import beside_pipeline
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, sends_under_parameters, waits_each_microbatch
+from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
-    Stages,
     beat_of,
 )
 from perfmodel.parallel.layout import PipelineSchedule

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory import AT, fixed_memory, outside_bytes, reserve_factor, reserved_memory, static_memory
+from perfmodel.cost.memory import fixed_memory, outside_bytes, reserve_factor, reserved_memory, runs_at, static_memory
 from perfmodel.cost.microbatch import microbatch_depends_on
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
@@ -313,7 +313,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
     least = 1 if state.space.runs.few_microbatches else pp
     kept, live, legal = schedule_columns(estimator, activations, stages, activation_bytes, pp, m, choices, pipelines.apart, ranks, least)
-    num_micro, num_recompute, num_choices = kept[0][At.LAYER].shape[1:]
+    num_micro, num_recompute, num_choices = kept[0][At.BLOCKS].shape[1:]
     legal_cells = int(legal.sum()) * num_recompute
     if not legal_cells:
         return
@@ -357,10 +357,10 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         for rank in ranks:
             here = rank_holding(holding, rank, live[rank], each=wider)
             # where gradients wait, each moment has others beside it, whatever is under way then
-            times = AT[rank] if keeps_gathered(terms.program) else tuple(kept[rank])
+            times = runs_at(rank, stages.num_ranks) if keeps_gathered(terms.program) else tuple(kept[rank])
             for at in times:
                 base = np.broadcast_to(here.base(at, times), (end - begin, num_micro, num_recompute))[..., None]
-                under_way = kept[rank].get(at, kept[rank][At.LAYER])
+                under_way = kept[rank].get(at, kept[rank][At.BLOCKS])
                 need = reserved_memory(under_way[part], base, here.unreduced.at(at))
                 memory = need if memory is None else np.maximum(memory, need, out=memory)
             alone = np.maximum(alone, here.fixed)
@@ -387,7 +387,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
         if feasible:
             if pipeline is None:
-                pipeline = pipeline_times(estimator, regions, stages, pp, m, block.hop(), choices, kept[0][At.LAYER].shape)
+                pipeline = pipeline_times(estimator, regions, stages, pp, m, block.hop(), choices, kept[0][At.BLOCKS].shape)
             step = step_times(
                 estimator, pipeline[part], terms, tied, cut, stages, pp=pp, num_microbatches=m, hop=block.hop()[part], choices=choices
             )
@@ -416,14 +416,15 @@ def _column_grid(grid: LayoutGrid) -> LayoutGrid:
 
 
 def _ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
-    """Pipeline ranks (first, middle, last) of which one is the fullest.
+    """Pipeline ranks, of those that `Stages` tells apart, of which one is the fullest.
 
     A middle one with no more layers, and no more of them under way, holds no more than the first, unless it has room for twice the
     boundaries; rounding keeps the order.
     """
+    ranks = tuple(range(pipelines.stages.num_ranks))
     if pp > 2 and (profile.pipeline_keeps_boundaries or pipelines.fuller_middle):
-        return (0, 1, 2)
-    return (0, 2)
+        return ranks
+    return ranks[0], ranks[-1]
 
 
 def _surely_needs(kept: dict[int, dict[At, Array]], static: list[Any], ranks: tuple[int, ...], part: slice, outside: float) -> float:

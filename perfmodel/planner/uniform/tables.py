@@ -15,13 +15,12 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.moments import ActivationTerms, activation_terms
 from perfmodel.cost.parameters import parameter_cost
-from perfmodel.cost.program import FORWARD_PEAK, Program
+from perfmodel.cost.program import Program
 from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, region_times, tied_time
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import Recompute
 from perfmodel.planner.uniform.space import LayoutRows
-from perfmodel.workload.graph import REGIONS
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -69,32 +68,41 @@ def distinct(columns: list[Array]) -> tuple[Index, Index]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicrobatchTable:
-    """[keys, micro-batches] for one rule set. stacked [6, recompute, keys, micro-batches]: forward then backward, by region."""
+    """[keys, micro-batches] for one rule set; by region, [recompute, keys, micro-batches] for what recomputation changes.
+
+    times    forward of each region, then backward
+    kept     what each keeps; of what is no block the same under every recomputation
+    peaks    of each region with weight gradients that leave, and with those that stay
+    forward  of blocks; else 0
+    """
 
     program: Program
-    stacked: Array
+    times: Array
     kept: Array
     peaks: Array
     run_ahead: Array
-    forward: Array
+    forward: tuple[Array, ...]
     boundary: Array
     logits: Array
 
     def block(self, keys: Index, columns: Index) -> tuple[RegionTimes, ActivationTerms]:
         """Arrays [layouts, micro-batches, recompute] for these layouts' keys and micro-batches."""
         index = np.ix_(keys, columns)
-        times = [np.moveaxis(self.stacked[i][:, index[0], index[1]], 0, -1) for i in range(6)]
-        # only a layer is recomputed: embedding and head are the same under every kind of recomputation
-        some = [slice(None) if region == "layer" else slice(0, 1) for region in REGIONS]
-        kept = [np.moveaxis(self.kept[i][some[i]][:, index[0], index[1]], 0, -1) for i in range(3)]
-        peaks = [np.moveaxis(self.peaks[i][some[i // 2]][:, index[0], index[1]], 0, -1) for i in range(6)]
-        return RegionTimes(forward=tuple(times[:3]), backward=tuple(times[3:])), ActivationTerms(
-            kept=tuple(kept),
-            peaks=tuple((peaks[2 * i], peaks[2 * i + 1]) for i in range(3)),
-            forward=self.forward[index][..., None],
+
+        def pick(values: Array) -> Array:
+            return np.moveaxis(values[:, index[0], index[1]], 0, -1)
+
+        regions = self.program.regions
+        times = [pick(values) for values in self.times]
+        # only blocks are recomputed
+        some = [slice(None) if region.is_block else slice(0, 1) for region in regions]
+        return RegionTimes(forward=tuple(times[: len(regions)]), backward=tuple(times[len(regions) :])), ActivationTerms(
+            kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
+            peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
+            forward=tuple(values[index][..., None] for values in self.forward),
             boundary=self.boundary[index][..., None],
             logits=self.logits[index][..., None],
-            run_ahead=np.moveaxis(self.run_ahead[:, index[0], index[1]], 0, -1),
+            run_ahead=pick(self.run_ahead),
         )
 
 
@@ -107,6 +115,7 @@ def microbatch_table(
     micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
     shape = (num_keys, num_sizes)
     stacked, kept, peaks, run_ahead = [], [], [], []
+    forward: tuple[Array, ...] = ()
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
@@ -114,13 +123,14 @@ def microbatch_table(
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
         run_ahead.append(terms.run_ahead.reshape(shape))
+        forward = tuple(values.reshape(shape) for values in terms.forward)
     return MicrobatchTable(
         program=program,
-        stacked=np.array(stacked).swapaxes(0, 1),
+        times=np.array(stacked).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
-        forward=micro.peaks[FORWARD_PEAK].reshape(shape),
+        forward=forward,
         boundary=micro.boundary.reshape(shape),
         logits=micro.logits.reshape(shape),
     )

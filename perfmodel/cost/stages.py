@@ -1,0 +1,227 @@
+"""What the ranks of a pipeline run: how often each region of the graph, of the ranks that can be the slowest or the fullest.
+
+Regions lie on ranks in the order of the graph: what comes before the first block on the first rank, what follows the last on the last
+one, and blocks as a plan deals them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from perfmodel.workload.graph import Region
+
+Regions = tuple[Region, ...]
+#: Of the first pipeline rank, of those between that `Stages` tells apart, and of the last.
+Ranks = tuple[Any, ...]
+#: Of each region.
+ByRegion = tuple[Any, ...]
+#: (region, how often; None: once) for each region that runs at all.
+_Sum = tuple[tuple[int, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """How often pipeline ranks run each region, as columns, or numbers where all plans agree.
+
+    Of the first rank, of those between that may hold most (nothing, where there are fewer than three), and of the last. With one rank
+    first and last are the same.
+
+    inner      the regions from the first block to the last
+    runs       [rank][region]
+    total      [region] of all ranks
+    is_single  1 with one rank, else 0
+    unequal    blocks of the longest virtual stage over the mean of those of the largest rank
+
+    num_ranks        those told apart
+    sums, total_sum  how a quantity of each region is added up on a rank, and on all
+    """
+
+    regions: Regions
+    inner: range
+    runs: tuple[ByRegion, ...]
+    total: ByRegion
+    is_single: Any
+    unequal: Any = 0.0
+    num_ranks: int = field(init=False)
+    sums: tuple[_Sum, ...] = field(init=False, repr=False, compare=False)
+    total_sum: _Sum = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # the last rank is added up from its end, as the first is from its own
+        sums = [_sum(runs) for runs in self.runs[:-1]] + [_sum(self.runs[-1])[::-1]]
+        for name, value in (("num_ranks", len(self.runs)), ("sums", tuple(sums)), ("total_sum", _sum(self.total))):
+            object.__setattr__(self, name, value)
+
+    def is_first(self, rank: int) -> Any:
+        """1 or 0."""
+        return 1.0 if rank == 0 else self.is_single if rank == self.num_ranks - 1 else 0.0
+
+    def is_last(self, rank: int) -> Any:
+        """1 or 0."""
+        return 1.0 if rank == self.num_ranks - 1 else self.is_single if rank == 0 else 0.0
+
+    def blocks(self, rank: int) -> Any:
+        """How many blocks a rank runs, of all kinds."""
+        return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])
+
+    def mean_block(self, values: ByRegion, rank: int | None = None) -> Any:
+        """`mean_block` of those of a rank, or of all."""
+        return mean_block(values, self.regions, self.inner, self.total if rank is None else self.runs[rank])
+
+
+def sum_of(values: Sequence[Any]) -> Any:
+    total = values[0] if values else 0.0
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def inner_regions(regions: Regions) -> range:
+    """The regions from the first block to the last; of a graph without blocks none, before its last region."""
+    blocks = [i for i, region in enumerate(regions) if region.is_block]
+    return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
+
+
+def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:
+    """Of a quantity of each region the mean over so many blocks, with what lies between blocks: of one kind as it is, of none nothing."""
+    if len(inner) < 2:
+        return values[inner.start] if inner else 0.0
+    number = sum_of([runs[i] for i in inner if regions[i].is_block])
+    return sum_of([runs[i] * values[i] for i in inner]) / np.maximum(number, 1.0)
+
+
+def beside(regions: Regions, region: int, step: int) -> int:
+    """What runs before a region when things go their steady way, forward (step -1) and backward (step 1): itself where it is repeated,
+    its neighbour where both take turns."""
+    it = regions[region]
+    turn = [i for i, other in enumerate(regions) if it.turn and other.turn == it.turn]
+    if len(turn) > 1:
+        return turn[(turn.index(region) + step) % len(turn)]
+    return region if it.is_block else region + step
+
+
+@lru_cache(maxsize=4096)
+def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
+    """Of the blocks of each virtual stage, in model order: stage k lives on rank k % num_ranks."""
+    by_stage = _runs_of_stages(regions, stage_layers)
+    per_rank = [tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks)]
+    blocks = [sum(stage_layers[rank::num_ranks]) for rank in range(num_ranks)]
+    between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
+    return Stages(
+        regions=regions,
+        inner=inner_regions(regions),
+        runs=(per_rank[0], *between, per_rank[-1]),
+        total=tuple(float(sum(runs)) for runs in zip(*per_rank, strict=True)),
+        is_single=1.0 if num_ranks == 1 else 0.0,
+        unequal=max(stage_layers) - max(blocks) / (len(stage_layers) // num_ranks),
+    )
+
+
+def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Without those that run no region more often than another one."""
+    found: list[tuple[float, ...]] = []
+    for rank in dict.fromkeys(ranks):
+        if not any(all(a >= b for a, b in zip(other, rank, strict=True)) for other in found):
+            found = [other for other in found if any(a > b for a, b in zip(other, rank, strict=True))] + [rank]
+    return found
+
+
+def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int) -> tuple[float, ...]:
+    """How often that rank runs each region."""
+    by_stage = _runs_of_stages(regions, stage_layers)
+    return tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True))
+
+
+def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
+    """[virtual stage][region]"""
+    inner = inner_regions(regions)
+    found = [[0] * len(regions) for _ in stage_layers]
+    for i in range(len(regions)):
+        if i not in inner:
+            found[0 if i < inner.start else -1][i] = 1
+    if len(inner) == 1:
+        for runs, layers in zip(found, stage_layers, strict=True):
+            runs[inner.start] = layers
+        return found
+    ends, done, stage = np.cumsum(stage_layers).tolist(), 0, 0
+    for i in _order(regions):
+        # what is no block goes with the block after it
+        while stage < len(ends) - 1 and done >= ends[stage]:
+            stage += 1
+        found[stage][i] += 1
+        done += int(regions[i].is_block)
+    return found
+
+
+def _order(regions: Regions) -> list[int]:
+    """The inner regions as they run: those that take turns each as its share of the others has run."""
+    inner = inner_regions(regions)
+    begins: dict[str, int] = {}
+    order = []
+    for i in inner:
+        begin = begins.setdefault(regions[i].turn, i) if regions[i].turn else i
+        order += [(begin, (number + 1) / regions[i].count, i) for number in range(regions[i].count)]
+    return [i for *_, i in sorted(order)]
+
+
+def stage_columns(found: Sequence[Stages]) -> Stages:
+    """Of several plans as one: arrays with a place for each of them."""
+    if len(found) == 1:
+        return found[0]
+    between = max(stages.num_ranks for stages in found) - 2
+    nothing = (0.0,) * len(found[0].regions)
+    ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in found]
+    return Stages(
+        regions=found[0].regions,
+        inner=found[0].inner,
+        runs=tuple(tuple(map(_column, zip(*rank, strict=True))) for rank in zip(*ranks, strict=True)),
+        total=tuple(map(_column, zip(*(stages.total for stages in found), strict=True))),
+        is_single=np.array([stages.is_single for stages in found]),
+        unequal=np.array([stages.unequal for stages in found]),
+    )
+
+
+def _column(values: tuple[float, ...]) -> Any:
+    return values[0] if values[0] in (0.0, 1.0) and len(set(values)) == 1 else np.array(values)
+
+
+# --- sums over what ranks run -----------------------------------------------------------------------------------
+
+
+def stage_sums(values: ByRegion, stages: Stages) -> Ranks:
+    """A quantity of each region on each of the ranks that are told apart."""
+    return tuple([_added(values, terms) for terms in stages.sums])
+
+
+def total_pass(values: ByRegion, stages: Stages) -> Any:
+    """A quantity of each region over all ranks."""
+    return _added(values, stages.total_sum)
+
+
+def _sum(runs: ByRegion) -> _Sum:
+    numbers = [(i, times) for i, times in enumerate(runs) if not (isinstance(times, float) and times == 0.0)]
+    return tuple((i, None if isinstance(times, float) and times == 1.0 else times) for i, times in numbers)
+
+
+def _added(values: ByRegion, terms: _Sum) -> Any:
+    total: Any = None
+    for region, times in terms:
+        more = values[region] if times is None else times * values[region]
+        total = more if total is None else total + more
+    return 0.0 if total is None else total
+
+
+def slowest_stage(values: Ranks) -> Any:
+    slowest = values[0]
+    for other in values[1:]:
+        slowest = np.maximum(slowest, other)
+    return slowest
+
+
+def plus(values: Ranks, others: Ranks) -> Ranks:
+    return tuple([a + b for a, b in zip(values, others, strict=True)])
