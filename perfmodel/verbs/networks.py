@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, room
 from perfmodel.foundation.units import format_bytes, format_time
-from perfmodel.foundation.values import seconds, share
+from perfmodel.foundation.values import is_path, seconds, share
 from perfmodel.foundation.words import Words, takes
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.per_operator.plan import NetworkPlan
@@ -265,14 +265,18 @@ def shard_network(
 
 
 def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
-    """The sizes of a built-in network, with unfused attention where the framework has no fused kernel and nobody said."""
+    """The sizes of a built-in network, attention unfused where the framework has no fused kernel, and its dropout, where nobody said."""
     from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.workload.models import load_model
     from perfmodel.workload.networks import network_sizes
 
-    is_built_in = not isinstance(network, Graph) and ":" not in str(network)
-    if not is_built_in or profile.default_attention == AttentionKernel.FLASH or not isinstance(sizes or {}, Mapping):
+    if isinstance(network, Graph) or ":" in str(network) or not isinstance(sizes or {}, Mapping):
         return sizes
-    return {"fused_attention": False} | dict(sizes or {}) if "fused_attention" in network_sizes(str(network)) else sizes
+    defaults = network_sizes(str(network))
+    drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.dropout
+    habits = {"fused_attention": profile.default_attention == AttentionKernel.FLASH, "dropout": drops}
+    ours = {name: habit for name, habit in habits.items() if defaults.get(name, habit) != habit}
+    return ours | dict(sizes or {}) if ours else sizes
 
 
 def _budget(time_limit: float | str | None) -> Budget:
@@ -353,7 +357,6 @@ def shard_pipeline(
     time_limit   after which the best plan so far is returned; None: the plan does not depend on the machine or its load  [s]
     """
     from perfmodel.planner.per_operator.pipeline import search_pipeline
-    from perfmodel.workload.networks import load_network
 
     budget = _budget(time_limit)
     if ":" in network:
@@ -375,7 +378,7 @@ def shard_pipeline(
 
         try:
             found[stage] = search_pipeline(
-                lambda batch: load_network(network, batch=batch, **(sizes or {})),
+                lambda batch: _built_in(network, batch, sizes or {}),
                 global_batch=global_batch,
                 cluster=place.reference,
                 num_chips=place.cluster.num_chips,
@@ -466,13 +469,15 @@ def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Graph:
 
 
 def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
+    from perfmodel.verbs.setting import file_reference
     from perfmodel.workload.networks import load_network
 
     if not all(isinstance(name, str) for name in sizes):
         raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
     if "batch" in sizes:
         raise bad_field("size", f"batch={sizes['batch']}", "the batch is no size of a network", "give it as batch (--batch)")
-    return load_network(name, batch=batch, **sizes)
+    network = load_network(name, batch=batch, **sizes)
+    return replace(network, name=file_reference(name)) if is_path(name) else network
 
 
 def run_network_plan(
@@ -512,6 +517,12 @@ def run_network_plan(
     if with_strategies:
         planner = make_planner(own, place, optimizer=Optimizer.SGD)
         plans |= {name: prediction.plan for name, prediction in _strategies(planner, own).items()}
-    predictions = tuple(predict_network(own, each, setting, place.machine) for each in plans.values())
+    predictions = tuple(predict_network(_dropping_nothing(own), each, setting, place.machine) for each in plans.values())
     measurements = measure_network_plans(own, list(plans.values()), steps=steps, warmup=warmup, device=device, on_progress=progress)
     return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
+
+
+def _dropping_nothing(network: Graph) -> Graph:
+    """As a run has it, whose gradients are compared: dropout is there and does nothing."""
+    operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in network.operators)
+    return replace(network, operators=tuple(operators))

@@ -190,6 +190,7 @@ def build_graph(
     activation_bytes: float,
     parameter_bytes: float,
     weight_form_kv: bool = True,
+    shares_queries: bool = True,
 ) -> Graph:
     """The forward graph of `model`.
 
@@ -197,6 +198,7 @@ def build_graph(
     dropout         dropout operators run (where the model has any)
     *_bytes         size of an element of activations and of weights as computed with
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
+    shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
     """
     b = _Builder(
         model=model,
@@ -222,7 +224,7 @@ def build_graph(
     b.region = "layer"
     x = b.identity("block_input", "embedding_output.out")
     normed = b.norm("attention_norm", x) if model.pre_norm else x
-    attention_out = _attention(b, normed, attention=attention, drops=drops, weight_form_kv=weight_form_kv)
+    attention_out = _attention(b, normed, attention=attention, drops=drops, weight_form_kv=weight_form_kv, shares_queries=shares_queries)
     if model.parallel_block:
         mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)
         both = b.sum("parallel_add", [attention_out, _mlp(b, mlp_in)])
@@ -280,7 +282,7 @@ def _branch_end(b: _Builder, name: str, x: str, *, bias: str, drops: bool) -> st
     return x
 
 
-def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_kv: bool) -> str:
+def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_kv: bool, shares_queries: bool) -> str:
     model = b.model
     copies = " c" if weight_form_kv else ""
     q = b.linear("q_proj", x, "b s g r d h", "b s h", "g r d h", 3, "b s g r d")
@@ -311,13 +313,21 @@ def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_
             causal=True,
             window=model.sliding_window,
             windowed=model.sliding_layer_fraction,
-            shares_queries=True,
+            shares_queries=shares_queries,
         )
         out = b.add(operator, dims, group=core)
     else:
         square, square_dims = "b q z g_attn r_attn", "b g r q z"
         scores = b.product("scores", f"{square} d", (q, "b q g r d"), (k, k_dims), ("scores.out", square_dims), group=core)
-        operator = softmax("softmax", _operand(scores, square_dims), _operand("softmax.out", square_dims), b.of(square), over="z")
+        operator = softmax(
+            "softmax",
+            _operand(scores, square_dims),
+            _operand("softmax.out", square_dims),
+            b.of(square),
+            over="z",
+            scale=model.head_dim**-0.5,
+            causal_queries="q",
+        )
         weights = b.add(operator, square, whole="z", group=core)
         if drops:
             weights = b.dropout("attention_weights_dropout", weights, square, square_dims, group=core)

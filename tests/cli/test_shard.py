@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import perfmodel.workload.models
 from perfmodel.foundation.units import format_time
 from perfmodel.parallel.per_operator.plan_file import network_plan_from_dict, network_plan_to_dict, read_network_plan
 from perfmodel.verbs.networks import predict_network_plan
 
+MODEL = Path(perfmodel.workload.models.__file__).parent / "models" / "gpt2.json"
 SMALL = ("--size", "image=67", "--size", "hidden=256", "--batch", "8")
 
 
@@ -86,6 +88,31 @@ def test_a_framework_without_a_fused_kernel_has_scores_as_tensors_and_the_plan_s
     assert call_json("predict", str(path))["step_time"] == unfused["best"]["step_time"]
     code, _, error = call("shard", *job[:5], "--size", "fused_attention=maybe")
     assert (code, "fused_attention=maybe" in error) == (2, True)
+
+
+def test_a_config_json_is_sharded_as_the_model_and_the_plan_finds_it_again(call_json, tmp_path, monkeypatch):
+    config, path = tmp_path / "mine.json", tmp_path / "plan.yaml"
+    config.write_bytes(MODEL.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    job = ("--cluster", "dgx-h100", "--chips", "2", "--batch", "8", "--size", "layers=2", "--zero", "1")
+    found, shipped = call_json("shard", "mine.json", *job, "--save", str(path)), call_json("shard", "gpt2", *job)
+    assert found["best"]["step_time"] == shipped["best"]["step_time"]
+    # the framework's dropout is in it, as in `predict`
+    assert found["best"]["plan"]["network"] == str(config)
+    assert found["best"]["plan"]["sizes"] == {"dropout": True, "layers": 2}
+    monkeypatch.chdir("/")
+    assert call_json("predict", str(path))["step_time"] == found["best"]["step_time"]
+
+
+def test_a_plan_of_operators_that_the_network_no_longer_has_says_so(call, tmp_path):
+    path = tmp_path / "plan.yaml"
+    call("shard", "gpt2", "--cluster", "dgx-h100", "--chips", "2", "--batch", "8", "--size", "layers=1", "--zero", "1", "--save", str(path))
+    path.write_text(path.read_text().replace(" token_embedding:", " embedding:"))
+    code, _, error = call("predict", str(path))
+    assert (code, error) == (
+        2,
+        "perfmodel: shardings=embedding: is no operator of gpt2; search and save the plan again, or remove the operator\n",
+    )
 
 
 def test_a_time_limit_is_said_with_the_gap(call, call_json):

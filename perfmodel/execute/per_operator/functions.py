@@ -121,17 +121,17 @@ def _reduction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return aligned(result.to(inputs[0].dtype), Operand(tensor="", dims=tuple(order)), kept)
 
 
-def _over(context: OperatorContext, *, of_weight: bool) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Positions of x whose dims the weight has, or lacks; and their dims."""
+def _over(context: OperatorContext) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Positions of x over which batch normalisation has its statistics: all whose dims the weight lacks; and their dims."""
     x, weight = context.operator.inputs[:2]
-    places = tuple(place for place, dim in enumerate(x.dims) if (bool(dim) and dim in weight.dims) == of_weight)
+    places = tuple(place for place, dim in enumerate(x.dims) if not dim or dim not in weight.dims)
     return places, tuple(x.dims[place] for place in places)
 
 
 def _statistics_of_shares(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """Batch normalisation that is not synchronised: one process normalises each share of the plan by itself, as its ranks do."""
     x = inputs[0]
-    places, _ = _over(context, of_weight=False)
+    places, _ = _over(context)
     parts = [context.imitate.get(dim, 1) if place in places else 1 for place, dim in enumerate(context.operator.inputs[0].dims)]
     pieces = [_batch_normalised((piece, *inputs[1:]), context, places, ()) for piece in shares(x, parts)]
     return joined(pieces, parts) if len(pieces) > 1 else pieces[0]
@@ -151,7 +151,7 @@ def _batch_normalised(inputs: Tensors, context: OperatorContext, places: tuple[i
 def _batch_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     if not context.operator.settings["synchronised"]:
         return _statistics_of_shares(inputs, context)
-    places, dims = _over(context, of_weight=False)
+    places, dims = _over(context)
     return _batch_normalised(inputs, context, places, dims)
 
 
@@ -168,8 +168,9 @@ def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> to
     x, weight = inputs[:2]
     bias = inputs[2] if len(inputs) > 2 else None
     eps = float(context.operator.settings["eps"])  # type: ignore[arg-type]
-    places, dims = _over(context, of_weight=True)
-    if context.parts(*dims) == 1 and operands[0].dims[-len(operands[1].dims) :] == operands[1].dims:
+    dims = tuple(str(context.operator.settings["over"]).split())
+    places = tuple(operands[0].dims.index(dim) for dim in dims)
+    if context.parts(*dims) == 1 and operands[0].dims[-len(dims) :] == operands[1].dims == dims:
         if centred:
             return F.layer_norm(x, weight.shape, weight, bias, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -236,7 +237,17 @@ def _embedding(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         rows = rows.masked_fill(~mine.unsqueeze(-1), 0.0)
     operator = context.operator
     dims = (*operator.inputs[0].dims, operator.inputs[1].dims[1])
-    return aligned(rows, Operand(tensor="", dims=dims), operator.output.dims)
+    result = aligned(rows, Operand(tensor="", dims=dims), operator.output.dims)
+    if len(dims) == len(operator.output.dims):
+        return result
+    # indices that lack a dim of the output are the same along it: positions of every sequence
+    shape = [operator.dims[dim] // context.parts(dim) if dim not in dims else -1 for dim in operator.output.dims]
+    return result.expand(shape)
+
+
+def _dropout(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
+    """A run drops nothing: its gradients are compared with those of one process, which would draw other entries."""
+    return inputs[0]
 
 
 def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -316,6 +327,7 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "concat": _concat,
     "convolution": _convolution,
     "cross_entropy": _cross_entropy,
+    "dropout": _dropout,
     "einsum": _einsum,
     "elementwise": _elementwise,
     "embedding": _embedding,

@@ -20,6 +20,7 @@ KINDS = frozenset(
             "concat",
             "convolution",
             "cross_entropy",
+            "dropout",
             "einsum",
             "elementwise",
             "embedding",

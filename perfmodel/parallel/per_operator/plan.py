@@ -147,6 +147,11 @@ def check_plan(plan: NetworkPlan, network: Graph) -> None:
     if plan.network != network.name:
         raise bad_field("network", plan.network, f"the plan is not for {network.name}", "use the network that it was made for")
     known = {axis.name: axis.size for axis in plan.axes}
+    unknown = plan.shardings.keys() - {operator.name for operator in network.operators}
+    if unknown:
+        raise bad_field(
+            "shardings", min(unknown), f"is no operator of {network.name}", "search and save the plan again, or remove the operator"
+        )
     for operator in network.operators:
         if operator.name not in plan.shardings:
             raise InputError(f"operator {operator.name}: has no sharding; give it one (an empty map leaves it whole)")

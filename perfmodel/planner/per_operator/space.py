@@ -172,16 +172,18 @@ def _configurations(
     masks = np.zeros((1, len(dims)), dtype=np.int64)
     parts = np.ones((1, len(dims)), dtype=np.int64)
     allowed = [np.array(limits[dim]) for dim in dims]
+    free = [d for d, dim in enumerate(dims) if limits[dim] != (1,)]
     for group in groups:
         size = axes[group[0]].size
         rows_masks, rows_parts = [], []
-        for counts in _compositions(len(group), len(dims)):
-            row, start = [], 0
-            for count in counts:
-                row.append(sum(1 << bit for bit in group[start : start + count]))
+        for counts in _compositions(len(group), len(free)):
+            row, cut, start = [0] * len(dims), [1] * len(dims), 0
+            for d, count in zip(free, counts, strict=True):
+                row[d] = sum(1 << bit for bit in group[start : start + count])
+                cut[d] = size**count
                 start += count
             rows_masks.append(row)
-            rows_parts.append([size**count for count in counts])
+            rows_parts.append(cut)
         shape = (len(masks) * len(rows_masks), len(dims))  # said in full: an operator without dims has one row of no columns
         masks = (masks[:, None, :] | np.array(rows_masks, dtype=np.int64)[None]).reshape(shape)
         parts = (parts[:, None, :] * np.array(rows_parts, dtype=np.int64)[None]).reshape(shape)

@@ -64,7 +64,7 @@ def attention(
             *(Data(extent=_entries(dims, operand, head_dim), of=place) for place, operand in enumerate((q, k, v, output))),
             Data(extent=extent(dims, "bqgr"), itemsize=4.0),
         ),
-        settings={"head_dim": head_dim, "scale": scale or head_dim**-0.5, "causal": causal, "window": window},
+        settings={"head_dim": head_dim, "scale": scale or head_dim**-0.5, "causal": causal, "window": window if window < dims["z"] else 0},
         layer=layer,
     )
 

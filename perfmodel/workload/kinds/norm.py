@@ -84,6 +84,6 @@ def _norm(
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=phase, itemsize=4.0) for phase in Pass),
         whole=whole,
         saved=(read, *(Data(extent=rows, itemsize=4.0),) * statistics),
-        settings={"eps": eps},
+        settings={"eps": eps, "over": " ".join(over)},
         layer=layer,
     )

@@ -1,4 +1,4 @@
-"""Networks by name: those of the literature, and every shipped language model."""
+"""Networks by name: those of the literature, and every language model, shipped or of a config.json."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.values import is_path
 from perfmodel.workload.config import MAX_SIZE, printable
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.models import list_models
@@ -35,7 +36,7 @@ def list_networks() -> tuple[str, ...]:
 
 
 def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
-    """A training step of a network by its name.
+    """A training step of a network by its name, or of a language model by the path of its config.json.
 
     batch   samples a step; 0: the network's default
     sizes   what its function takes by keyword (`image=64`, `layers=2`), else its defaults
@@ -59,7 +60,7 @@ def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
     if name in _BUILT_IN:
         module, _, function = _BUILT_IN[name].partition(":")
         build: Callable[..., Graph] = getattr(import_module(f"{__name__}.{module}"), function)
-    elif name in list_models():
+    elif name in list_models() or is_path(name):
         from perfmodel.workload.networks.language_model import language_model
 
         build = partial(language_model, name)

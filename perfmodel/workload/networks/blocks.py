@@ -1,4 +1,4 @@
-"""Attention and positions, as several networks of transformer layers write them."""
+"""Attention without a mask and positions, as several networks of transformer layers write them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from perfmodel.workload.networks.builder import NetworkBuilder
 QUERY, KEY = "b s g r d", "b s g d"
 
 
-def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, causal: bool, fused: bool = True, window: int = 0) -> str:
-    """q[b,s,g,r,d], k and v[b,s,g,d] -> [b,s,g,r,d]; one fused kernel, or two products and a softmax.
-
-    window   keys that a causal query sees; only the fused kernel saves work by it (and the softmax has no window)
-    """
+def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, fused: bool = True) -> str:
+    """q[b,s,g,r,d], k and v[b,s,g,d] -> [b,s,g,r,d] without a mask; one fused kernel, or two products and a softmax."""
     depth = b.shape(q)[-1]
     if not fused:
         scores = b.einsum(f"{prefix}scores", (q, "b q g r d"), (k, "b z g d"), "b g r q z", whole="d")
-        queries = "q" if causal else ""
-        weights = b.softmax(f"{prefix}softmax", scores, "b g r q z", "z", scale=depth**-0.5, causal_queries=queries)
+        weights = b.softmax(f"{prefix}softmax", scores, "b g r q z", "z", scale=depth**-0.5)
         return b.einsum(f"{prefix}context", (weights, "b g r q z"), (v, "b z g d"), "b q g r d", whole="d")
     batch, queries_len, groups, shared, _ = b.shape(q)
     operator = attention(
@@ -31,8 +27,6 @@ def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, causal: bo
         Operand(tensor=f"{prefix}attention.out", dims=("b", "q", "g", "r", "")),
         {"b": batch, "q": queries_len, "z": b.shape(k)[1], "g": groups, "r": shared},
         head_dim=depth,
-        causal=causal,
-        window=window if window < b.shape(k)[1] else 0,
         layer=b.layer,
     )
     return b.add(operator, *b.shape(q))
@@ -45,7 +39,7 @@ def self_attention(b: NetworkBuilder, prefix: str, x: str, *, heads: int, fused:
     q = b.linear(f"{prefix}q_proj", x, "b s h", "g r d h", QUERY, whole="d", new=sizes | {"r": 1})
     k = b.linear(f"{prefix}k_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
     v = b.linear(f"{prefix}v_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
-    y = attend(b, prefix, q, k, v, causal=False, fused=fused)
+    y = attend(b, prefix, q, k, v, fused=fused)
     return b.linear(f"{prefix}o_proj", y, QUERY, "h g r d", "b s h", whole="d", new={"h": hidden})
 
 

@@ -19,7 +19,7 @@ from perfmodel.workload.kinds.einsum import einsum
 from perfmodel.workload.kinds.elementwise import elementwise
 from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.joining import concat
-from perfmodel.workload.kinds.norm import layer_norm, rms_norm
+from perfmodel.workload.kinds.norm import layer_norm
 from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
@@ -157,29 +157,12 @@ class NetworkBuilder:
         )
         return self.add(operator, *self.shape(x))
 
-    def layer_norm(self, name: str, x: str, dims: str, over: str, *, bias: bool = True, whole: str = "", eps: float = 1e-5) -> str:
+    def layer_norm(self, name: str, x: str, dims: str, over: str, *, eps: float = 1e-5) -> str:
         sizes = self.sizes((x, dims))
         shape = [sizes[dim] for dim in over.split()]
         weight = _operand(self.parameter(f"{name}.weight", *shape), over)
-        shift = _operand(self.parameter(f"{name}.bias", *shape), over) if bias else None
-        operator = layer_norm(
-            name,
-            _operand(x, dims),
-            weight,
-            shift,
-            _operand(f"{name}.out", dims),
-            sizes,
-            eps=eps,
-            whole=tuple(whole.split()),
-            layer=self.layer,
-        )
-        return self.add(operator, *self.shape(x))
-
-    def rms_norm(self, name: str, x: str, dims: str, over: str, *, whole: str = "", eps: float = 1e-6) -> str:
-        sizes = self.sizes((x, dims))
-        weight = _operand(self.parameter(f"{name}.weight", *(sizes[dim] for dim in over.split())), over)
-        output = _operand(f"{name}.out", dims)
-        operator = rms_norm(name, _operand(x, dims), weight, output, sizes, eps=eps, whole=tuple(whole.split()), layer=self.layer)
+        shift = _operand(self.parameter(f"{name}.bias", *shape), over)
+        operator = layer_norm(name, _operand(x, dims), weight, shift, _operand(f"{name}.out", dims), sizes, eps=eps, layer=self.layer)
         return self.add(operator, *self.shape(x))
 
     def softmax(self, name: str, x: str, dims: str, over: str, *, scale: float = 1.0, causal_queries: str = "") -> str:

@@ -127,6 +127,18 @@ def test_layer_norm(has_bias):
     agree(run(operator, *leaves), F.layer_norm(x, (8,), w, c if has_bias else None), *leaves)
 
 
+def test_norm_of_each_head_with_weights_of_its_own():
+    x, w = random(2, 3, 4, 8), random(4, 8, seed=1)
+    operator = rms_norm("o", on("x", "b s g d"), on("w", "g d"), on("y", "b s g d"), {"b": 2, "s": 3, "g": 4, "d": 8}, over=("d",))
+    agree(run(operator, x, w), F.rms_norm(x, (8,), None, 1e-6) * w, x, w)
+
+
+def test_rows_of_positions_are_the_same_for_every_sequence():
+    ids, table = torch.tensor([2, 0, 1]), random(5, 4)
+    operator = embedding("o", on("ids", "s"), on("t", "p d"), on("y", "b s d"), {"b": 2, "s": 3, "p": 5, "d": 4})
+    agree(run(operator, ids, table), F.embedding(ids, table).expand(2, 3, 4), table)
+
+
 def test_rms_norm():
     x, w = random(2, 3, 8), random(8, seed=1)
     operator = rms_norm("o", on("x", "b s d"), on("g", "d"), on("y", "b s d"), {"b": 2, "s": 3, "d": 8})

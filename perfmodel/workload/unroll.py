@@ -1,0 +1,150 @@
+"""A graph with its repeats written out: every layer has operators of its own, and the batch is a size like any other.
+
+A decoder's graph has one layer that stands for all, with sizes of one sequence: its plans cut all layers alike and say the microbatch.
+Where every operator may be cut in its own way, each layer needs operators of its own. They are the same ones: work, parameters, what is
+saved and scratch are those of the folded graph, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.workload.config import MAX_SIZE
+from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operand, Operator, Product, Stream, Tensor, Work
+
+#: The largest network known by name has a third of them.
+MAX_OPERATORS = 10_000
+
+
+def unrolled(graph: Graph, *, batch: int, layers: int = 0) -> Graph:
+    """`graph` for `batch` samples, the fourth run of a repeated `layer` as `layer3`: so are its operators, tensors and parameters named.
+
+    layers   how often repeated layers run; 0: as often as the graph says
+
+    Places where a layout is required, which do nothing, are left out: their readers read what the place hands on.
+    """
+    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_SIZE:
+        raise bad_field("batch", batch, f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
+    repeats = {repeat.layer: repeat for repeat in graph.repeats}
+    counts = {layer: layers or repeat.count for layer, repeat in repeats.items()}
+    total = sum(counts.get(operator.layer, 1) for operator in graph.operators if not _is_place(operator))
+    if total > MAX_OPERATORS:
+        raise InputError(f"network {graph.name}: has {total:,} operators, more than {MAX_OPERATORS:,}; use fewer layers")
+    operators: list[Operator] = []
+    tensors: dict[str, Tensor] = {}
+    given = _tensors_of_batch(graph, batch)
+    now: dict[str, str] = {}  # a tensor of the folded graph -> what an operator that is written next reads in its place
+    for layer, members in groupby(graph.operators, key=lambda operator: operator.layer):
+        run = list(members)
+        sized = [_of_batch(operator, batch) for operator in run if not _is_place(operator)]
+        own = {tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor)}
+        places = {operator.output.tensor: operator.inputs[0].tensor for operator in run if _is_place(operator)}
+        for index in range(counts.get(layer, 1)):
+            prefix = f"{layer}{index}." if layer in repeats else ""
+            if index:
+                entry = graph.producer(repeats[layer].carried)
+                assert entry is not None
+                now[entry.inputs[0].tensor] = now[_handed_on(graph, layer)]
+            now |= {tensor: prefix + tensor for tensor in own}
+            for place, source in places.items():
+                now[place] = now[source]
+            for operator in sized:
+                for tensor in _tensors(operator):
+                    name = now.setdefault(tensor, tensor)
+                    product = given[tensor].bias_of
+                    tensors.setdefault(name, replace(given[tensor], name=name, bias_of=product and prefix + product))
+                operators.append(_named(operator, prefix, now))
+    return replace(graph, operators=tuple(operators), tensors=tensors, batch=batch, repeats=())
+
+
+def _is_place(operator: Operator) -> bool:
+    """Whether it does nothing with its only input: a boundary, where rule sets require a layout."""
+    works = operator.forward or operator.backward or operator.traffic or operator.saved
+    return operator.is_linear and operator.passes_gradient and len(operator.inputs) == 1 and not works
+
+
+def _tensors(operator: Operator) -> Iterator[str]:
+    return (operand.tensor for operand in operator.operands)
+
+
+def _is_only_of(graph: Graph, layer: str, tensor: str) -> bool:
+    """Whether a tensor is made by a layer, or given to it alone."""
+    maker = graph.producer(tensor)
+    return maker.layer == layer if maker else all(reader.layer == layer for reader, _ in graph.consumers(tensor))
+
+
+def _handed_on(graph: Graph, layer: str) -> str:
+    """What a repeated layer hands to the next run and to what follows."""
+    made = (operator.output.tensor for operator in graph.operators if operator.layer == layer)
+    return next(tensor for tensor in made if any(reader.layer != layer for reader, _ in graph.consumers(tensor)))
+
+
+def _named(operator: Operator, prefix: str, now: dict[str, str]) -> Operator:
+    def reading(operand: Operand) -> Operand:
+        return replace(operand, tensor=now[operand.tensor])
+
+    layer = prefix.removesuffix(".") or operator.layer
+    inputs = tuple(map(reading, operator.inputs))
+    return replace(operator, name=prefix + operator.name, inputs=inputs, output=reading(operator.output), layer=layer)
+
+
+# --- the batch as a size --------------------------------------------------------------------------------------------
+
+
+def _tensors_of_batch(graph: Graph, batch: int) -> dict[str, Tensor]:
+    found = dict(graph.tensors)
+    for operator in graph.operators:
+        for operand in operator.operands:
+            samples = [place for place, dim in enumerate(operand.dims) if dim in operator.per_sample]
+            tensor = graph.tensors[operand.tensor]
+            if samples:
+                shape = tuple(size * batch if place in samples else size for place, size in enumerate(tensor.shape))
+                found[operand.tensor] = replace(tensor, shape=shape)
+    return found
+
+
+def _of_batch(operator: Operator, batch: int) -> Operator:
+    """With dims that count samples at their size; nothing is a quantity of the plan any more."""
+    samples = operator.per_sample
+    return replace(
+        operator,
+        dims={dim: size * batch if dim in samples else size for dim, size in operator.dims.items()},
+        forward=tuple(_work(work, samples, batch) for work in operator.forward),
+        backward=tuple(_work(work, samples, batch) for work in operator.backward),
+        traffic=tuple(replace(own, extent=_extent(own.extent, samples, batch)) for own in operator.traffic),
+        saved=_data(operator.saved, samples, batch),
+        scratch=_data(operator.scratch, samples, batch),
+        per_sample=(),
+    )
+
+
+def _extent(extent: Extent, samples: Collection[str], batch: int) -> Extent:
+    return tuple((size * batch if dim in samples else size, dim) for size, dim in extent)
+
+
+def _data(items: tuple[Data, ...], samples: Collection[str], batch: int) -> tuple[Data, ...]:
+    return tuple(replace(data, extent=_extent(data.extent, samples, batch)) for data in items)
+
+
+def _work(work: Work, samples: Collection[str], batch: int) -> Work:
+    def sized(extent: Extent) -> Extent:
+        return _extent(extent, samples, batch)
+
+    match work:
+        case Product():
+            tensors = tuple(map(sized, work.tensors))
+            return replace(work, batch=sized(work.batch), m=sized(work.m), n=sized(work.n), k=sized(work.k), tensors=tensors)
+        case Stream():
+            return replace(work, elements=sized(work.elements), accesses=_data(work.accesses, samples, batch))
+        case FusedAttention():
+            return replace(
+                work,
+                batch=sized(work.batch),
+                heads=sized(work.heads),
+                kv_heads=sized(work.kv_heads),
+                queries=sized(work.queries),
+                keys=sized(work.keys),
+            )
