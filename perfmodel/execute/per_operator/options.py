@@ -14,14 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    """dtype: a torch dtype's name; optimizer: "" for the plan's; uses_dtensor: as `NetworkMesh` has it; functions: torch functions of
-    kinds besides the known ones."""
+    """steps            updates by `optimizer` between them ("": the plan's)
+    dtype             a torch dtype's name
+    compares_outputs  every operator's output too
+    uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
+    functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
+    """
 
     seed: int = 0
     steps: int = 1
     dtype: str = "float64"
     optimizer: str = Optimizer.SGD
-    learning_rate: float = 0.0
+    learning_rate: float = 0.1
     compares_outputs: bool = False
     uses_dtensor: bool = True
     functions: Mapping[str, NetworkFunction] = field(default_factory=dict)

@@ -27,7 +27,6 @@ from perfmodel.parallel.per_operator.parameters import step_traffic
 from perfmodel.parallel.per_operator.plan import STAGES, NetworkPlan
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.workload.graph import Graph
-from perfmodel.workload.job import Optimizer
 
 if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import Worker
@@ -52,46 +51,31 @@ def measure_on_rank(
     return network_worker.measure_on_rank(worker, network, plans, options, warmup, rounds)
 
 
+#: How plans are checked and timed where nothing else is said. What DTensor adds to each small collective is no part of a prediction.
+CHECKED = NetworkOptions()
+TIMED = NetworkOptions(learning_rate=1e-3, uses_dtensor=False)
+
+
 def check_network_plan(
     network: Graph,
     plan: NetworkPlan,
+    options: NetworkOptions = CHECKED,
     *,
-    seed: int = 0,
-    steps: int = 1,
-    optimizer: str = Optimizer.SGD,
-    learning_rate: float = 0.1,
-    dtype: str = "float64",
-    compares_outputs: bool = False,
-    uses_dtensor: bool = True,
-    functions: Mapping[str, NetworkFunction] | None = None,
     device: str = "auto",
     hang_timeout: float = 60.0,
     group: WorkerGroup | None = None,
 ) -> NetworkCheck:
     """Run the plan and compare loss, gradients and traffic with what they must be; RunError where they differ.
 
-    steps             updates by `optimizer` between them; losses are compared of all, gradients and traffic of the first
-    dtype             float64 or float32
-    compares_outputs  every operator's output too
-    uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
-    functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
-    group             a running WorkerGroup of the right size to use
+    options   losses are compared of all steps, gradients and traffic of the first
+    group     a running WorkerGroup of the right size to use
     """
+    dtype = options.dtype
     if dtype not in TOLERANCES:
         raise InputError(f"dtype={dtype}: is not one that a run is compared in; use {' or '.join(TOLERANCES)}")
-    if steps < 1:
-        raise InputError(f"steps={steps}: must be at least 1; use 1")
-    options = NetworkOptions(
-        seed=seed,
-        steps=steps,
-        dtype=dtype,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        compares_outputs=compares_outputs,
-        uses_dtensor=uses_dtensor,
-        functions=functions or {},
-    )
-    if compares_outputs and plan.stages:
+    if options.steps < 1:
+        raise InputError(f"steps={options.steps}: must be at least 1; use 1")
+    if options.compares_outputs and plan.stages:
         raise InputError("compares_outputs=yes: is for plans of one stage; leave it out")
     _check(network, plan, group, options.functions)
     device = group.device if group is not None else pick_device(device, plan.num_ranks)
@@ -215,15 +199,12 @@ def _describe(rows: Counter[NetworkTraffic]) -> str:
 def measure_network_plans(
     network: Graph,
     plans: Sequence[NetworkPlan],
+    options: NetworkOptions = TIMED,
     *,
     steps: int = 10,
     rounds: int = 2,
     warmup: int = 1,
-    seed: int = 0,
-    learning_rate: float = 1e-3,
     check_gradients: bool = True,
-    uses_dtensor: bool = False,
-    functions: Mapping[str, NetworkFunction] | None = None,
     device: str = "auto",
     hang_timeout: float = 120.0,
     group: WorkerGroup | None = None,
@@ -233,7 +214,6 @@ def measure_network_plans(
 
     steps, rounds    timed steps of each plan, spread over so many rounds, or fewer where there are fewer steps; `warmup` steps before each
     check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does
-    uses_dtensor     redistribute through DTensor: what that adds to each small collective is no part of a prediction
     """
     if not plans:
         raise InputError("plans=(): must be at least one; give a plan")
@@ -245,14 +225,13 @@ def measure_network_plans(
     sizes = {plan.num_ranks for plan in plans}
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
-    table = functions or {}
-    checking = NetworkOptions(seed=seed, dtype="float32", uses_dtensor=uses_dtensor, functions=table)
-    timing = replace(checking, steps=steps, optimizer="", learning_rate=learning_rate)
+    timing = replace(options, dtype="float32", steps=steps, optimizer="")
+    checking = replace(timing, steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
     errors = [float("nan")] * len(plans)
     device = group.device if group is not None else pick_device(device, plans[0].num_ranks)
     _check_room(plans[0].num_ranks, device)
     for plan in plans:
-        _check(network, plan, group, table)
+        _check(network, plan, group, options.functions)
     scope = nullcontext(group) if group is not None else _start(plans[0].num_ranks, device, hang_timeout, on_progress)
     with scope as workers:
         use = processor_use(workers.pids)

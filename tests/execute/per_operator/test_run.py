@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan, measure_network_plans
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, RunError
@@ -26,7 +27,7 @@ def test_random_plans_equal_one_process(name, axes, seeds, groups):
     network = tiny_network(name)
     for seed in seeds:
         plan = random_plan(network, axes, seed)
-        found = check_network_plan(network, plan, compares_outputs=True, group=groups(plan.num_chips))
+        found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True), group=groups(plan.num_chips))
         assert found.gradient_error < 1e-9
         assert found.output_error < 1e-9
         assert found.traffic
@@ -48,7 +49,7 @@ def test_processes_are_started_and_ended_for_a_run_of_its_own():
 def test_many_random_plans(name, groups):
     network = tiny_network(name)
     for seed in range(100, 110):
-        check_network_plan(network, random_plan(network, FOUR, seed), compares_outputs=True, group=groups(4))
+        check_network_plan(network, random_plan(network, FOUR, seed), NetworkOptions(compares_outputs=True), group=groups(4))
 
 
 def test_two_layers_by_hand(groups):
@@ -76,13 +77,13 @@ def test_two_biases_of_one_sum_have_gradients_of_their_own(groups):
 def test_training_goes_on_as_in_one_process(groups):
     network = tiny_network("transformer")
     plan = random_plan(network, FOUR, 3)
-    found = check_network_plan(network, plan, steps=4, learning_rate=0.5, group=groups(4))
+    found = check_network_plan(network, plan, NetworkOptions(steps=4, learning_rate=0.5), group=groups(4))
     assert found.loss_error < 1e-9
 
 
 def test_single_precision_is_near(groups):
     network = tiny_network("llama-3-8b")
-    found = check_network_plan(network, random_plan(network, TWO, 5), dtype="float32", group=groups(2))
+    found = check_network_plan(network, random_plan(network, TWO, 5), NetworkOptions(dtype="float32"), group=groups(2))
     assert 0 < found.gradient_error < 1e-4
 
 
@@ -92,7 +93,7 @@ def test_an_uneven_vocabulary_is_padded(axes, cut, groups):
     network = toys.two_layers(classes=10)
     plan = toys.plan_of(network, axes, {"down": {"v": cut}, "loss": {"v": cut}})
     assert "loss" in plan.shardings
-    found = check_network_plan(network, plan, steps=2, group=groups(plan.num_chips))
+    found = check_network_plan(network, plan, NetworkOptions(steps=2), group=groups(plan.num_chips))
     assert Counter(str(row.kind) for row in found.traffic for _ in range(row.repeats)) == {"all_reduce": 4}  # of act.out, and three
 
 
@@ -106,7 +107,7 @@ def test_a_cut_image_trades_its_border(window, stride, groups):
         for operator in network.operators
     }
     assert all(shardings[name] == {"h": ("a",), "w": ("b",)} for name in ("conv1", "conv2", "pool"))
-    found = check_network_plan(network, toys.plan_of(network, FOUR, shardings), compares_outputs=True, group=groups(4))
+    found = check_network_plan(network, toys.plan_of(network, FOUR, shardings), NetworkOptions(compares_outputs=True), group=groups(4))
     halos = [row for row in found.traffic if row.kind is CollectiveKind.SEND_RECV]
     assert {(row.operator, *row.axes) for row in halos} == {(name, axis) for name in ("conv1", "conv2", "pool") for axis in "ab"}
 
@@ -132,7 +133,9 @@ def test_a_new_kind_is_one_function(groups):
     network = toys.centring()
     with pytest.raises(InputError, match=r"operator centre: kind 'centre' has no torch function; add one to the table or pass it"):
         check_network_plan(network, toys.plan_of(network, TWO, CUT_ROWS), group=groups(2))
-    found = check_network_plan(network, toys.plan_of(network, TWO, CUT_ROWS), functions={"centre": toys.centre}, group=groups(2))
+    found = check_network_plan(
+        network, toys.plan_of(network, TWO, CUT_ROWS), NetworkOptions(functions={"centre": toys.centre}), group=groups(2)
+    )
     own = [(str(row.kind), str(row.phase), row.num_elements) for row in found.traffic if row.what == "own"]
     assert own == [("all_reduce", "forward", 4.0), ("all_reduce", "backward", 4.0)]
 
@@ -147,7 +150,7 @@ def test_a_new_kind_is_one_function(groups):
 def test_a_wrong_function_is_found(function, says, groups):
     network = toys.centring()
     with pytest.raises(RunError, match=says):
-        check_network_plan(network, toys.plan_of(network, TWO, CUT_ROWS), functions={"centre": function}, group=groups(2))
+        check_network_plan(network, toys.plan_of(network, TWO, CUT_ROWS), NetworkOptions(functions={"centre": function}), group=groups(2))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_a_collective_too_many_is_named(function, says, groups):
     network = toys.two_layers(classes=8)
     plan = toys.plan_of(network, TWO, {"up": {"n": ("p",)}, "act": {"n": ("p",)}, "down": {"n": ("p",)}})
     with pytest.raises(RunError, match=says):
-        check_network_plan(network, plan, functions={"elementwise": function}, group=groups(2))
+        check_network_plan(network, plan, NetworkOptions(functions={"elementwise": function}), group=groups(2))
 
 
 def test_wrong_traffic_is_found(groups, monkeypatch):
@@ -188,9 +191,9 @@ def test_what_cannot_be_run_is_refused(groups):
     with pytest.raises(InputError, match="chips=2: the worker group has 4 ranks"):
         check_network_plan(network, plan, group=groups(4))
     with pytest.raises(InputError, match="dtype=bfloat16: is not one that a run is compared in"):
-        check_network_plan(network, plan, dtype="bfloat16", group=groups(2))
+        check_network_plan(network, plan, NetworkOptions(dtype="bfloat16"), group=groups(2))
     with pytest.raises(InputError, match="steps=0"):
-        check_network_plan(network, plan, steps=0, group=groups(2))
+        check_network_plan(network, plan, NetworkOptions(steps=0), group=groups(2))
     with pytest.raises(InputError, match="steps=0, warmup=1: steps must be at least 1"):
         measure_network_plans(network, [plan], steps=0, group=groups(2))
     with pytest.raises(InputError, match="must be at least one"):
@@ -273,4 +276,4 @@ def test_a_rank_that_fails_is_named(groups):
     network = toys.two_layers(classes=8)
     plan = toys.plan_of(network, TWO, {"act": {"n": ("p",)}})
     with pytest.raises(RunError, match=r"rank 1 of 2 failed: RuntimeError: operator act \(elementwise\): no room for the toy"):
-        check_network_plan(network, plan, functions={"elementwise": toys.gelu_that_fails_on_rank_one}, group=groups(2))
+        check_network_plan(network, plan, NetworkOptions(functions={"elementwise": toys.gelu_that_fails_on_rank_one}), group=groups(2))

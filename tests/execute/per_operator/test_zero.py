@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan, measure_network_plans
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.per_operator.parameters import parameter_units, step_traffic
@@ -28,7 +29,7 @@ def test_microbatches_and_zero_equal_one_process(name, zero, groups):
     network = tiny_network(name)
     plan = replace(random_plan(network, FOUR, 1 + zero), zero=zero, num_microbatches=2)
     assert len({unit.axes for unit in parameter_units(network, plan)}) > 2
-    found = check_network_plan(network, plan, compares_outputs=True, steps=2, group=groups(4))
+    found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True, steps=2), group=groups(4))
     assert max(found.gradient_error, found.output_error, found.loss_error) < 1e-9
 
 
@@ -58,7 +59,7 @@ def test_what_parameters_send_by_hand(zero, expected, groups):
 def test_shards_are_updated_as_in_one_process(zero, optimizer, groups):
     network = tiny_network("alexnet")
     plan = replace(random_plan(network, TWO, 0), zero=zero)
-    found = check_network_plan(network, plan, steps=4, optimizer=optimizer, learning_rate=0.01, group=groups(2))
+    found = check_network_plan(network, plan, NetworkOptions(steps=4, optimizer=optimizer, learning_rate=0.01), group=groups(2))
     assert found.loss_error < 1e-9
 
 
@@ -74,7 +75,7 @@ def test_shards_are_updated_as_in_one_process(zero, optimizer, groups):
 )
 def test_stages_equal_one_process(name, axes, number, settings, groups):
     network = tiny_network(name)
-    found = check_network_plan(network, in_stages(network, axes, number, **settings), steps=2, group=groups(4))
+    found = check_network_plan(network, in_stages(network, axes, number, **settings), NetworkOptions(steps=2), group=groups(4))
     assert max(found.gradient_error, found.loss_error) < 1e-9
 
 
@@ -110,4 +111,4 @@ def test_what_cannot_be_run_is_refused(groups):
         with pytest.raises(InputError, match=says):
             check_network_plan(network, replace(plan, **changes), group=groups(2))
     with pytest.raises(InputError, match="compares_outputs=yes: is for plans of one stage"):
-        check_network_plan(network, replace(plan, stages=("up", "down")), compares_outputs=True, group=groups(4))
+        check_network_plan(network, replace(plan, stages=("up", "down")), NetworkOptions(compares_outputs=True), group=groups(4))
