@@ -42,7 +42,7 @@ def _show(network: Graph, prediction: NetworkPrediction | PipelinePrediction, he
     from perfmodel.foundation.memory_room import verdict
     from perfmodel.foundation.units import format_time
     from perfmodel.planner.per_operator.pipeline import PipelinePrediction
-    from perfmodel.report.networks import memory_line, operators_table, parts_table, rests_on_line, stages_table, tiers_line
+    from perfmodel.report.networks import memory_line, mesh_line, operators_table, parts_table, rests_on_line, stages_table
 
     plan, usable = prediction.plan, prediction.memory_usable
     batch = plan.batch * plan.num_microbatches
@@ -50,14 +50,12 @@ def _show(network: Graph, prediction: NetworkPrediction | PipelinePrediction, he
     tables = [parts_table(prediction.parts, prediction.step_time), operators_table(network, plan)]
     if isinstance(prediction, PipelinePrediction):
         fullest = max((stage.memory for stage in prediction.stages), key=lambda memory: memory["total"])
-        where = f"{len(plan.stages)} stages of {tiers_line(plan)}"
         more = [("memory", f"fullest chip {memory_line(fullest, usable, verdict(fullest['total'], usable, headroom))}")]
         tables.insert(0, stages_table(prediction))
     else:
-        where = tiers_line(plan)
         more = [("memory", memory_line(prediction.memory, usable, prediction.verdict)), ("rests on", rests_on_line(prediction.rests_on))]
     facts = [
-        ("cluster", f"{short_name(plan.cluster)}, {where}"),
+        ("cluster", f"{short_name(plan.cluster)}, {mesh_line(plan)}"),
         ("assumes", f"{plan.profile} as the framework, {plan.precision}, {plan.optimizer}, ZeRO {plan.zero}"),
         ("step time", f"{format_time(prediction.step_time)} for a batch of {batch:,}{times}"),
         *more,

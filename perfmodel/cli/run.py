@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Run a plan with torch on this machine: check its gradients against one process, time it, and compare with the prediction.
 
-    Plans of `search` (a model's) and of `shard` (a network's, every operator by itself) are told apart by themselves.
+    Plans of `search` (a model's) and of `shard` (a network's, every operator by itself, in stages or not) are told apart by themselves.
     """
     from perfmodel.parallel.per_operator.plan_file import is_network_plan
     from perfmodel.verbs.api import run_plan
@@ -77,7 +77,8 @@ def run(
 
 
 def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, json: bool) -> None:
-    from perfmodel.report.networks import measured_table, network_prediction_object, rests_on_line, tiers_line
+    from perfmodel.cost.per_operator.predict import NetworkPrediction
+    from perfmodel.report.networks import measured_table, mesh_line, prediction_object, rests_on_line, trained_line
     from perfmodel.verbs.networks import run_network_plan
 
     with Progress("run") as progress:
@@ -89,10 +90,11 @@ def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device
             {
                 "name": name,
                 "time_error": found.error(index),
-                "prediction": network_prediction_object(found.predictions[index]),
+                "prediction": prediction_object(found.predictions[index]),
                 "step_time": measured.step_time,
                 "step_time_spread": measured.step_time_spread,
                 "gradient_error": measured.gradient_error,
+                "memory_by_rank": measured.memory_by_rank,
                 "traffic": measured.traffic,
             }
             for index, (name, measured) in enumerate(zip(found.names, found.measurements, strict=True))
@@ -102,12 +104,15 @@ def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device
     measured = found.measurements[0]
     software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
     facts = [
-        ("ran on", f"{tiers_line(measured.plan)}, {measured.chip} ({measured.device}); {software}"),
+        ("ran on", f"{mesh_line(measured.plan)}, {measured.chip} ({measured.device}); {software}"),
         ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
-        ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}; float32, SGD"),
-        ("prediction", f"rests on {rests_on_line(found.predictions[0].rests_on)}"),
+        ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
+        ("trained", trained_line(measured.plan)),
     ]
-    print_facts(f"{found.network.name}, batch {found.network.batch}", facts)
+    predicted = found.predictions[0]
+    if isinstance(predicted, NetworkPrediction):
+        facts.append(("prediction", f"rests on {rests_on_line(predicted.rests_on)}"))
+    print_facts(f"{found.network.name}, batch {found.network.batch * measured.plan.num_microbatches}", facts)
     print_tables([measured_table(found.names, found.predictions, found.measurements)])
     _print_busy(measured.busy_fraction, "run it")
 

@@ -275,7 +275,7 @@ def _with_pipeline(
 def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction, given: dict[str, Any]) -> None:
     from perfmodel.foundation.memory_room import verdict
     from perfmodel.foundation.units import format_time
-    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table, tiers_line
+    from perfmodel.report.networks import memory_line, mesh_line, operators_table, parts_table, price_line, stages_table
     from perfmodel.workload.networks import load_network
 
     fullest = max(best.stages, key=lambda stage: stage.memory["total"])
@@ -284,7 +284,7 @@ def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction
     facts = [
         (
             "plan",
-            f"{len(best.stages)} stages of {tiers_line(best.plan)}, {best.num_microbatches} microbatches of {best.plan.batch}; ZeRO {zero}",
+            f"{mesh_line(best.plan)}, {best.num_microbatches} microbatches of {best.plan.batch}; ZeRO {zero}",
         ),
         ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}{cut_off}"),
         (

@@ -168,7 +168,26 @@ def pipeline_object(prediction: PipelinePrediction) -> dict[str, Any]:
     }
 
 
-def measured_table(names: Sequence[str], predictions: Sequence[NetworkPrediction], measurements: Sequence[NetworkMeasurement]) -> Table:
+def prediction_object(prediction: NetworkPrediction | PipelinePrediction) -> dict[str, Any]:
+    """Of a plan of one stage or of several."""
+    return network_prediction_object(prediction) if isinstance(prediction, NetworkPrediction) else pipeline_object(prediction)
+
+
+def trained_line(plan: NetworkPlan) -> str:
+    """How a plan is trained, beside its shardings."""
+    count = plan.num_microbatches
+    times = f", {count} microbatches of {plan.batch}" if count > 1 else ""
+    return f"float32, {plan.optimizer}, ZeRO {plan.zero}{times}"
+
+
+def mesh_line(plan: NetworkPlan) -> str:
+    """The chips of a plan, stage by stage."""
+    return f"{len(plan.stages)} stages of {tiers_line(plan)}" if plan.stages else tiers_line(plan)
+
+
+def measured_table(
+    names: Sequence[str], predictions: Sequence[NetworkPrediction | PipelinePrediction], measurements: Sequence[NetworkMeasurement]
+) -> Table:
     rows = []
     for name, predicted, measured in zip(names, predictions, measurements, strict=True):
         error = predicted.step_time / measured.step_time - 1.0

@@ -103,7 +103,7 @@ class NetworkComparison:
 
     network: Graph
     names: tuple[str, ...]
-    predictions: tuple[NetworkPrediction, ...]
+    predictions: tuple[NetworkPrediction | PipelinePrediction, ...]
     measurements: tuple[NetworkMeasurement, ...]
 
     def error(self, index: int) -> float:
@@ -417,9 +417,6 @@ def predict_network_plan(
 
     network   the network itself, or the name that the plan has: needed where that is a module of one's own
     """
-    from perfmodel.cost.per_operator.predict import predict_network
-    from perfmodel.planner.per_operator.pipeline import predict_pipeline
-
     memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
     found = load_network_plan(plan)
@@ -445,9 +442,7 @@ def predict_network_plan(
         optimizer=setting.optimizer,
         calibration=found.calibration if calibration is None else calibration,
     )
-    if found.stages:
-        return replace(predict_pipeline(own, placed, machine=place.machine, setting=setting), plan=placed)
-    return predict_network(own, placed, setting, place.machine, memory_headroom=memory_headroom)
+    return _predicted(own, placed, place, memory_headroom=memory_headroom)
 
 
 def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
@@ -493,9 +488,10 @@ def run_network_plan(
 ) -> NetworkComparison:
     """Run a plan of a network here with torch: gradients and traffic checked against one process, timed, and predicted.
 
+    It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
+
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     """
-    from perfmodel.cost.per_operator.predict import predict_network
     from perfmodel.foundation.resources import require_torch
 
     require_torch("run a plan")
@@ -503,21 +499,21 @@ def run_network_plan(
     from perfmodel.execute.runner import pick_device
 
     found = load_network_plan(plan)
-    if found.stages:
-        raise bad_field("stages", len(found.stages), "a per-operator plan with a pipeline is predicted, not run", "use a plan of one stage")
     if network is None and found.is_imported:
         rule = "a plan of an imported module is predicted, not run: what its operators compute is not imported"
         raise bad_field("network", found.network, rule, "use `perfmodel predict`, or a plan of a built-in network")
+    if with_strategies and found.stages:
+        raise bad_field("strategies", "yes", "are plans of one stage, this one has several", "leave it out")
     own = network if network is not None else network_of_plan(found)
-    device = pick_device(device, found.num_chips)
+    device = pick_device(device, found.num_ranks)
     where = "localhost" if device == "cpu" else found.cluster  # the prediction is of what is measured
-    place = find_place(where, chips=found.num_chips, precision=Precision.FP32, calibration=calibration, profile=None)
-    setting = step_setting(place, optimizer=Optimizer.SGD, zero=0)
-    plans = {"this plan": found}
+    place = find_place(where, chips=found.num_ranks, precision=Precision.FP32, calibration=calibration, profile=None)
+    plans = {"this plan": _on_tiers(found, place.machine)}
     if with_strategies:
-        planner = make_planner(own, place, optimizer=Optimizer.SGD)
-        plans |= {name: prediction.plan for name, prediction in _strategies(planner, own).items()}
-    predictions = tuple(predict_network(_dropping_nothing(own), each, setting, place.machine) for each in plans.values())
+        planner = make_planner(own, place, optimizer=found.optimizer, zero=found.zero, microbatches=found.num_microbatches)
+        like = {"zero": found.zero, "optimizer": found.optimizer, "num_microbatches": found.num_microbatches}
+        plans |= {name: replace(prediction.plan, **like) for name, prediction in _strategies(planner, own).items()}
+    predictions = tuple(_predicted(_dropping_nothing(own), each, place) for each in plans.values())
     measurements = measure_network_plans(own, list(plans.values()), steps=steps, warmup=warmup, device=device, on_progress=progress)
     return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
 
@@ -526,3 +522,22 @@ def _dropping_nothing(network: Graph) -> Graph:
     """As a run has it, whose gradients are compared: dropout is there and does nothing."""
     operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in network.operators)
     return replace(network, operators=tuple(operators))
+
+
+def _on_tiers(plan: NetworkPlan, machine: Machine) -> NetworkPlan:
+    """On a machine with fewer network tiers than the plan's: what lay across nodes lies across its outermost tier."""
+    outermost = len(machine.tier_sizes) - 1
+    return replace(plan, axes=tuple(replace(axis, tier=min(axis.tier, outermost)) for axis in plan.axes))
+
+
+def _predicted(
+    network: Graph, plan: NetworkPlan, place: Place, *, memory_headroom: float = DEFAULT_HEADROOM
+) -> NetworkPrediction | PipelinePrediction:
+    """Step time and memory of a plan as it says that it is trained, in the precision of the place."""
+    from perfmodel.cost.per_operator.predict import predict_network
+    from perfmodel.planner.per_operator.pipeline import predict_pipeline
+
+    setting = step_setting(place, optimizer=plan.optimizer, zero=plan.zero, num_microbatches=plan.num_microbatches)
+    if plan.stages:
+        return replace(predict_pipeline(network, plan, machine=place.machine, setting=setting), plan=plan)
+    return predict_network(network, plan, setting, place.machine, memory_headroom=memory_headroom)

@@ -1,6 +1,7 @@
 """ZeRO, microbatches and pipelines around per-operator plans compute what one process does and send what their traffic says."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -97,6 +98,24 @@ def test_plans_with_zero_and_stages_are_measured(groups):
     assert len(staged.memory_by_rank) == staged.num_ranks == 4
     assert staged.parts["communication.pp"] > 0
     assert staged.loss == pytest.approx(found[2].loss, rel=1e-5)
+
+
+def test_a_saved_plan_is_run_and_predicted_as_it_says(groups, monkeypatch, tmp_path):
+    """Two stages of two chips, two microbatches, ZeRO 3 and AdamW; made for another cluster, with tiers that this machine lacks."""
+    from perfmodel.execute.per_operator import run as network_run
+    from perfmodel.parallel.per_operator.plan_file import write_network_plan
+    from perfmodel.verbs.networks import predict_network_plan, run_network_plan, shard_pipeline
+
+    sizes = dict(seq_len=3, embedding=8, hidden=8, layers=2, vocabulary=10)
+    _, best = shard_pipeline("rnnlm", global_batch=8, cluster="dgx-h100", chips=4, stages=[2], microbatches=[2], zero=3, sizes=sizes)
+    write_network_plan(best.plan, tmp_path / "plan.yaml")
+    monkeypatch.setattr(network_run, "measure_network_plans", partial(measure_network_plans, group=groups(4)))
+    found = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu")
+    assert found.measurements[0].num_ranks == 4
+    assert {str(row.kind) for row in found.measurements[0].traffic} >= {"reduce_scatter", "all_gather"}
+    here = predict_network_plan(best.plan, cluster="localhost", precision="fp32", profile="torch-gloo")
+    assert found.predictions[0].step_time == here.step_time
+    assert found.predictions[0].plan.stages == best.plan.stages
 
 
 def test_what_cannot_be_run_is_refused(groups):
