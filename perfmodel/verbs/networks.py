@@ -511,8 +511,8 @@ def run_network_plan(
     plans = {"this plan": _on_tiers(found, place.machine)}
     if with_strategies:
         planner = make_planner(own, place, optimizer=found.optimizer, zero=found.zero, microbatches=found.num_microbatches)
-        like = {"zero": found.zero, "optimizer": found.optimizer, "num_microbatches": found.num_microbatches}
-        plans |= {name: replace(prediction.plan, **like) for name, prediction in _strategies(planner, own).items()}
+        for name, prediction in _strategies(planner, own).items():
+            plans[name] = replace(prediction.plan, zero=found.zero, optimizer=found.optimizer, num_microbatches=found.num_microbatches)
     predictions = tuple(_predicted(_dropping_nothing(own), each, place) for each in plans.values())
     measurements = measure_network_plans(own, list(plans.values()), steps=steps, warmup=warmup, device=device, on_progress=progress)
     return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
