@@ -185,8 +185,9 @@ def _add_traffic(
     """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
     graph = derivation.graph
 
-    def add(region: str, phase: str, kind: str, name: str, code: CollectiveKind, axes: frozenset[str], amount: Amount) -> None:
-        compiler.collective(code, axes, amount, segment=segment(place[region], phase) * len(COMM) + COMM.index(kind), name=name)
+    def add(region: str, phase: str, whose: str, row: Traffic) -> None:
+        where = segment(place[region], phase) * len(COMM) + COMM.index(whose)
+        compiler.collective(row.kind, row.axes, row.amount, segment=where, name=row.tensor, repeats=row.repeats)
 
     # what the first operator of a tail reads is still needed
     first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in _of_blocks(graph)}
@@ -198,7 +199,7 @@ def _add_traffic(
             if phase == "core" and producer is not None and phases[producer.name] != "core":
                 phase = "rest"
         name = "input_gradient" if _is_input_gradient(graph, traffic) else comm_class(traffic.axes)
-        add(traffic.region, phase, name, traffic.tensor, traffic.kind, traffic.axes, traffic.amount)
+        add(traffic.region, phase, name, traffic)
     regathers: set[tuple[str, str]] = set()
     if profile.saved_input_layout == "producer":
         seen: set[tuple[str, object]] = set()
@@ -220,7 +221,7 @@ def _add_traffic(
                     if traffic.tensor == operand.tensor and traffic.phase is Pass.FORWARD and traffic.kind is CollectiveKind.ALL_GATHER:
                         # keys and values come again before anything of attention's backward pass can run: nothing hides that
                         again = "regather" if op.is_product else comm_class(traffic.axes)
-                        add(op.layer, "backward", again, operand.tensor, traffic.kind, traffic.axes, traffic.amount)
+                        add(op.layer, "backward", again, traffic)
     return regathers
 
 

@@ -42,7 +42,7 @@ def wire_bytes(kind: CollectiveKind, num_bytes: float, group: int) -> float:
 
 
 def times(traffic: Traffic, derivation: Derivation) -> int:
-    return derivation.graph.count(traffic.region)
+    return derivation.graph.count(traffic.region) * traffic.repeats
 
 
 def totals(derivation: Derivation, sizes: Sizes, keep: Callable[[Traffic], bool] = lambda t: True) -> dict[str, tuple[int, float]]:
@@ -67,6 +67,7 @@ def layer_traffic(derivation: Derivation, phase: Pass, sizes: Sizes) -> list[tup
         (str(t.kind), t.tensor, amount_bytes(t.amount, sizes))
         for t in derivation.traffic
         if t.region == "layer" and t.phase is phase and group_size(t.axes, sizes) > 1
+        for _ in range(t.repeats)
     ]
 
 

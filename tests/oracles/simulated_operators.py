@@ -332,7 +332,9 @@ def amount_on(mesh: SimulatedMesh, amount: Amount) -> float:
 
 
 def derived(mesh: SimulatedMesh, derivation: Derivation) -> Counter[Sent]:
-    return Counter((str(t.phase), t.tensor, str(t.kind), t.axes, amount_on(mesh, t.amount)) for t in derivation.traffic)
+    return Counter(
+        (str(t.phase), t.tensor, str(t.kind), t.axes, amount_on(mesh, t.amount)) for t in derivation.traffic for _ in range(t.repeats)
+    )
 
 
 __all__ = ["Algebra", "GraphRun", "amount_on", "backward", "derived", "forward"]

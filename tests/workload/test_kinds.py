@@ -10,8 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
-from perfmodel.parallel.per_operator.traffic import local_elements, network_traffic
+from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Data, FusedAttention, Graph, Operand, Operator, OwnTraffic, Pass, Product, Stream, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
@@ -138,7 +139,8 @@ def test_halo_rows_are_sent_forward_and_their_gradients_back():
         (("w",), columns, Pass.FORWARD, CollectiveKind.SEND_RECV),
         (("w",), columns, Pass.BACKWARD, CollectiveKind.SEND_RECV),
     ]
-    assert local_elements(op.traffic[0].extent, {"b": 2, "c": 4, "h": 8}) == rows / 8  # the halo itself is not cut by h
+    amount = extent_amount(op, {"b": ("p",), "c": ("q",), "h": ("r",)}, op.traffic[0].extent)
+    assert (amount.base, amount.axes) == (rows, {"p", "q"})  # the halo itself is not cut by h
 
 
 def test_data_gets_no_gradient_and_sends_no_halo_back():

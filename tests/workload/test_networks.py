@@ -17,9 +17,10 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.graph import load_pase_graph
 from perfmodel.papers.pase.layer import LayerKind
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan
+from perfmodel.parallel.algebra.sharding import Held
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import network_traffic
-from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
@@ -502,3 +503,18 @@ def test_networks_are_not_loaded_before_they_are_asked_for():
     assert "perfmodel.workload.networks.alexnet" not in before
     assert "perfmodel.workload.networks.dlrm" not in after
     assert not {"torch", "pandas", "pydantic", "matplotlib"} & set(after)
+
+
+def test_traffic_follows_as_it_is_issued():
+    """Forward through the operators, back the other way, then the gradients of parameters."""
+    network = load_network("transformer", batch=4, **TINY["transformer"])
+    axes = (MeshAxis(name="d", size=2, tier=0),)
+    shardings = {op.name: {max(op.dims, key=lambda dim: not op.dims[dim] % 2 and dim not in op.whole): ("d",)} for op in network.operators}
+    held = {t: Held(cuts=((),) * len(network.tensors[t].shape), partial=frozenset("d")) for t in network.producers()}
+    rows = network_traffic(network, NetworkPlan(network="", batch=4, cluster="", axes=axes, shardings=shardings, held=held))
+    place = {op.name: i for i, op in enumerate(network.operators)}
+    edges = [row for row in rows if row.what != "gradient"]
+    assert rows[: len(edges)] == tuple(edges)
+    turns = [place[row.operator] if row.phase is Pass.FORWARD else 2 * len(place) - place[row.operator] for row in edges]
+    assert turns == sorted(turns)
+    assert turns[0] < len(place) < turns[-1]

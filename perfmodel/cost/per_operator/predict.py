@@ -26,10 +26,11 @@ from perfmodel.cost.per_operator.operators import (
 )
 from perfmodel.cost.per_operator.overlap import exposed_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.algebra.derive import Derivation, tensor_amount
+from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
-from perfmodel.parallel.per_operator.traffic import elements_of, network_traffic
-from perfmodel.workload.graph import Graph, TensorRole
+from perfmodel.parallel.per_operator.traffic import derive_network, traffic_on
+from perfmodel.workload.graph import Graph, Operand, Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +74,16 @@ def predict_network(
     own_data = ((op, plan.shardings[op.name], [data for data in op.saved if data.of is None]) for op in network.operators)
     cost = operator_cost(compile_operators(network, own_data, setting), mesh_grid(plan.axes, len(machine.tier_sizes)), machine)
     forward, backward, own, extras = (float(c[0]) for c in (cost.forward, cost.backward, cost.own, cost.saved_bytes))
+    derivation = derive_network(network, plan)
     moved = sent = 0.0
-    for row in network_traffic(network, plan):
+    for row in traffic_on(plan, derivation):
         item = setting.gradient_bytes if row.itemsize < 0 else row.itemsize or setting.activation_bytes
         sent += row.repeats * row.num_elements * item
         if row.what == "edge":
             group = np.array([prices.mask(row.axes)])
             moved += row.repeats * float(prices.time(row.kind, group, np.array([row.num_elements * item]))[0])
     reductions = gathers = optimizer = state = 0.0
-    for column in _parameters(network, plan, setting, prices):
+    for column in _parameters(derivation, plan, setting, prices):
         own_times = parameter_times(column, setting, prices)
         reductions += float(own_times.reductions[0])
         gathers += float(own_times.gathers[0])
@@ -99,7 +101,7 @@ def predict_network(
     }
     memory = {
         "parameters_and_state": state,
-        "saved_activations": shared_saved_bytes(network, plan, setting) + extras,
+        "saved_activations": shared_saved_bytes(derivation, plan, setting) + extras,
         "context": machine.context_bytes,
     }
     memory["total"] = sum(memory.values())
@@ -116,48 +118,44 @@ def predict_network(
     )
 
 
-def _parameters(network: Graph, plan: NetworkPlan, setting: StepSetting, prices: MeshPrices) -> list[ParameterColumns]:
-    """Every parameter as its first reader holds it, its gradient partial where any reader leaves it so."""
-    found = []
-    layers = network.layer_parameters
-    for tensor, reading in network.readers().items():
-        if network.tensors[tensor].role is not TensorRole.PARAMETER:
-            continue
-        layouts, partial = [], frozenset[str]()
-        for index, position in reading:
-            operator = network.operators[index]
-            sharding = plan.shardings[operator.name]
-            layouts.append(input_layout(sharding, operator.inputs[position]))
-            partial |= gradient_layout(sharding, operator.inputs[position]).partial
-        found.append(
-            ParameterColumns(
-                elements=np.array([elements_of(network.tensors[tensor].shape, layouts[0], plan)]),
-                groups=np.array([prices.mask(partial)]),
-                unit=parameter_unit(network, network.operators[reading[0][0]], tensor, setting, layers),
-            )
+def _parameters(derivation: Derivation, plan: NetworkPlan, setting: StepSetting, prices: MeshPrices) -> list[ParameterColumns]:
+    network = derivation.graph
+    layers, readers = network.layer_parameters, network.readers()
+    return [
+        ParameterColumns(
+            elements=np.array([parameter.elements.on(plan.size)]),
+            groups=np.array([prices.mask(parameter.gradient_axes)]),
+            unit=parameter_unit(network, network.operators[readers[parameter.name][0][0]], parameter.name, setting, layers),
         )
-    return found
+        for parameter in derivation.parameters
+    ]
 
 
-def shared_saved_bytes(network: Graph, plan: NetworkPlan, setting: StepSetting) -> float:
+def shared_saved_bytes(derivation: Derivation, plan: NetworkPlan, setting: StepSetting) -> float:
     """Of tensors, what one microbatch keeps for backward on one rank. [byte]
 
     A tensor that its producer keeps, or that is held and that a reader keeps, is kept there; a reader that needs it in another layout keeps
     a copy of its own.
     """
+    network = derivation.graph
     kept: dict[tuple[str, Layout], float] = {}
     copies = 0.0
+
+    def elements(operator: Operator, operand: Operand, layout: Layout) -> float:
+        return tensor_amount(operator, operand, network.tensors[operand.tensor], layout.cuts).on(plan.size)
+
     for operator in network.operators:
-        sharding = plan.shardings[operator.name]
         for position in saved_inputs(operator):
             operand = operator.inputs[position]
-            shape = network.tensors[operand.tensor].shape
-            needed = input_layout(sharding, operand)
-            at_hand = plan.held[operand.tensor].layout if operand.tensor in plan.held else needed
-            kept[operand.tensor, at_hand] = elements_of(shape, at_hand, plan)
-            if needed != at_hand:
-                copies += elements_of(shape, needed, plan)
+            needed, held = derivation.needed[operator.name, position], plan.held.get(operand.tensor)
+            own = elements(operator, operand, needed)
+            if held is None or held.layout == needed:
+                kept[operand.tensor, needed] = own
+            else:
+                maker = network.operators[network.producers()[operand.tensor]]
+                kept[operand.tensor, held.layout] = elements(maker, maker.output, held.layout)
+                copies += own
         if saves_output(operator):
-            shape = network.tensors[operator.output.tensor].shape
-            kept[operator.output.tensor, output_layout(operator, sharding)] = elements_of(shape, output_layout(operator, sharding), plan)
+            left = derivation.left[operator.output.tensor]
+            kept[operator.output.tensor, left] = elements(operator, operator.output, left)
     return (sum(kept.values()) + copies) * setting.activation_bytes

@@ -25,9 +25,9 @@ from perfmodel.execute.per_operator.parameters import KINDS
 from perfmodel.execute.per_operator.pipeline import StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
-from perfmodel.parallel.algebra.sharding import Layout, input_layout, output_layout
+from perfmodel.parallel.algebra.sharding import Held, Layout, input_layout, output_layout
 from perfmodel.parallel.per_operator.parameters import parameter_layouts, parameter_units, sections_of
-from perfmodel.parallel.per_operator.plan import Held, NetworkPlan
+from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.job import Optimizer

@@ -6,12 +6,16 @@ parameters have their own layouts and lifetimes (R14) and are returned as such.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, prod
+from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import (
+    FINE_AXES,
+    Held,
     Layout,
     Sharding,
     Step,
@@ -23,7 +27,7 @@ from perfmodel.parallel.algebra.sharding import (
     redistribute,
     sliced_towards,
 )
-from perfmodel.workload.graph import Extent, Graph, Operator, Pass, TensorRole
+from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Pass, Tensor, TensorRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,14 @@ class Amount:
     padded_size: float = 1.0
     padded_axes: frozenset[str] = frozenset()
 
+    def on(self, size: Callable[[frozenset[str]], float]) -> float:
+        """On a mesh with groups of these sizes; of one sample where it counts samples."""
+        return self.base * ceil(self.padded_size / size(self.padded_axes)) / size(self.axes)
+
+    def even(self) -> Amount:
+        """The mean over the chips, where padding makes the largest share."""
+        return Amount(base=self.base * self.padded_size, per_sample=self.per_sample, axes=self.axes | self.padded_axes)
+
     def scaled(self, factor: float) -> Amount:
         return Amount(
             base=self.base * factor, per_sample=self.per_sample, axes=self.axes, padded_size=self.padded_size, padded_axes=self.padded_axes
@@ -47,15 +59,28 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """One collective, once a microbatch (and once a layer in the layer region). `amount`: full buffer in the group, in bytes."""
+    """One collective, `repeats` times a microbatch (and as often in each of equal layers).
+
+    elements   of the full buffer in the group; of an all-to-all the local buffer, of a send what is sent
+    itemsize   bytes of an element; 0: that of activations, which the graph does not say
+    is_own     issued by the operator itself; else a redistribution of the tensor, or of its gradient
+    """
 
     kind: CollectiveKind
     axes: frozenset[str]
-    amount: Amount
+    elements: Amount
+    itemsize: float
     region: str
     phase: Pass
     tensor: str
     operator: str
+    is_own: bool = False
+    repeats: int = 1
+
+    @property
+    def amount(self) -> Amount:
+        """In bytes."""
+        return self.elements.scaled(self.itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +92,7 @@ class ParameterLayout:
     sum_axes                of the bias of a linear: axes over which the linear's output is summed before the bias is added
     regions                 where it is used; more than one: tied
     is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
+    elements                of all of it on one chip
     """
 
     name: str
@@ -77,6 +103,7 @@ class ParameterLayout:
     gradient_axes: frozenset[str]
     sum_axes: frozenset[str]
     regions: tuple[str, ...]
+    elements: Amount
     is_end: bool = False
     is_last: bool = False
 
@@ -103,43 +130,70 @@ def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, 
 
 
 def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, scale: float = 1.0) -> Amount:
-    """Local elements of an extent of the operator under the sharding (stretched dims never divide)."""
-    base, per_sample, cutting = scale, False, set[str]()
+    """Local elements of an extent of the operator under the sharding (stretched dims never divide).
+
+    One dim may be uneven; a second one counts with its mean.
+    """
+    base, per_sample, cutting, uneven = scale, False, set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
     for size, name in extent:
         per_sample = per_sample or name in operator.per_sample
         if name in operator.stretched:
             continue
         of_dim = sharding.get(name, ())
-        if name in operator.padded:
-            padded_size, padded_axes = float(size), frozenset(of_dim)
+        if name in operator.padded and not uneven:
+            uneven, padded_size, padded_axes = name, float(size), frozenset(of_dim)
         else:
             base *= size
             cutting.update(of_dim)
     return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
 
 
-def _step_amount(operator: Operator, source: Layout, target: Layout, step: Step, itemsize: float) -> Amount:
-    """Bytes of the buffer of one redistribution step of the operator's output: the tensor divided by the axes that still cut it."""
+def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:
+    """Local elements of one of the operator's tensors where these axes cut its positions."""
+    return extent_amount(operator, dict(zip(operand.dims, cuts, strict=True)), tuple(zip(tensor.shape, operand.dims, strict=True)))
+
+
+def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Layout, step: Step) -> Amount:
+    """The buffer of one redistribution step of the operator's output: the tensor divided by the axes that still cut it."""
     position_of = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
     before = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
     # an all-to-all counts the local buffer that leaves; what comes after it finds the axes at their new positions
     after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
     position_of = before | position_of if after_exchange else position_of | before
-    cuts = {
-        name: tuple(axis for axis in step.remaining if position_of[axis] == position) for position, name in enumerate(operator.output.dims)
-    }
-    return extent_amount(operator, cuts, operator.extent(operator.output.dims), scale=itemsize)
+    cuts = [tuple(axis for axis in step.remaining if position_of[axis] == position) for position in range(len(target.cuts))]
+    return tensor_amount(operator, operator.output, tensor, cuts)
 
 
-def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
-    """All traffic of one microbatch and the layouts of all parameters."""
+class _Move(NamedTuple):
+    """A redistribution of a tensor, or of its gradient, that is due at an operator."""
+
+    source: Layout
+    target: Layout
+    phase: Pass
+    region: str
+    operator: str
+
+
+def derive(
+    graph: Graph,
+    shardings: Mapping[str, Sharding],
+    *,
+    held: Mapping[str, Held] | None = None,
+    axes: Collection[str] = FINE_AXES,
+) -> Derivation:
+    """All traffic of one microbatch and the layouts of all parameters.
+
+    held   a plan's own word on tensors with several readers: such a tensor goes to the layout that holds it once, and from there to each
+           reader by itself; partial sums of two tensors are then never joined (R7). None: as few redistributions as the layouts allow
+    axes   that shardings may name
+    """
     for op in graph.operators:
         if op.name not in shardings:
             raise InputError(f"operator {op.name}: has no sharding; give it one (an empty map leaves it whole)")
-        if len(op.padded) > 1:
+        if held is None and len(op.padded) > 1:
             raise InputError(f"operator {op.name}: padded dims={op.padded}: at most one may be padded; let the others divide")
-        check_sharding(op, shardings[op.name])
+        check_sharding(op, shardings[op.name], axes)
     left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
     needed = {(op.name, i): input_layout(shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
     consumers: dict[str, list[tuple[Operator, int]]] = {}
@@ -147,41 +201,71 @@ def derive(graph: Graph, shardings: Mapping[str, Sharding]) -> Derivation:
         for i, operand in enumerate(op.inputs):
             consumers.setdefault(operand.tensor, []).append((op, i))
     _check_edges(graph, consumers, needed, left)
-    merged = _merged_inputs(graph, left)
+    merged = _merged_inputs(graph, left) if held is None else set()
     traffic: list[Traffic] = []
-
-    def add(producer: Operator, source: Layout, target: Layout, *, phase: Pass, region: str, reader: str) -> None:
-        tensor = producer.output.tensor
-        for step in redistribute(source, target):
-            amount = _step_amount(producer, source, target, step, graph.tensors[tensor].itemsize)
-            traffic.append(
-                Traffic(kind=step.kind, axes=step.axes, amount=amount, region=region, phase=phase, tensor=tensor, operator=reader)
-            )
-
     for producer in graph.operators:
-        tensor = producer.output.tensor
-        readers = consumers.get(tensor, [])
-        if not readers or (readers[0][0].name, tensor) in merged:
+        tensor = graph.tensors[producer.output.tensor]
+        readers = consumers.get(tensor.name, [])
+        if not readers or tensor.role is not TensorRole.ACTIVATION or (readers[0][0].name, tensor.name) in merged:
             continue  # added up locally with another partial input, reduced with it (R7)
-        start = left[tensor]
-        for target, op in _distinct_targets([(needed[op.name, i], op) for op, i in readers]):
-            add(producer, start, target, phase=Pass.FORWARD, region=op.layer, reader=op.name)
-            if start.partial:
-                start = target  # a second layout starts from the first, already reduced
-        goal = left[tensor].resolved()
-        gradients = [sliced_towards(gradient_layout(shardings[op.name], op.inputs[i]), goal) for op, i in readers]
-        for gradient in join_gradients(gradients):
-            add(producer, gradient, goal, phase=Pass.BACKWARD, region=readers[0][0].layer, reader=producer.name)
+        reading = [(op, needed[op.name, i], gradient_layout(shardings[op.name], op.inputs[i])) for op, i in readers]
+        if held is None:
+            moves = _joint_moves(producer, left[tensor.name], reading)
+        else:
+            moves = _moves_by_way_of(held.get(tensor.name), producer, left[tensor.name], reading)
+        for move in moves:
+            for step in redistribute(move.source, move.target):
+                traffic.append(
+                    Traffic(
+                        kind=step.kind,
+                        axes=step.axes,
+                        elements=_step_amount(producer, tensor, move.source, move.target, step),
+                        itemsize=tensor.itemsize,
+                        region=move.region,
+                        phase=move.phase,
+                        tensor=tensor.name,
+                        operator=move.operator,
+                    )
+                )
+    activation_bytes = graph.activation_bytes
     for op in graph.operators:
-        traffic.extend(_own_traffic(op, shardings[op.name], graph.activation_bytes))
+        traffic.extend(_own_traffic(op, shardings[op.name], activation_bytes))
     return Derivation(
         graph=graph,
         shardings=dict(shardings),
         traffic=tuple(traffic),
-        parameters=_parameters(graph, shardings, consumers, left),
+        parameters=_parameters(graph, shardings, consumers, needed, left, skips_unread=held is not None),
         needed=needed,
         left=left,
     )
+
+
+#: A reader of a tensor: how it needs the tensor, and how it leaves its gradient.
+_Reading = tuple[Operator, Layout, Layout]
+
+
+def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
+    """Once for each distinct layout; gradients are added before they are reduced (R7)."""
+    start = left
+    for target, op in _distinct_targets([(needed, op) for op, needed, _ in reading]):
+        yield _Move(start, target, Pass.FORWARD, op.layer, op.name)
+        if start.partial:
+            start = target  # a second layout starts from the first, already reduced
+    goal = left.resolved()
+    for gradient in join_gradients([sliced_towards(gradient, goal) for _, _, gradient in reading]):
+        yield _Move(gradient, goal, Pass.BACKWARD, reading[0][0].layer, producer.name)
+
+
+def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
+    """To the layout that holds the tensor and from there to every reader; gradients the other way, their sum as partial as is held."""
+    start, goal = left, left.resolved()
+    if held is not None:
+        yield _Move(left, held.layout, Pass.FORWARD, producer.layer, producer.name)
+        yield _Move(held.gradient, goal, Pass.BACKWARD, producer.layer, producer.name)
+        start, goal = held.layout, held.gradient
+    for op, needed, gradient in reading:
+        yield _Move(start, needed, Pass.FORWARD, op.layer, op.name)
+        yield _Move(gradient, Layout(cuts=goal.cuts, partial=goal.partial & gradient.partial), Pass.BACKWARD, op.layer, op.name)
 
 
 def _check_edges(
@@ -203,7 +287,7 @@ def _check_edges(
             if graph.repeats and reader.layer != producer.layer:
                 boundary.setdefault(left[tensor], tensor)
                 boundary.setdefault(wanted, reader.name)
-            for position, name in enumerate(producer.output.dims):
+            for position, name in enumerate(producer.output.dims if producer.stretched else ()):
                 if name in producer.stretched and left[tensor].cuts[position] != wanted.cuts[position]:
                     raise InputError(
                         f"operator {reader.name}: needs {tensor} as {wanted}, made as {left[tensor]}: "
@@ -248,17 +332,17 @@ def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> I
     for own in op.traffic:
         axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
         if axes:
-            yield from (
-                Traffic(
-                    kind=own.kind,
-                    axes=axes,
-                    amount=extent_amount(op, sharding, own.extent, scale=own.itemsize or activation_bytes),
-                    region=op.layer,
-                    phase=own.phase,
-                    tensor=op.output.tensor,
-                    operator=op.name,
-                )
-                for _ in range(own.repeats)
+            yield Traffic(
+                kind=own.kind,
+                axes=axes,
+                elements=extent_amount(op, sharding, own.extent),
+                itemsize=own.itemsize or activation_bytes,
+                region=op.layer,
+                phase=own.phase,
+                tensor=op.output.tensor,
+                operator=op.name,
+                is_own=True,
+                repeats=own.repeats,
             )
 
 
@@ -271,7 +355,10 @@ def _parameters(
     graph: Graph,
     shardings: Mapping[str, Sharding],
     consumers: Mapping[str, list[tuple[Operator, int]]],
+    needed: Mapping[tuple[str, int], Layout],
     left: Mapping[str, Layout],
+    *,
+    skips_unread: bool,
 ) -> tuple[ParameterLayout, ...]:
     found: list[ParameterLayout] = []
     ends = {region.name for region in (graph.regions[0], graph.regions[-1]) if not region.is_block}
@@ -279,9 +366,11 @@ def _parameters(
         if tensor.role is not TensorRole.PARAMETER:
             continue
         uses = consumers.get(name, [])
+        if not uses and skips_unread:
+            continue  # a module of one's own may have some that it never uses
         if not uses:
             raise InputError(f"parameter {name}: no operator reads it; remove it")
-        layouts = {input_layout(shardings[op.name], op.inputs[i]) for op, i in uses}
+        layouts = {needed[op.name, i] for op, i in uses}
         if len(layouts) != 1:
             cuts = zip(*(layout.cuts for layout in layouts), strict=True)
             differ = [position for position, axes in enumerate(cuts) if len(set(axes)) > 1]
@@ -298,8 +387,8 @@ def _parameters(
         found.append(
             ParameterLayout(
                 name=name,
-                num_rows=op.size(rows),
-                num_columns=op.size(columns),
+                num_rows=prod(tensor.shape[: tensor.num_rows]),
+                num_columns=prod(tensor.shape[tensor.num_rows :]),
                 row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
                 column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
                 gradient_axes=gradient_axes,
@@ -307,6 +396,7 @@ def _parameters(
                 regions=regions,
                 is_end=ends.issuperset(regions),
                 is_last=graph.regions[-1].name in regions,
+                elements=tensor_amount(op, op.inputs[i], tensor, needed[op.name, i].cuts),
             )
         )
     return tuple(found)

@@ -11,7 +11,7 @@ exchange (R10), and is counted even if the outer one has size one. No shipped ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +63,22 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Layout of a tensor with several readers, and the axes on which the sum of their gradients is partial."""
+
+    cuts: tuple[tuple[str, ...], ...]
+    partial: frozenset[str] = frozenset()
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(cuts=self.cuts)
+
+    @property
+    def gradient(self) -> Layout:
+        return Layout(cuts=self.cuts, partial=self.partial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One collective of a redistribution. The full buffer in the group is the tensor divided by the axes `remaining`
     (for all-to-all: the local buffer; R11)."""
@@ -72,15 +88,15 @@ class Step:
     remaining: frozenset[str]
 
 
-def check_sharding(operator: Operator, sharding: Sharding) -> None:
-    """An axis occurs at most once in one operator, and cuts only what may be cut."""
+def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str] = FINE_AXES) -> None:
+    """An axis of those that are known occurs at most once in one operator, and cuts only what may be cut."""
     seen: dict[str, str] = {}
     for name, axes in sharding.items():
         if name not in operator.dims:
             raise InputError(f"operator {operator.name}: no dim {name!r}; use {', '.join(operator.dims)}")
         for axis in axes:
-            if axis not in FINE_AXES:
-                raise InputError(f"operator {operator.name}: axis {axis!r} on dim {name}: not a fine axis; use {', '.join(FINE_AXES)}")
+            if axis not in known:
+                raise InputError(f"operator {operator.name}: axis {axis!r} on dim {name}: not a fine axis; use {', '.join(known)}")
             if axis in seen:
                 raise InputError(
                     f"operator {operator.name}: axis {axis} cuts both {seen[axis]} and {name}: an axis may occur once; "
@@ -117,12 +133,12 @@ def gradient_layout(sharding: Sharding, operand: Operand) -> Layout:
 
 def lacking(operand: Operand, dims: Iterable[str]) -> tuple[str, ...]:
     """Of an operator's dims those that an input lacks: over them its gradient is summed."""
-    return tuple(dim for dim in dims if dim not in operand.dims)
+    return tuple([dim for dim in dims if dim not in operand.dims])
 
 
 def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ()) -> Layout:
-    partial = frozenset(axis for dim in summed for axis in sharding.get(dim, ()))
-    return Layout(cuts=tuple(tuple(sharding.get(dim, ())) for dim in dims), partial=partial)
+    cuts = tuple([tuple(sharding.get(dim, ())) for dim in dims])
+    return Layout(cuts=cuts, partial=frozenset([axis for dim in summed for axis in sharding.get(dim, ())]))
 
 
 def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:

@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, one_line, shown, suggest
-from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis
+from perfmodel.parallel.algebra.sharding import Held, Sharding
+from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.workload.config import MAX_SIZE
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.parallel.algebra.sharding import Layout, Sharding
-from perfmodel.workload.graph import Graph, Operator, TensorRole
+from perfmodel.parallel.algebra.sharding import Held, Sharding
+from perfmodel.workload.graph import Graph, Operator
 from perfmodel.workload.job import Optimizer
 
 #: What groups along a pipeline are called, beside those along axes.
@@ -29,22 +29,6 @@ class MeshAxis:
     name: str
     size: int
     tier: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Layout of a tensor with several readers, and the axes on which the sum of their gradients is partial."""
-
-    cuts: tuple[tuple[str, ...], ...]
-    partial: frozenset[str] = frozenset()
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(cuts=self.cuts)
-
-    @property
-    def gradient(self) -> Layout:
-        return Layout(cuts=self.cuts, partial=self.partial)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,20 +181,12 @@ def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 
 
-def is_trained(network: Graph, tensor: str) -> bool:
-    """Whether a gradient flows to it: made by an operator, or a parameter. Inputs and indices get none."""
-    found = network.tensors[tensor]
-    return found.role is TensorRole.PARAMETER or (found.role is TensorRole.ACTIVATION and tensor in network.producers())
-
-
 __all__ = [
-    "Held",
     "MeshAxis",
     "NetworkPlan",
     "axes_mask",
     "check_plan",
     "cut_sizes",
     "divides",
-    "is_trained",
     "mesh_axes",
 ]

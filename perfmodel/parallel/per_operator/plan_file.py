@@ -11,7 +11,8 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan
+from perfmodel.parallel.algebra.sharding import Held
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan
 
 KIND = "network"
 SCHEMA_VERSION = 1

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
-from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
+from perfmodel.parallel.algebra.sharding import Held, Sharding
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 
 Masks = NDArray[np.int64]

@@ -6,8 +6,8 @@ import random
 from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Sharding, gradient_layout, input_layout
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides
+from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan, divides
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.networks import load_network
 

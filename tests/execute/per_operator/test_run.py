@@ -10,8 +10,9 @@ from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan, measure_network_plans
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, RunError
+from perfmodel.parallel.algebra.sharding import Held
 from perfmodel.parallel.per_operator.parameters import step_traffic
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis
+from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
 from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TINY, TWO, random_plan, tiny_network

@@ -8,8 +8,8 @@ import torch
 
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan
+from perfmodel.parallel.algebra.sharding import Held, Sharding
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan
 from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import passes
 from perfmodel.workload.networks.builder import NetworkBuilder

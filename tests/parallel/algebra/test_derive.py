@@ -8,6 +8,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import amount_of, derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, load_rule_set
+from perfmodel.parallel.algebra.sharding import Held
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
@@ -143,3 +144,34 @@ def test_no_operator_that_is_not_linear_ever_receives_a_partial_sum():
 def test_one_dim_of_an_operator_may_be_padded():
     with pytest.raises(InputError, match="at most one may be padded"):
         derive(small_graph(replace(MADE, padded=("b", "f")), READ), {"a": {}, "y": {}})
+
+
+# --- a plan's own word ----------------------------------------------------------------------------------------------
+
+
+def test_a_held_tensor_goes_by_way_of_its_layout_and_every_reader_from_there():
+    """a is left partial over p and q; held on b -> p; the first reader takes it so, the second wants f -> p."""
+    first, second = operator("y[b,f] = a[b,f]"), operator("z[b,g] = a[b,f] * v[f,g]")
+    graph = replace(small_graph(MADE, first, second), repeats=())
+    shardings = {"a": {"h": ("p", "q")}, "y": {"b": ("p",)}, "z": {"f": ("p",), "g": ("q",)}}
+    held = {"a": Held(cuts=(("p",), ()), partial=frozenset("q"))}
+    found = derive(graph, shardings, held=held, axes=("p", "q"))
+    moved = [(str(t.phase), str(t.kind), "".join(sorted(t.axes)), t.operator) for t in found.traffic]
+    assert sorted(moved) == [
+        ("backward", "all_gather", "p", "a"),  # the sum, to where a was left: whole
+        ("backward", "all_reduce", "q", "a"),
+        ("backward", "all_to_all", "p", "z"),  # z's gradient to where it is added up, still partial over q
+        ("forward", "all_reduce", "q", "a"),
+        ("forward", "all_to_all", "p", "z"),
+        ("forward", "reduce_scatter", "p", "a"),
+    ]
+    assert all(t.itemsize == graph.tensors["a"].itemsize for t in found.traffic)
+
+
+def test_partial_inputs_of_an_addition_are_reduced_apart_where_a_plan_says_how_tensors_are_held():
+    other = operator("c[b,f] = u[b,h] * t[f,h]")
+    add = replace(operator("s[b,f] = a[b,f] + c[b,f]"), is_linear=True)
+    graph = small_graph(MADE, other, add)
+    shardings = {"a": {"h": ("tp_kv",)}, "c": {"h": ("tp_kv",)}, "s": {}}
+    assert [t.tensor for t in derive(graph, shardings).traffic] == ["a"]
+    assert [t.tensor for t in derive(graph, shardings, held={}).traffic] == ["a", "c"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.algebra.derive import ParameterLayout
+from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
 from perfmodel.parallel.algebra.parameters import parameter_events, profile_events, stored_rows, with_gathered_bias_gradients, zero_axes
 from perfmodel.parallel.profile import load_profile
 
@@ -21,6 +21,7 @@ def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[st
         gradient_axes=frozenset(gradient_axes.split()),
         sum_axes=frozenset(),
         regions=regions,
+        elements=Amount(base=1024.0 * 4096, axes=frozenset(("tp_kv",))),
     )
 
 

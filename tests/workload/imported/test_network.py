@@ -8,8 +8,8 @@ from torch import nn
 
 import perfmodel
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.sharding import gradient_layout, output_layout
-from perfmodel.parallel.per_operator.plan import Held, MeshAxis, NetworkPlan, check_plan, divides
+from perfmodel.parallel.algebra.sharding import Held, gradient_layout, output_layout
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan, divides
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.imported.graph import ImportedKind
