@@ -14,8 +14,8 @@ from functools import lru_cache
 from perfmodel.workload.causal import CausalMask, windowed_mask
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operand, Operator, Region, Repeat, Tensor, TensorRole, regions_of
+from perfmodel.workload.kinds.attention import Causal, rotary
 from perfmodel.workload.kinds.attention import attention as fused_attention
-from perfmodel.workload.kinds.attention import rotary
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
 from perfmodel.workload.kinds.dropout import dropout
 from perfmodel.workload.kinds.einsum import einsum
@@ -310,10 +310,7 @@ def _attention(b: _Builder, x: str, *, attention: str, drops: bool, weight_form_
             _operand("attention.out", "b q g r d"),
             b.of(dims),
             head_dim=model.head_dim,
-            causal=True,
-            window=model.sliding_window,
-            windowed=model.sliding_layer_fraction,
-            shares_queries=shares_queries,
+            causal=Causal(window=model.sliding_window, windowed=model.sliding_layer_fraction, shares_queries=shares_queries),
         )
         out = b.add(operator, dims, group=core)
     else:

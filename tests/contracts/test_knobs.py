@@ -74,6 +74,16 @@ def test_no_public_function_or_command_spells_more_than_twelve_parameters():
     assert {"predict", "find_plans", "search", "limits", "shard_network"} <= seen
 
 
+def test_no_function_inside_takes_more_than_twelve_parameters():
+    found = {
+        f"{path.relative_to(PACKAGE)}: {node.name}": len(parameters(node))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and len(parameters(node)) > MOST
+    }
+    assert found == {}
+
+
 @pytest.mark.parametrize("name", ["predict", "find_plans", "find_limits"])
 def test_a_signature_lists_every_knob(name):
     listed = set(inspect.signature(getattr(perfmodel, name)).parameters)

@@ -14,7 +14,7 @@ from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Data, FusedAttention, Graph, Operand, Operator, OwnTraffic, Pass, Product, Stream, Tensor, TensorRole
-from perfmodel.workload.kinds.attention import attention, rotary
+from perfmodel.workload.kinds.attention import Causal, attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy, cross_entropy
@@ -76,7 +76,8 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize("is_first", [False, True])
 def test_convolution_has_torchs_shape_and_flops(sizes, is_first):
     channels, filters, groups = sizes["channels"], sizes["filters"], sizes.get("groups", 1)
-    op = convolution("c", "x", "w", "y", batch=2, height=16, width=14, first_has_gradient=not is_first, **sizes)
+    image, others = Tensor(name="x", shape=(2, channels, 16, 14)), {name: sizes[name] for name in sizes if name != "channels"}
+    op = convolution("c", image, "w", "y", first_has_gradient=not is_first, **others)
     settings = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)} | {
         k: sizes[k] for k in sizes if k in ("stride", "padding", "dilation")
     }
@@ -95,10 +96,10 @@ def test_convolution_has_torchs_shape_and_flops(sizes, is_first):
 
 
 def test_channels_are_summed_and_groups_are_not():
-    plain = convolution("c", "x", "w", "y", batch=2, channels=8, filters=6, height=8, width=8, window=(1, 1))
+    plain = convolution("c", Tensor(name="x", shape=(2, 8, 8, 8)), "w", "y", filters=6, window=(1, 1))
     assert plain.sums == ("c",)
     assert plain.inputs[1].dims == ("n", "c", "", "")
-    grouped = convolution("c", "x", "w", "y", batch=2, channels=8, filters=4, height=8, width=8, window=(1, 1), groups=4)
+    grouped = convolution("c", Tensor(name="x", shape=(2, 8, 8, 8)), "w", "y", filters=4, window=(1, 1), groups=4)
     assert grouped.sums == ()
     assert grouped.inputs[0].dims[1] == grouped.inputs[1].dims[0] == grouped.output.dims[1] == "g"
 
@@ -130,7 +131,7 @@ def test_the_halo_is_what_windows_read_outside_their_share(window, stride, paddi
 
 
 def test_halo_rows_are_sent_forward_and_their_gradients_back():
-    op = convolution("c", "x", "w", "y", batch=4, channels=8, filters=6, height=32, width=16, window=(5, 3), padding=(2, 1))
+    op = convolution("c", Tensor(name="x", shape=(4, 8, 32, 16)), "w", "y", filters=6, window=(5, 3), padding=(2, 1))
     sent = [(own.over, elements(own.extent), own.phase, own.kind) for own in op.traffic]
     rows, columns = 4 * 8 * 4 * 16, 4 * 8 * 2 * 32  # batch, channels, halo, along
     assert sent == [
@@ -145,17 +146,17 @@ def test_halo_rows_are_sent_forward_and_their_gradients_back():
 
 def test_data_gets_no_gradient_and_sends_no_halo_back():
     op = convolution(
-        "c", "x", "w", "y", batch=4, channels=3, filters=6, height=32, width=16, window=(3, 3), padding=(1, 1), first_has_gradient=False
+        "c", Tensor(name="x", shape=(4, 3, 32, 16)), "w", "y", filters=6, window=(3, 3), padding=(1, 1), first_has_gradient=False
     )
     assert {own.phase for own in op.traffic} == {Pass.FORWARD}
     assert len(op.backward) == 1
 
 
 def test_sides_that_do_not_divide_by_the_stride_stay_whole():
-    op = convolution("c", "x", "w", "y", batch=1, channels=3, filters=8, height=227, width=224, window=(11, 2), stride=(4, 2))
+    op = convolution("c", Tensor(name="x", shape=(1, 3, 227, 224)), "w", "y", filters=8, window=(11, 2), stride=(4, 2))
     assert op.whole == ("h",)
     assert op.traffic == ()
-    op = pooling("p", "x", "y", batch=1, channels=3, height=8, width=9, window=(3, 3), stride=(2, 2), padding=(1, 1))
+    op = pooling("p", Tensor(name="x", shape=(1, 3, 8, 9)), "y", window=(3, 3), stride=(2, 2), padding=(1, 1))
     assert op.whole == ("w",)
     assert [own.over for own in op.traffic] == [("h",), ("h",)]
 
@@ -164,7 +165,7 @@ def test_sides_that_do_not_divide_by_the_stride_stay_whole():
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2)])
 def test_pooling_has_torchs_shape(window, stride):
     for mode, function in (("max", F.max_pool2d), ("average", F.avg_pool2d)):
-        op = pooling("p", "x", "y", batch=2, channels=3, height=13, width=16, window=window, stride=stride, padding=(1, 1), mode=mode)
+        op = pooling("p", Tensor(name="x", shape=(2, 3, 13, 16)), "y", window=window, stride=stride, padding=(1, 1), mode=mode)
         assert function(values(2, 3, 13, 16), window, stride, (1, 1)).shape[2:] == (op.dims["h"], op.dims["w"])
 
 
@@ -235,19 +236,19 @@ KEPT = {
         (),
     ),
     "convolution": (
-        convolution("o", "x", "w", "y", batch=2, channels=4, filters=3, height=6, width=5, window=(3, 3)),
+        convolution("o", Tensor(name="x", shape=(2, 4, 6, 5)), "w", "y", filters=3, window=(3, 3)),
         F.conv2d,
         (IMAGE, WC := values(3, 4, 3, 3)),
         (WC,),
     ),
     "max pooling": (
-        pooling("o", "x", "y", batch=2, channels=4, height=6, width=5, window=(2, 2), stride=(2, 2)),
+        pooling("o", Tensor(name="x", shape=(2, 4, 6, 5)), "y", window=(2, 2), stride=(2, 2)),
         lambda x: F.max_pool2d(x, 2),
         (IMAGE,),
         (),
     ),
     "average pooling": (
-        pooling("o", "x", "y", batch=2, channels=4, height=6, width=5, window=(2, 2), stride=(2, 2), mode="average"),
+        pooling("o", Tensor(name="x", shape=(2, 4, 6, 5)), "y", window=(2, 2), stride=(2, 2), mode="average"),
         lambda x: F.avg_pool2d(x, 2),
         (IMAGE,),
         (),
@@ -310,8 +311,8 @@ def test_attention_has_torchs_flops_and_its_causal_share():
     with sdpa_kernel(SDPBackend.MATH):
         forward, _ = torch_flops(F.scaled_dot_product_attention, q, k, k.detach())
     assert heads(keys=5).flops == forward
-    assert heads(causal=True).flops == heads().flops / 2
-    assert heads(causal=True).whole == ("z", "q")
+    assert heads(causal=Causal()).flops == heads().flops / 2
+    assert heads(causal=Causal()).whole == ("z", "q")
     assert heads().whole == ("z",)
     assert elements(heads().saved[-1].extent) == 2 * 6 * 2 * 3  # one log-sum-exp a query and head
 
@@ -319,9 +320,9 @@ def test_attention_has_torchs_flops_and_its_causal_share():
 def test_a_window_leaves_the_share_of_scores_that_it_shows():
     s, w = 400, 50
     seen = sum(min(i + 0.5, w) for i in range(s))  # half of the diagonal's square, as in the half of a full triangle
-    shares = [heads(causal=True, queries=s, keys=s, window=window).forward[0].causal_fraction for window in (w, 0, s)]
+    shares = [heads(causal=Causal(window=window), queries=s, keys=s).forward[0].causal_fraction for window in (w, 0, s)]
     assert shares == [pytest.approx(seen / s**2, rel=1e-3), 0.5, 0.5]
-    assert heads(causal=True, window=2).settings["window"] == 2
+    assert heads(causal=Causal(window=2)).settings["window"] == 2
 
 
 def test_the_interaction_has_torchs_flops_and_width():
@@ -446,7 +447,7 @@ def test_an_lstm_gathers_its_state_every_step_but_the_first():
 
 
 def test_a_convolution_sends_rows_only_where_they_are_cut():
-    op = convolution("o", "x", "w", "y", batch=4, channels=8, filters=6, height=32, width=16, window=(3, 3), padding=(1, 1))
+    op = convolution("o", Tensor(name="x", shape=(4, 8, 32, 16)), "w", "y", filters=6, window=(3, 3), padding=(1, 1))
     shapes = {"x": (4, 8, 32, 16), "w": (6, 8, 3, 3), "y": (4, 6, 32, 16)}
     assert own_traffic(op, shapes, h=4, b=2) == [("send_recv", 4, 2 * 8 * 2 * 16.0, phase, 1, 0.0) for phase in "fb"]
     assert own_traffic(op, shapes, b=4, c=2) == []
@@ -454,21 +455,21 @@ def test_a_convolution_sends_rows_only_where_they_are_cut():
 
 # --- bad input, and a new kind -----------------------------------------------------------------------------------
 
-SQUARE = {"batch": 2, "channels": 4, "height": 4, "width": 4}
+SQUARE = Tensor(name="x", shape=(2, 4, 4, 4))
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: convolution("o", "x", "w", "y", filters=6, window=(3, 3), groups=3, **SQUARE), "groups=3: must divide channels=4"),
-        (lambda: convolution("o", "x", "w", "y", filters=6, window=(3, 3), groups=4, **SQUARE), "groups=4: must divide filters=6"),
-        (lambda: convolution("o", "x", "w", "y", filters=6, window=(7, 3), **SQUARE), "window=7: is wider than the padded input of 4"),
-        (lambda: convolution("o", "x", "w", "y", filters=6, window=(3, 3), stride=(0, 1), **SQUARE), "stride=0: must be a whole number"),
+        (lambda: convolution("o", SQUARE, "w", "y", filters=6, window=(3, 3), groups=3), "groups=3: must divide channels=4"),
+        (lambda: convolution("o", SQUARE, "w", "y", filters=6, window=(3, 3), groups=4), "groups=4: must divide filters=6"),
+        (lambda: convolution("o", SQUARE, "w", "y", filters=6, window=(7, 3)), "window=7: is wider than the padded input of 4"),
+        (lambda: convolution("o", SQUARE, "w", "y", filters=6, window=(3, 3), stride=(0, 1)), "stride=0: must be a whole number"),
         (
-            lambda: pooling("o", "x", "y", window=(2, 2), stride=(2, 2), mode="maximum", **SQUARE),
+            lambda: pooling("o", SQUARE, "y", window=(2, 2), stride=(2, 2), mode="maximum"),
             "mode=maximum: is not known; did you mean 'max'",
         ),
-        (lambda: pooling("o", "x", "y", window=(9, 2), stride=(2, 2), **SQUARE), "window=9: is wider"),
+        (lambda: pooling("o", SQUARE, "y", window=(9, 2), stride=(2, 2)), "window=9: is wider"),
         (lambda: reduction("o", X3, operand("y", "b s"), S3, function="median"), "function=median: is not known"),
         (lambda: reduction("o", X3, Y3, S3), "must lack a dim of the input"),
         (lambda: elementwise("o", "relux", (X3,), Y3, S3), "function=relux: is not known; did you mean 'relu'"),
@@ -479,7 +480,6 @@ SQUARE = {"batch": 2, "channels": 4, "height": 4, "width": 4}
         (lambda: cross_entropy("o", X3, operand("l", "b s"), Y3, S3, over="d"), "dim 'd': must be a dim of the logits"),
         (lambda: embedding("o", operand("l", "b s"), operand("t", "d"), Y3, S3), "must be the vocabulary"),
         (lambda: embedding_bag("o", operand("l", "b ."), operand("t", "v d"), operand("y", "b d"), S3 | {"v": 3}, bag=0), "bag=0: must be"),
-        (lambda: heads(window=3), "window=3: needs a causal mask"),
         (lambda: rotary("o", operand("x", "b ."), operand("y", "b ."), {"b": 2}, head_dim=3), "head_dim=3: must be even"),
         (lambda: concat("o", (X3,), Y3, S3, axis=1, sizes=(3,)), "axis=1: must be the whole position"),
         (lambda: concat("o", (operand("x", "b ."),), operand("y", "b ."), S3, axis=1, sizes=(3, 4)), "sizes=(3, 4): must be one for each"),

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import windowed_mask
 from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Causal:
+    """A query sees the keys up to its own position.
+
+    window          it sees the last so many of them; 0: all
+    windowed        of the layers that the operator stands for, the share with that window
+    shares_queries  ranks may share queries, though later ones see more keys than earlier ones: the cost model knows who has which
+    """
+
+    window: int = 0
+    windowed: float = 1.0
+    shares_queries: bool = False
 
 
 def attention(
@@ -21,27 +35,20 @@ def attention(
     *,
     head_dim: int,
     scale: float = 0.0,
-    causal: bool = False,
-    window: int = 0,
-    windowed: float = 1.0,
-    shares_queries: bool = False,
+    causal: Causal | None = None,
     layer: str = "",
 ) -> Operator:
     """softmax(scale q k) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
 
-    dims            must have b, q, z, g, r; the head dim, last of every operand, is no dim or a whole one: it is never cut
-    scale           0: head_dim ** -0.5
-    window          a causal query sees its last so many keys; 0: all before it
-    windowed        of the layers that the operator stands for, the share with that window
-    shares_queries  ranks may share causal queries, though later ones see more keys than earlier ones: the cost model knows who has which
+    dims     must have b, q, z, g, r; the head dim, last of every operand, is no dim or a whole one: it is never cut
+    scale    0: head_dim ** -0.5
+    causal   None: every query sees all keys
 
-    Keys stay whole, and so do other causal queries. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
+    Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
     missing = [dim for dim in ("b", "q", "z", "g", "r") if dim not in dims]
     if missing:
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
-    if window and not causal:
-        raise InputError(f"operator {name}: window={window}: needs a causal mask; set causal or leave the window out")
     work = FusedAttention(
         batch=extent(dims, "b"),
         heads=extent(dims, "gr"),
@@ -49,7 +56,7 @@ def attention(
         queries=extent(dims, "q"),
         keys=extent(dims, "z"),
         head_dim=head_dim,
-        mask=windowed_mask(dims["z"], window, windowed) if causal else None,
+        mask=None if causal is None else windowed_mask(dims["z"], causal.window, causal.windowed),
     )
     return Operator(
         name=name,
@@ -59,12 +66,17 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        whole=("z", "q") if causal and not shares_queries else ("z",),
+        whole=("z",) if causal is None or causal.shares_queries else ("z", "q"),
         saved=(
             *(Data(extent=_entries(dims, operand, head_dim), of=place) for place, operand in enumerate((q, k, v, output))),
             Data(extent=extent(dims, "bqgr"), itemsize=4.0),
         ),
-        settings={"head_dim": head_dim, "scale": scale or head_dim**-0.5, "causal": causal, "window": window if window < dims["z"] else 0},
+        settings={
+            "head_dim": head_dim,
+            "scale": scale or head_dim**-0.5,
+            "causal": causal is not None,
+            "window": causal.window if causal is not None and causal.window < dims["z"] else 0,
+        },
         layer=layer,
     )
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Tensor
 from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, window_output
 
 
 def convolution(
     name: str,
-    x: str,
+    x: Tensor,
     weight: str,
     output: str,
     *,
-    batch: int,
-    channels: int,
     filters: int,
-    height: int,
-    width: int,
     window: tuple[int, int],
     stride: tuple[int, int] = (1, 1),
     padding: tuple[int, int] = (0, 0),
@@ -28,7 +24,7 @@ def convolution(
 ) -> Operator:
     """x[b,c,h,w] * W[n,c,r,s] -> y[b,n,h,w]; with groups x[b,g,h,w] * W[g,,r,s] -> y[b,g,h,w], where g cuts whole groups of channels.
 
-    height, width       of the input; those of the output follow
+    x                   an image, whose shape gives that of the output
     first_has_gradient  False where x is the data
 
     h and w are dims of the output; they cut the input likewise, so they stay whole unless input = stride * output. A cut exchanges the
@@ -36,6 +32,7 @@ def convolution(
 
     Source: sharding algebra, section 2 (convolution). Halos reach one neighbour: a share has at least as many rows as the halo.
     """
+    batch, channels, height, width = x.shape
     for field, value in (("channels", channels), ("filters", filters)):
         if groups < 1 or value % groups:
             raise InputError(f"operator {name}: groups={groups}: must divide {field}={value}; use a divisor")
@@ -75,7 +72,7 @@ def convolution(
         kind="convolution",
         dims=dims,
         inputs=(
-            Operand(tensor=x, dims=("b", reads, "h", "w")),
+            Operand(tensor=x.name, dims=("b", reads, "h", "w")),
             Operand(tensor=weight, dims=("n", "c", "", "") if groups == 1 else ("g", "", "", "")),
         ),
         output=Operand(tensor=output, dims=("b", writes, "h", "w")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Stream
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Stream, Tensor
 from perfmodel.workload.kinds.extents import halo_exchange, halo_rows, passes, window_output
 
 MODES = ("max", "average")
@@ -14,13 +14,9 @@ _INDEX: Extent = ((2, ""),)
 
 def pooling(
     name: str,
-    x: str,
+    x: Tensor,
     output: str,
     *,
-    batch: int,
-    channels: int,
-    height: int,
-    width: int,
     window: tuple[int, int],
     stride: tuple[int, int],
     padding: tuple[int, int] = (0, 0),
@@ -29,13 +25,14 @@ def pooling(
 ) -> Operator:
     """x[b,c,h,w] -> y[b,c,h,w], each channel by itself; h and w and their halo as in a convolution.
 
-    height, width   of the input; those of the output follow
-    mode            "max", or "average" with padding counted as zeros (torch's default)
+    x      an image, whose shape gives that of the output
+    mode   "max", or "average" with padding counted as zeros (torch's default)
 
     Kept for backward, as torch does: the input, and of a maximum where it was.
     """
     if mode not in MODES:
         raise InputError(f"operator {name}: mode={mode}: is not known{suggest(mode, MODES)}")
+    batch, channels, height, width = x.shape
     rows = window_output(name, height, window[0], stride[0], padding[0])
     columns = window_output(name, width, window[1], stride[1], padding[1])
     whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
@@ -55,7 +52,7 @@ def pooling(
         name=name,
         kind="pooling",
         dims={"b": batch, "h": rows, "w": columns, "c": channels},
-        inputs=(Operand(tensor=x, dims=("b", "c", "h", "w")),),
+        inputs=(Operand(tensor=x.name, dims=("b", "c", "h", "w")),),
         output=Operand(tensor=output, dims=("b", "c", "h", "w")),
         forward=(Stream(kernel=kernel, elements=taps, accesses=passes(read, written, *kept)),),
         backward=(Stream(kernel=kernel, elements=taps, accesses=passes(written, *kept, read)),),

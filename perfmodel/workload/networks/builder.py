@@ -221,18 +221,14 @@ class NetworkBuilder:
         groups: int = 1,
         bias: bool = False,
     ) -> str:
-        batch, channels, height, width = self.shape(x)
+        batch, channels, *_ = self.shape(x)
         weight = self.parameter(f"{name}.weight", filters, channels // groups, *_pair(window))
         operator = convolution(
             name,
-            x,
+            self._tensors[x],
             weight,
             f"{name}.out",
-            batch=batch,
-            channels=channels,
             filters=filters,
-            height=height,
-            width=width,
             window=_pair(window),
             stride=_pair(stride),
             padding=_pair(padding),
@@ -244,15 +240,11 @@ class NetworkBuilder:
         return self.bias(name, y, "b c h w", "c") if bias else y
 
     def pooling(self, name: str, x: str, window: Window, *, stride: Window, padding: Window = 0, mode: str = "max") -> str:
-        batch, channels, height, width = self.shape(x)
+        batch, channels, *_ = self.shape(x)
         operator = pooling(
             name,
-            x,
+            self._tensors[x],
             f"{name}.out",
-            batch=batch,
-            channels=channels,
-            height=height,
-            width=width,
             window=_pair(window),
             stride=_pair(stride),
             padding=_pair(padding),

@@ -56,7 +56,7 @@ def setting(optimizer=Optimizer.SGD):
 
 def made(window):
     return convolution(
-        "conv", "x", "w", "y", batch=8, channels=16, filters=32, height=20, width=20, window=(window, window), padding=(window // 2,) * 2
+        "conv", Tensor(name="x", shape=(8, 16, 20, 20)), "w", "y", filters=32, window=(window, window), padding=(window // 2,) * 2
     )
 
 
@@ -118,7 +118,7 @@ def test_neighbours_on_the_outermost_tier_set_the_pace_of_sends():
 
 
 def test_pooling_takes_time_for_every_entry_of_every_window():
-    operator = pooling("pool", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2))
+    operator = pooling("pool", Tensor(name="x", shape=(2, 4, 9, 9)), "y", window=(3, 3), stride=(2, 2))
     written = 2 * 4 * 4 * 4
     num_bytes = 4.0 * (2 * 4 * 81 + 3 * written)
     assert cost(operator, CPU)[0] == pytest.approx(num_bytes / 1e10 + 9 * written * 2e-9 + 1e-5)

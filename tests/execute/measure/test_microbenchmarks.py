@@ -32,7 +32,7 @@ from perfmodel.hardware.samples import (
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.profile import load_profile
-from perfmodel.workload.graph import Extent, Operator, Product, Stream
+from perfmodel.workload.graph import Extent, Operator, Product, Stream, Tensor
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.lstm import lstm
@@ -77,9 +77,7 @@ def total(extent: Extent) -> int:
 
 def test_convolutions_count_what_the_operator_counts():
     """Forward, gradient of the weight, gradient of the input: m, n, k and bytes of the kind's own products."""
-    operator = convolution(
-        "conv", "x", "w", "y", batch=2, channels=4, filters=6, height=9, width=9, window=(3, 3), stride=(2, 2), padding=(1, 1)
-    )
+    operator = convolution("conv", Tensor(name="x", shape=(2, 4, 9, 9)), "w", "y", filters=6, window=(3, 3), stride=(2, 2), padding=(1, 1))
     expected = []
     for work in (*operator.forward, *operator.backward):
         assert isinstance(work, Product)
@@ -94,7 +92,7 @@ def test_convolutions_count_what_the_operator_counts():
 
 @pytest.mark.parametrize("mode", ["max", "average"])
 def test_pooling_counts_what_the_operator_counts(mode):
-    operator = pooling("pool", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2), mode=mode)
+    operator = pooling("pool", Tensor(name="x", shape=(2, 4, 9, 9)), "y", window=(3, 3), stride=(2, 2), mode=mode)
     check_streams(operator, [*pooling_kernels((2, 4, 9, 3, 2), Dtype.FP32, "cpu")])
 
 

@@ -10,8 +10,8 @@ from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.own_rules import joined, normalise, shares, softmax
 from perfmodel.execute.per_operator.refuse import KINDS
-from perfmodel.workload.graph import Operand, Operator
-from perfmodel.workload.kinds.attention import attention, rotary
+from perfmodel.workload.graph import Operand, Operator, Tensor
+from perfmodel.workload.kinds.attention import Causal, attention, rotary
 from perfmodel.workload.kinds.batch_norm import batch_norm
 from perfmodel.workload.kinds.convolution import convolution
 from perfmodel.workload.kinds.cross_entropy import binary_cross_entropy, cross_entropy
@@ -91,7 +91,7 @@ def test_elementwise_inputs_are_aligned_by_name_and_whole_positions_from_the_las
 @pytest.mark.parametrize("groups, dilation", [(1, 1), (2, 1), (4, 2)])
 def test_convolution(groups, dilation):
     x, w = random(2, 4, 9, 9), random(8, 4 // groups, 3, 3, seed=1)
-    operator = convolution("o", "x", "w", "y", batch=2, channels=4, filters=8, height=9, width=9, window=(3, 3), stride=(2, 1),
+    operator = convolution("o", Tensor(name="x", shape=(2, 4, 9, 9)), "w", "y", filters=8, window=(3, 3), stride=(2, 1),
                            padding=(1, 2), dilation=(dilation, dilation), groups=groups)  # fmt: skip
     agree(run(operator, x, w), F.conv2d(x, w, None, (2, 1), (1, 2), dilation, groups), x, w)
 
@@ -99,7 +99,7 @@ def test_convolution(groups, dilation):
 @pytest.mark.parametrize("mode, expected", [("max", F.max_pool2d), ("average", F.avg_pool2d)])
 def test_pooling(mode, expected):
     x = random(2, 4, 9, 9)
-    operator = pooling("o", "x", "y", batch=2, channels=4, height=9, width=9, window=(3, 3), stride=(2, 2), padding=(1, 1), mode=mode)
+    operator = pooling("o", Tensor(name="x", shape=(2, 4, 9, 9)), "y", window=(3, 3), stride=(2, 2), padding=(1, 1), mode=mode)
     agree(run(operator, x), expected(x, 3, 2, 1), x)
 
 
@@ -204,7 +204,7 @@ def test_attention_shares_heads_and_masks(causal, window):
     q, k, v = random(2, 5, 3, 2, 4), random(2, 5, 3, 4, seed=1), random(2, 5, 3, 4, seed=2)
     dims = {"b": 2, "q": 5, "z": 5, "g": 3, "r": 2}
     operator = attention("o", on("q", "b q g r ."), on("k", "b z g ."), on("v", "b z g ."), on("y", "b q g r ."), dims,
-                         head_dim=4, causal=causal, window=window)  # fmt: skip
+                         head_dim=4, causal=Causal(window=window) if causal else None)  # fmt: skip
     scores = torch.einsum("bqgrd,bzgd->bgrqz", q, k) / 2
     if causal:
         distance = torch.arange(5)[:, None] - torch.arange(5)[None, :]
