@@ -43,7 +43,7 @@ _HOME: dict[str, tuple[str, ...]] = {
         "run_plan",
         "validate_cases",
     ),
-    "perfmodel.workload.graph": ("Network", "NetworkOperator"),
+    "perfmodel.workload.graph": ("Graph", "Operator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.parallel.per_operator.plan": ("NetworkPlan",),
     "perfmodel.parallel.per_operator.plan_file": ("read_network_plan", "write_network_plan"),

@@ -473,8 +473,3 @@ class Graph:
     def flops(self) -> float:
         """Of one forward pass. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
-
-
-#: Public names of a graph whose batch is known, and of its operators.
-Network = Graph
-NetworkOperator = Operator
