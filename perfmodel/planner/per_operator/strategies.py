@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.planner.per_operator.search import Filter
-from perfmodel.planner.per_operator.space import Configurations
+from perfmodel.planner.per_operator.space import Configurations, dim_classes
 from perfmodel.workload.graph import Graph, Operator, Product, TensorRole
 
 Rows = NDArray[np.bool_]
@@ -26,21 +26,24 @@ Rows = NDArray[np.bool_]
 def data_parallel(network: Graph) -> Filter:
     """Only the batch is cut, as far as it goes."""
 
+    samples = sample_dims(network)
+
     def keep(operator: Operator, rows: Configurations) -> Rows:
-        return _only(rows, _batch_dim(operator))
+        return _only(rows, samples.get(operator.name, ""))
 
     return keep
 
 
 def one_weird_trick(network: Graph) -> Filter:
     """Cut the batch, but the output features of fully connected layers, and the classes of the loss."""
-    heads = _after_flattening(network)
+    heads, samples = _after_flattening(network), sample_dims(network)
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
+        batch = samples.get(operator.name, "")
         if operator.name not in heads:
-            return _only(rows, _batch_dim(operator))
+            return _only(rows, batch)
         if _reads_weights(network, operator):
-            return _only(rows, _features(network, operator))
+            return _only(rows, _features(network, operator) or batch)
         return np.ones(len(rows), dtype=bool)
 
     return keep
@@ -49,8 +52,10 @@ def one_weird_trick(network: Graph) -> Filter:
 def mesh_tensorflow(network: Graph, *, batch_parts: int, model_dims: Mapping[str, tuple[str, ...]]) -> Filter:
     """The batch into `batch_parts`; `model_dims`: operator -> those of its dims that the other chips cut, the first that divides."""
 
+    samples = sample_dims(network)
+
     def keep(operator: Operator, rows: Configurations) -> Rows:
-        batch = _batch_dim(operator)
+        batch = samples.get(operator.name, "")
         allowed = {batch, *model_dims.get(operator.name, ())}
         others = [d for d, dim in enumerate(rows.dims) if dim not in allowed]
         found = (rows.parts[:, others] == 1).all(axis=1)
@@ -72,9 +77,13 @@ def mesh_tensorflow(network: Graph, *, batch_parts: int, model_dims: Mapping[str
     return keep
 
 
-def _batch_dim(operator: Operator) -> str:
-    """The dim that counts samples: `b`; "" where an operator has none."""
-    return "b" if "b" in operator.dims else ""
+def sample_dims(network: Graph) -> Mapping[str, str]:
+    """Operator -> its dim that counts samples, where it has one: the first dim of the first operator that has as many entries there as the
+    batch, and whatever dim is that one at the same position of a tensor."""
+    classes, _ = dim_classes(network)
+    firsts = ((index, next(iter(operator.dims), "")) for index, operator in enumerate(network.operators))
+    found = next((classes[each] for each in firsts if each[1] and network.operators[each[0]].dims[each[1]] == network.batch), None)
+    return {network.operators[index].name: dim for (index, dim), number in classes.items() if number == found}
 
 
 def _only(rows: Configurations, dim: str) -> Rows:
@@ -93,13 +102,13 @@ def _reads_weights(network: Graph, operator: Operator) -> bool:
 
 
 def _features(network: Graph, operator: Operator) -> str:
-    """The dim of the output that a weight has and no activation: the output features."""
+    """The dim of the output that a weight has and no activation: the output features; "" for none."""
     weights = [operand for operand in operator.inputs if network.tensors[operand.tensor].role is TensorRole.PARAMETER]
     others = {
         dim for operand in operator.inputs if network.tensors[operand.tensor].role is not TensorRole.PARAMETER for dim in operand.dims
     }
     found = [dim for operand in weights for dim in operand.dims if dim and dim in operator.output.dims and dim not in others]
-    return found[0] if found else _batch_dim(operator)
+    return found[0] if found else ""
 
 
 def _after_flattening(network: Graph) -> set[str]:

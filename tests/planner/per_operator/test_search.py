@@ -19,7 +19,7 @@ from perfmodel.planner.per_operator.fold import fold_layers
 from perfmodel.planner.per_operator.pipeline import PipelinePrediction, search_pipeline
 from perfmodel.planner.per_operator.search import fixed_parts
 from perfmodel.planner.per_operator.space import dim_classes, network_space
-from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick
+from perfmodel.planner.per_operator.strategies import data_parallel, mesh_tensorflow, one_weird_trick, sample_dims
 from perfmodel.search import Budget
 from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Stream, Tensor, TensorRole
 from perfmodel.workload.kinds.einsum import einsum
@@ -118,6 +118,22 @@ def test_data_parallelism_cuts_samples_only_and_reduces_every_gradient():
     plan = found.search(data_parallel(found.network)).best.plan
     assert all(set(sharding) <= {"b"} for sharding in plan.shardings.values())
     assert all(len(sharding["b"]) == 3 for sharding in plan.shardings.values())
+
+
+def test_samples_are_followed_from_the_input_whatever_their_dim_is_called():
+    network = perceptron()
+    calls = {"b": "i", "d": "b", "f": "f"}  # features called b
+
+    def renamed(operator: Operator) -> Operator:
+        dims = {calls[dim]: size for dim, size in operator.dims.items()}
+        inputs, output = (
+            [replace(each, dims=tuple(map(calls.__getitem__, each.dims))) for each in some] for some in (operator.inputs, [operator.output])
+        )
+        return Operator(name=operator.name, kind=operator.kind, dims=dims, inputs=tuple(inputs), output=output[0])
+
+    turned = replace(network, operators=tuple(map(renamed, network.operators)))
+    assert set(sample_dims(network).values()) == {"b"}
+    assert sample_dims(turned) == {operator.name: "i" for operator in network.operators}
 
 
 def test_one_weird_trick_cuts_output_features_of_fully_connected_layers():
