@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from perfmodel.cost.assigned import assigned_grid, is_scattered, stage_blocks
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
@@ -83,12 +84,18 @@ def beside_pipeline(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanColumns:
-    """What the steps of plans and their memory are both made of, one entry a plan."""
+    """What the steps of plans and their memory are both made of, one entry a plan.
+
+    stage_layers   blocks of the first plan's virtual stages
+    is_scattered   whether what stages hand on is cut over tp
+    """
 
     program: Program
     grid: LayoutGrid
     micro: MicrobatchCost
     stages: Stages
+    stage_layers: tuple[int, ...]
+    is_scattered: bool
     terms: ParameterTerms
     once: _Once
 
@@ -115,24 +122,35 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
-    program = estimator.program(first.rules, first.attention, first.recompute_operators)
-    grid = make_grid(
-        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
-        [first.order],
-        tier_sizes=machine.tier_sizes,
-        num_key_value_heads=first.job.transformer.num_key_value_heads,
-    )
-    once = _once(estimator, grid)
+    program = estimator.program_of(first)
+    grid, dealt = _placed(estimator, plans, program)
+    once = _once(estimator, grid, is_assigned=first.assignment is not None)
     micro_batch = _column(plan.micro_batch for plan in plans)
-    parameters = estimator.parameter_program(program, first.rules, int(first.zero), pipelined=first.layout.pp > 1)
+    parameters = estimator.parameter_program(program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1)
     return PlanColumns(
         program=program,
         grid=grid,
         micro=once(program, (*once.microbatch, first.micro_batch), lambda: microbatch_cost(program, machine, grid, micro_batch)),
-        stages=stage_columns([stages_of(program.regions, plan.stage_layers, plan.layout.pp) for plan in plans]),
+        stages=stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, dealt, strict=True)]),
+        stage_layers=dealt[0],
+        is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
         once=once,
     )
+
+
+def _placed(estimator: Estimator, plans: Sequence[Plan], program: Program) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
+    """The plans' axes on the network, and the blocks of each one's virtual stages."""
+    first, tiers = plans[0], estimator.machine.tier_sizes
+    if first.assignment is not None:
+        return assigned_grid(first.assignment, tiers), [stage_blocks(program.derivation.graph, first.assignment)]
+    grid = make_grid(
+        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
+        [first.order],
+        tier_sizes=tiers,
+        num_key_value_heads=first.job.transformer.num_key_value_heads,
+    )
+    return grid, [plan.stage_layers for plan in plans]
 
 
 def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColumns | None = None) -> StepColumns:
@@ -143,8 +161,8 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     tp, p = grid.degree["tp"], grid.degree["pp"]
     m, v = _column(plan.num_microbatches for plan in plans), _column(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
-    is_scattered = first.rules.scatters_residual
-    hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=is_scattered))
+    scattered = columns.is_scattered
+    hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
     schedule = first.schedule
     pipeline = pipeline_step_time(
         regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
@@ -184,7 +202,10 @@ class _Once:
         return self.estimator.once(of, depends_on, make) if self.is_single else make()
 
 
-def _once(estimator: Estimator, grid: LayoutGrid) -> _Once:
+def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool) -> _Once:
+    if is_assigned:
+        # the program is that of one assignment, on one mesh
+        return _Once(estimator=estimator, is_single=True, microbatch=(), layout=())
     if grid.num_rows > 1:
         return _Once(estimator=estimator, is_single=False, microbatch=(), layout=())
     return _Once(

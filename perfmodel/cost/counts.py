@@ -236,7 +236,7 @@ def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, am
     stages = range(rank, last + 1, p)
     boundaries = sum((k > 0) + (k < last) for k in stages) * plan.num_microbatches
     for kind in ("send", "recv"):
-        counts.add_collective(kind, "pp", boundaries, boundaries * float(amount[program.boundary]))
+        counts.add_collective(kind, "pp", boundaries, boundaries * float(amount[program.boundary[0]]))
 
 
 # ------------------------------------------------------------------------------------------------------------ parameters

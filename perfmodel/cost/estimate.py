@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
+from perfmodel.cost.assigned import derive_assigned, handed_on, priced_graph
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import kept_by_moment, static_memory
 from perfmodel.cost.moments import At, activation_terms
@@ -37,12 +38,14 @@ from perfmodel.cost.step import (
     recomputed_phases,
 )
 from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
@@ -58,16 +61,20 @@ _MOST_MADE = 4096
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
-    """Predicts plans of one job on one cluster. Graphs and programs are compiled when first needed and kept."""
+    """Predicts plans of one job on one cluster. Graphs and programs are compiled when first needed and kept.
+
+    network_at   of a job that trains a network: its graph at the batch of one microbatch
+    """
 
     job: TrainingJob
     cluster: Cluster
     machine: Machine
     profile: ExecutionProfile
     sizes: Bytes
-    programs: dict[tuple[RuleSet, AttentionKernel, tuple[str, ...]], Program] = field(default_factory=dict)
-    parameter_programs: dict[tuple[RuleSet, int, bool], ParameterProgram] = field(default_factory=dict)
-    graphs: dict[AttentionKernel, Graph] = field(default_factory=dict)
+    network_at: Callable[[int], Graph] | None = None
+    programs: dict[Any, Program] = field(default_factory=dict)
+    parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
+    graphs: dict[AttentionKernel | int, Graph] = field(default_factory=dict)
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -93,6 +100,41 @@ class Estimator:
             )
         return self.programs[key]
 
+    def program_of(self, plan: Plan) -> Program:
+        """Of what the plan says of each operator's sharding, by rules or one by one."""
+        assignment = plan.assignment
+        if assignment is None:
+            return self.program(plan.rules, plan.attention, plan.recompute_operators)
+        key = assignment, plan.attention, plan.micro_batch
+        if key not in self.programs:
+            self.programs[key] = compile_program(
+                derive_assigned(self.assigned_graph(plan, assignment), assignment),
+                self.profile,
+                recompute_operators=(),
+                attention_kernel=str(plan.attention),
+                handed_on=handed_on(self.network(plan.micro_batch), assignment),
+            )
+        return self.programs[key]
+
+    def assigned_graph(self, plan: Plan, assignment: Assignment) -> Graph:
+        """The network at the plan's micro-batch, as it is priced."""
+        policy = self.job.policy
+        return priced_graph(
+            self.network(plan.micro_batch),
+            assignment,
+            activation_bytes=itemsize(policy.compute),
+            parameter_bytes=itemsize(policy.parameter),
+        )
+
+    def network(self, batch: int) -> Graph:
+        """The graph of a job that trains a network."""
+        if self.network_at is None:
+            rule = "the plan gives each operator a sharding of its own, but the job has no network"
+            raise bad_field("model", self.job.model.name, rule, "predict it with its network")
+        if batch not in self.graphs:
+            self.graphs[batch] = self.network_at(batch)
+        return self.graphs[batch]
+
     def graph(self, attention: AttentionKernel) -> Graph:
         if attention not in self.graphs:
             policy = self.job.policy
@@ -106,8 +148,8 @@ class Estimator:
             )
         return self.graphs[attention]
 
-    def parameter_program(self, program: Program, rules: RuleSet | str, zero: int, *, pipelined: bool) -> ParameterProgram:
-        key = (rule_set_of(rules), zero, pipelined)
+    def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
+        key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
         if key not in self.parameter_programs:
             self.parameter_programs[key] = compile_parameters(
                 program.parameters,
@@ -126,9 +168,16 @@ class Estimator:
         return _prediction(self, plan, row, memory_headroom)
 
 
-def make_estimator(job: TrainingJob, cluster: Cluster, machine: Machine, profile: ExecutionProfile) -> Estimator:
+def make_estimator(
+    job: TrainingJob,
+    cluster: Cluster,
+    machine: Machine,
+    profile: ExecutionProfile,
+    network_at: Callable[[int], Graph] | None = None,
+) -> Estimator:
     machine = with_rates_of(profile, machine, cluster.chip.launch_year)
-    return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=element_bytes(job.policy, job.optimizer, profile))
+    sizes = element_bytes(job.policy, job.optimizer, profile)
+    return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=sizes, network_at=network_at)
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int) -> Machine:
@@ -183,15 +232,8 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
 
 def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
     time = row.step_time
-    job, model, machine = plan.job, plan.job.transformer, estimator.machine
-    tokens = job.tokens_per_step
-    # the output matrix multiplies every token, tied or not; the tables at the input are looked up
-    counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
-    dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
-    # a query of a layer with a window is multiplied with no more keys than that
-    mask = causal_mask(model, job.seq_len)
-    keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)
-    attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
+    machine, tokens = estimator.machine, plan.job.tokens_per_step
+    palm, causal = _model_flops(estimator, plan)
     scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
     memory, total, moment = fullest_by_class(row.memory_row)
@@ -200,8 +242,8 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         step_time=time,
         parts=parts,
         tokens_per_second_per_chip=tokens / time / plan.num_chips,
-        mfu_palm=(dense + attention * keys) * scale,
-        mfu_causal=(dense + attention * mask.fraction) * scale,
+        mfu_palm=palm * scale,
+        mfu_causal=causal * scale,
         hfu=_executed(estimator, plan, row) / (time * plan.num_chips * machine.peak_flop_rate),
         peak_flop_rate=machine.peak_flop_rate,
         peak_dtype=str(machine.dtype),
@@ -213,6 +255,26 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         rests_on=_rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
     )
+
+
+def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
+    """FLOP of the model for one token, forward and backward: as PaLM counts them, and with causal attention counted once. [FLOP]
+
+    A network's are three times those of a forward pass, of one sample.
+    """
+    job = plan.job
+    if plan.assignment is not None:
+        sample = 3.0 * estimator.network(plan.micro_batch).flops / plan.micro_batch
+        return sample, sample
+    model = job.transformer
+    # the output matrix multiplies every token, tied or not; the tables at the input are looked up
+    counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
+    dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
+    # a query of a layer with a window is multiplied with no more keys than that
+    mask = causal_mask(model, job.seq_len)
+    keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)
+    attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
+    return dense + attention * keys, dense + attention * mask.fraction
 
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
@@ -227,7 +289,8 @@ def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
             once *= it.count
         total += once
     layout = plan.layout
-    return total * plan.num_microbatches * layout.data_parallel * layout.cp * layout.tp
+    ranks = plan.assignment.num_chips if plan.assignment is not None else layout.data_parallel * layout.cp * layout.tp
+    return total * plan.num_microbatches * ranks
 
 
 #: Parts of a step, in the order in which they are shown. They add up to the step time.

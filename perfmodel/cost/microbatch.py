@@ -66,7 +66,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         streaming=times.streaming,
         communication=times.communication,
         saved=saved,
-        boundary=amount[program.boundary],
+        boundary=amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
         peaks=_peaks(program, amount, sizes),
         flops=product_flops(program.rows, amount),

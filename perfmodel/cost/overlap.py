@@ -180,8 +180,10 @@ def _exposed_gathers(
     if last and it[last - 1].is_block and not it[last].is_block:
         forward[last] = forward[last] + (1.0 - stages.is_single) * (f[last - 1] - steady[last - 1])
     # backward the ends show theirs
+    after = [beside(it, i, 1) for i in range(len(it))]
     backward = tuple(
-        b[i] if i in (0, last) and not it[i].is_block else under(b[i], regions.backward[beside(it, i, 1)]) for i in range(len(it))
+        b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.backward[after[i]])
+        for i in range(len(it))
     )
     shown = stage_sums(tuple(forward), stages)
     for i, more in later.items():

@@ -148,7 +148,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.sizes
     terms, stages = terms_as(columns.terms, scalar), columns.stages
     live = three_live_layers(
-        live_table(plan.schedule, plan.stage_layers, plan.layout.pp),
+        live_table(plan.schedule, columns.stage_layers, plan.layout.pp),
         schedule=plan.schedule,
         num_ranks=plan.layout.pp,
         num_microbatches=plan.num_microbatches,
@@ -162,8 +162,8 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         static=static_memory(terms, stages, sizes, num_replicas=num_replicas),
         num_replicas=num_replicas,
         num_microbatches=float(plan.num_microbatches),
-        tp=float(plan.layout.tp),
-        is_scattered=plan.rules.scatters_residual,
+        tp=scalar(columns.grid.degree["tp"]),
+        is_scattered=columns.is_scattered,
         activation_bytes=columns.program.rows.activation_bytes,
         profile=profile,
         sizes=sizes,

@@ -64,14 +64,15 @@ class Program:
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
     peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward pass (`cost/forward.py`)
-    boundary    amount of what blocks hand on; logits: of what the loss reads. Of a graph without them: nothing
+    boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads. Of a graph without them: nothing
     """
 
     derivation: Derivation
     regions: tuple[Region, ...]
     rows: TimedRows
     saved: Rows
-    boundary: int
+    boundary: tuple[int, ...]
+    handed_on: tuple[str, ...]
     logits: int
     peaks: Peaks
     parameters: tuple[ParameterLayout, ...]
@@ -91,8 +92,9 @@ def compile_program(
     *,
     recompute_operators: tuple[str, ...],
     attention_kernel: str,
+    handed_on: tuple[str, ...] = (),
 ) -> Program:
-    """Arrays for `derivation` as the framework of `profile` runs it."""
+    """Arrays for `derivation` as the framework of `profile` runs it. `handed_on`: tensors between stages; none: what blocks hand on."""
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
     compiler = RowCompiler(graph, profile, graph.activation_bytes)
@@ -119,14 +121,13 @@ def compile_program(
     tensors = kept_tensors(run, regathers, core, alone=set(recompute_operators))
     saved = _saved_rows(tensors, graph.regions, place, compiler)
     peaks = _peaks(run, profile, tensors, core, regathers, compiler)
-    boundary_op = graph.producer(graph.boundary)
-    boundary = logits = NOTHING
-    if boundary_op is not None:
-        boundary = amount_of(boundary_op, shardings[boundary_op.name], boundary_op.output.dims, scale=graph.activation_bytes)
+    makers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
+    boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in makers if op is not None]
+    logits = NOTHING
     if graph.loss:
         loss = graph.operator(graph.loss)
         logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims)
-    boundary_amount, logits_amount = compiler.amount(boundary), compiler.amount(logits)
+    boundary_amounts, logits_amount = tuple(map(compiler.amount, boundary or [NOTHING])), compiler.amount(logits)
     num_segments = len(graph.regions) * len(PHASES)
     return Program(
         derivation=derivation,
@@ -137,7 +138,8 @@ def compile_program(
             num_traffic_segments=num_segments * len(COMM),
         ),
         saved=saved,
-        boundary=boundary_amount,
+        boundary=boundary_amounts,
+        handed_on=handed_on,
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
@@ -250,7 +252,7 @@ def _peaks(
     backward: dict[tuple[int, Recompute], int] = {}
     forward: dict[int, int] = {}
     for i, region in enumerate(derivation.graph.regions):
-        for recompute in Recompute if region.is_block else (Recompute.NONE,):
+        for recompute in Recompute if region.is_repeated else (Recompute.NONE,):
             backward[i, recompute] = len(cases)
             cases += [
                 backward_moments(

@@ -102,7 +102,7 @@ def beside(regions: Regions, region: int, step: int) -> int:
     turn = [i for i, other in enumerate(regions) if it.turn and other.turn == it.turn]
     if len(turn) > 1:
         return turn[(turn.index(region) + step) % len(turn)]
-    return region if it.is_block else region + step
+    return region if it.is_repeated else region + step
 
 
 @lru_cache(maxsize=4096)

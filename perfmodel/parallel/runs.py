@@ -109,6 +109,8 @@ def runs_from_dict(data: object) -> Runs:
 def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_context: bool) -> str:
     """Why the framework cannot run a plan of this form; empty if it can. balanced_context: it cuts a sequence in 2 cp chunks."""
     layout = plan.layout
+    if plan.assignment is not None:
+        return ""  # what is assumed are its habits: no framework has such plans but the executor here
     for axis in AXES:
         if layout.degree(axis) > 1 and axis not in runs.axes:
             return f"{axis}={layout.degree(axis)}: {framework} has no {axis}"

@@ -290,7 +290,7 @@ class Tensor:
     """A tensor at full size; where the batch is a quantity of the plan, that of one sequence.
 
     itemsize   bytes of an element; 0: the job says it
-    num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
+    num_rows   leading positions that form dim 0 of the stored matrix (parameters only), the composite dim that ZeRO cuts
     bias_of    of a bias: the product to whose output it is added
     is_stored  lies in memory; else it is only between operators of one kernel
     """
@@ -299,7 +299,7 @@ class Tensor:
     shape: tuple[int, ...]
     role: TensorRole = TensorRole.ACTIVATION
     itemsize: float = 0.0
-    num_rows: int = 1
+    num_rows: int = 0
     bias_of: str = ""
     is_stored: bool = True
 
@@ -328,8 +328,9 @@ class Repeat:
 class Region:
     """The operators of one layer, of which the graph runs `count`.
 
-    is_block       of a `Repeat`: what frameworks recompute, launch and gather as a unit
+    is_block       of a `Repeat`, or one of `Graph.blocks`: what frameworks recompute, launch and gather as a unit
     carried, turn  the repeat's
+    host_layers    transformer layers whose launches take the host as long, of a block
     """
 
     name: str
@@ -337,17 +338,27 @@ class Region:
     is_block: bool = False
     carried: str = ""
     turn: str = ""
+    host_layers: float = 1.0
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether a run of it follows another."""
+        return bool(self.carried)
 
 
-def regions_of(layers: Iterable[str], repeats: Iterable[Repeat]) -> tuple[Region, ...]:
+def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping[str, float] | None = None) -> tuple[Region, ...]:
     """The layers in the order in which they are first met."""
     by_layer = {repeat.layer: repeat for repeat in repeats}
-    return tuple(
-        Region(name=name, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
-        if (repeat := by_layer.get(name))
-        else Region(name=name)
-        for name in dict.fromkeys(layers)
-    )
+
+    def region(name: str) -> Region:
+        repeat = by_layer.get(name)
+        if repeat is not None:
+            return Region(name=name, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
+        if blocks and name in blocks:
+            return Region(name=name, is_block=True, host_layers=blocks[name])
+        return Region(name=name)
+
+    return tuple(map(region, dict.fromkeys(layers)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +367,8 @@ class Graph:
 
     batch    samples of a microbatch; 0: a quantity of the plan, and sizes are those of one sequence
     repeats  which operators stand for several layers; those of no repeat run once
+    blocks   layers that run once and are blocks all the same -> `Region.host_layers`
+    compute_bytes   of an element of activations, where nothing else is said; 0: that of what repeated layers hand on
     regions  the layers, in order
     loss     the operator that ends the step, where one is told apart
     tied     parameters that more than one layer reads
@@ -369,6 +382,8 @@ class Graph:
     repeats: tuple[Repeat, ...] = ()
     loss: str = ""
     tied: tuple[str, ...] = ()
+    blocks: Mapping[str, float] = field(default_factory=dict)
+    compute_bytes: float = 0.0
     regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -399,7 +414,7 @@ class Graph:
         for repeat in self.repeats:
             if repeat.carried not in self.tensors:
                 raise InputError(f"repeat of {repeat.layer}: tensor {repeat.carried!r} is not in the graph; declare it")
-        object.__setattr__(self, "regions", regions_of((operator.layer for operator in self.operators), self.repeats))
+        object.__setattr__(self, "regions", regions_of((operator.layer for operator in self.operators), self.repeats, self.blocks))
 
     # --- edges ----------------------------------------------------------------------------------------------
 
@@ -439,7 +454,7 @@ class Graph:
     @property
     def activation_bytes(self) -> float:
         """Of an element, where nothing else is said."""
-        return self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
+        return self.compute_bytes or self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
     def itemsize(self, operator: Operator, data: Data) -> float:
         """Bytes of an element of what an operator reads, writes or keeps."""

@@ -19,18 +19,22 @@ from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operan
 MAX_OPERATORS = 10_000
 
 
-def unrolled(graph: Graph, *, batch: int, layers: int = 0) -> Graph:
+def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = False) -> Graph:
     """`graph` for `batch` samples, the fourth run of a repeated `layer` as `layer3`: so are its operators, tensors and parameters named.
 
     layers   how often repeated layers run; 0: as often as the graph says
 
-    Places where a layout is required, which do nothing, are left out: their readers read what the place hands on.
+    Places where a layout is required, which do nothing, are left out unless `keeps_places`: their readers read what the place hands on.
     """
+
+    def is_left_out(operator: Operator) -> bool:
+        return not keeps_places and _is_place(operator)
+
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MAX_SIZE:
         raise bad_field("batch", batch, f"must be a whole number from 1 to {MAX_SIZE}", "leave it out for the default")
     repeats = {repeat.layer: repeat for repeat in graph.repeats}
     counts = {layer: layers or repeat.count for layer, repeat in repeats.items()}
-    total = sum(counts.get(operator.layer, 1) for operator in graph.operators if not _is_place(operator))
+    total = sum(counts.get(operator.layer, 1) for operator in graph.operators if not is_left_out(operator))
     if total > MAX_OPERATORS:
         raise InputError(f"network {graph.name}: has {total:,} operators, more than {MAX_OPERATORS:,}; use fewer layers")
     operators: list[Operator] = []
@@ -39,9 +43,9 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0) -> Graph:
     now: dict[str, str] = {}  # a tensor of the folded graph -> what an operator that is written next reads in its place
     for layer, members in groupby(graph.operators, key=lambda operator: operator.layer):
         run = list(members)
-        sized = [_of_batch(operator, batch) for operator in run if not _is_place(operator)]
+        sized = [_of_batch(operator, batch) for operator in run if not is_left_out(operator)]
         own = {tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor)}
-        places = {operator.output.tensor: operator.inputs[0].tensor for operator in run if _is_place(operator)}
+        places = {operator.output.tensor: operator.inputs[0].tensor for operator in run if is_left_out(operator)}
         for index in range(counts.get(layer, 1)):
             prefix = f"{layer}{index}." if layer in repeats else ""
             if index:
@@ -57,7 +61,8 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0) -> Graph:
                     product = given[tensor].bias_of
                     tensors.setdefault(name, replace(given[tensor], name=name, bias_of=product and prefix + product))
                 operators.append(_named(operator, prefix, now))
-    return replace(graph, operators=tuple(operators), tensors=tensors, batch=batch, repeats=())
+    blocks = {f"{layer}{index}": 1.0 for layer, count in counts.items() for index in range(count)}
+    return replace(graph, operators=tuple(operators), tensors=tensors, batch=batch, repeats=(), blocks=blocks)
 
 
 def _is_place(operator: Operator) -> bool:

@@ -78,7 +78,7 @@ def schedule_columns(
     layers under way there [1, micro-batches, 1, schedules]; and which (micro-batch, schedule) are legal: illegal ones need infinite
     memory."""
     shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape), len(choices))
-    kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages.num_ranks) if at in apart} for rank in ranks}
+    kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in apart} for rank in ranks}
     cells = (1, m.size, 1, len(choices))
     lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
     count = m.reshape(-1)

@@ -357,7 +357,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         for rank in ranks:
             here = rank_holding(holding, rank, live[rank], each=wider)
             # where gradients wait, each moment has others beside it, whatever is under way then
-            times = runs_at(rank, stages.num_ranks) if keeps_gathered(terms.program) else tuple(kept[rank])
+            times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(kept[rank])
             for at in times:
                 base = np.broadcast_to(here.base(at, times), (end - begin, num_micro, num_recompute))[..., None]
                 under_way = kept[rank].get(at, kept[rank][At.BLOCKS])

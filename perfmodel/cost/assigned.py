@@ -1,0 +1,117 @@
+"""What a plan with a sharding of each operator is evaluated on: its graph with the blocks of each stage, its layouts, its mesh as a grid.
+
+From there on it goes the way of every plan: rows (`cost/program.py`), terms on columns, one assembly (`cost/assemble.py`), one memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.cost.program import Program
+from perfmodel.parallel.algebra.derive import Derivation, derive
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.workload.graph import Graph, TensorRole
+
+
+def priced_graph(graph: Graph, assignment: Assignment, *, activation_bytes: float, parameter_bytes: float) -> Graph:
+    """The graph with the size of every tensor's elements, and with blocks: every layer of a network, that of a decoder as it says.
+
+    No block lies on two stages: a layer that a stage's border cuts is one on each.
+    """
+    of_role = {TensorRole.ACTIVATION: activation_bytes, TensorRole.PARAMETER: parameter_bytes, TensorRole.INDEX: 8.0}
+    tensors = {
+        name: tensor if tensor.itemsize else replace(tensor, itemsize=of_role[tensor.role]) for name, tensor in graph.tensors.items()
+    }
+    blocks = dict(graph.blocks) or dict.fromkeys((operator.layer for operator in graph.operators), 0.0)
+    if not assignment.stages:
+        return replace(graph, tensors=tensors, blocks=blocks, compute_bytes=activation_bytes)
+    operators, numbers = [], dict[str, int]()
+    begins, stage, home = set(assignment.stages[1:]), 0, dict[str, int]()
+    for operator in graph.operators:
+        stage += int(operator.name in begins)
+        if home.setdefault(operator.layer, stage) != stage:
+            operator = replace(operator, layer=f"{operator.layer} on stage {stage}")
+        numbers[operator.layer] = numbers.get(operator.layer, 0) + 1
+        operators.append(operator)
+    whole = {operator.layer: number for operator, number in zip(graph.operators, _numbers(graph), strict=True)}
+    pieces = {
+        piece.layer: blocks.get(layer.layer, 0.0) * numbers[piece.layer] / whole[layer.layer]
+        for layer, piece in zip(graph.operators, operators, strict=True)
+        if layer.layer in blocks or numbers[piece.layer] != whole[layer.layer]
+    }
+    return replace(graph, operators=tuple(operators), tensors=tensors, blocks=pieces, compute_bytes=activation_bytes)
+
+
+def _numbers(graph: Graph) -> list[int]:
+    """Of each operator how many its layer has."""
+    numbers: dict[str, int] = {}
+    for operator in graph.operators:
+        numbers[operator.layer] = numbers.get(operator.layer, 0) + 1
+    return [numbers[operator.layer] for operator in graph.operators]
+
+
+def derive_assigned(graph: Graph, assignment: Assignment) -> Derivation:
+    """Its layouts and traffic: tensors with several readers held as it says; where it says nothing of them, as rule sets have them."""
+    return derive(graph, assignment.shardings, held=assignment.held or None, axes=[axis.name for axis in assignment.axes])
+
+
+def stage_blocks(graph: Graph, assignment: Assignment) -> tuple[int, ...]:
+    """Blocks of each stage of a `priced_graph`: what `Plan.stage_layers` says of a decoder."""
+    found: list[set[str]] = [set()]
+    begins = set(assignment.stages[1:])
+    for operator in graph.operators:
+        if operator.name in begins:
+            found.append(set())
+        if operator.layer in graph.blocks:
+            found[-1].add(operator.layer)
+    return tuple(map(len, found))
+
+
+def handed_on(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
+    """The tensors that each stage but the last hands on; of one stage those that its layers do."""
+    places = {name: place for place, name in enumerate(assignment.stages)}
+    here, made, found = "", dict[str, str](), dict[str, None]()
+    for operator in graph.operators:
+        if not assignment.stages:
+            here = operator.layer
+        elif operator.name in places:
+            here = operator.name
+        made[operator.output.tensor] = here
+        crossing = (operand.tensor for operand in operator.inputs if made.get(operand.tensor, here) != here)
+        found |= dict.fromkeys(tensor for tensor in crossing if graph.tensors[tensor].role is TensorRole.ACTIVATION)
+    return tuple(found)
+
+
+def is_scattered(program: Program) -> bool:
+    """Whether what is handed on is cut over tp: sequence parallelism."""
+    derivation = program.derivation
+    return any(derivation.left[tensor].cut_axes & TENSOR_AXES for tensor in program.handed_on)
+
+
+def assigned_grid(assignment: Assignment, tier_sizes: tuple[int, ...]) -> LayoutGrid:
+    """One column: the mesh of a stage by its own axes, stages one after another on the network.
+
+    Axes that have the names of a rule set's are those; what others there are counts as data-parallel where only that is asked for.
+    """
+    chips = assignment.num_chips
+
+    def column(value: int) -> np.ndarray:
+        return np.array([float(value)])
+
+    degree = {axis: column(assignment.size(AXIS_PARTS.get(axis, ()))) for axis in DEFAULT_ORDER} | {"pp": column(assignment.num_stages)}
+    degree["dp_replicate"] = column(chips) / (degree["tp"] * degree["cp"] * degree["dp_shard"])
+    inside: list[Mapping[str, np.ndarray]] = [
+        {axis.name: column(axis.size if axis.tier <= tier else 1) for axis in assignment.axes} for tier in range(len(tier_sizes))
+    ]
+    return LayoutGrid(
+        degree=degree,
+        fine={axis.name: column(axis.size) for axis in assignment.axes},
+        inside=tuple(inside),
+        hop=tuple(np.where(column(chips * assignment.num_stages) <= size, 2.0, 1.0) for size in tier_sizes),
+    )

@@ -1,0 +1,83 @@
+"""A plan that says every operator's sharding takes what the plan with the rule set takes: one road to the number."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.cost.estimate import make_estimator
+from perfmodel.cost.machine import resolve_machine
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.algebra.rules import load_rule_set
+from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.plan import assigned_plan, make_plan
+from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
+from perfmodel.workload.models import load_model
+from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.unroll import unrolled
+
+_MODEL = replace(
+    load_model("llama-3-8b"),
+    num_hidden_layers=4,
+    hidden_size=512,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    intermediate_size=1408,
+    vocab_size=8000,
+)
+
+
+def _unrolled(job: TrainingJob, batch: int, *, dropout: bool) -> Graph:
+    folded = build_graph(
+        job.transformer, seq_len=job.seq_len, attention="flash", dropout=dropout, activation_bytes=0.0, parameter_bytes=0.0
+    )
+    return unrolled(folded, batch=batch, keeps_places=True)
+
+
+@pytest.mark.parametrize("profile", ["megatron", "torchtitan", "nanotron"])
+@pytest.mark.parametrize("rules", ["ddp", "megatron", "megatron-sp", "ulysses"])
+@pytest.mark.parametrize(("zero", "microbatches", "pp"), [(0, 1, 1), (1, 2, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (0, 4, 2), (1, 4, 2)])
+def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
+    tp = 1 if rules in ("ddp", "ulysses") else 2
+    cp = 2 if rules == "ulysses" else 1
+    dp = 8 // (tp * cp * pp)
+    precision = Precision.FP32 if profile == "nanotron" else Precision.BF16_MIXED
+    cluster, habits = load_cluster("dgx-h100").with_chips(8), load_profile(profile)
+    machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=PRECISION_POLICIES[precision].compute)
+    job = TrainingJob(model=_MODEL, global_batch=2 * dp * microbatches, seq_len=2048, precision=precision, optimizer=Optimizer.ADAMW)
+    degrees = {"dp_shard": dp, "zero": zero} if zero else {"dp_replicate": dp}
+    plan = make_plan(
+        job, cluster="dgx-h100", num_chips=8, pp=pp, tp=tp, cp=cp, micro_batch=2, rules=load_rule_set(rules), profile=profile, **degrees
+    )
+    uniform = make_estimator(job, cluster, machine, habits).predict(plan)
+
+    graph = _unrolled(job, 2 * dp, dropout=habits.dropout)
+    sizes = {"dp_replicate": 1 if zero else dp, "dp_shard": dp if zero else 1, "cp": cp, "tp_kv": tp, "tp_q": 1}
+    assignment = Assignment(
+        axes=tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items()),
+        stages=("token_embedding", "layer2.block_input") if pp > 1 else (),
+        shardings={operator.name: load_rule_set(rules).sharding(operator) for operator in graph.operators},
+    )
+    network = TrainingJob(
+        model=NetworkModel(name="little-llama"), global_batch=job.global_batch, seq_len=1, precision=precision, optimizer=Optimizer.ADAMW
+    )
+    estimator = make_estimator(network, cluster, machine, habits, lambda batch: graph)
+    attention = AttentionKernel.FLASH
+    each = estimator.predict(
+        assigned_plan(
+            network, cluster="dgx-h100", assignment=assignment, micro_batch=2 * dp, zero=zero, attention=attention, profile=profile
+        )
+    )
+    assert each.step_time == pytest.approx(uniform.step_time, rel=1e-12)
+    for name, value in uniform.parts.items():
+        assert each.parts[name] == pytest.approx(value, rel=1e-9, abs=1e-15), name
+    for name, value in uniform.memory.items():
+        assert each.memory[name] == pytest.approx(value, rel=1e-12), name
