@@ -7,13 +7,14 @@ saved and scratch are those of the folded graph, layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operand, Operator, Product, Stream, Tensor, Work
+from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Tensor
+from perfmodel.workload.rewriting import with_extents
 
 #: The largest network known by name has a third of them.
 MAX_OPERATORS = 10_000
@@ -114,42 +115,9 @@ def _tensors_of_batch(graph: Graph, batch: int) -> dict[str, Tensor]:
 def _of_batch(operator: Operator, batch: int) -> Operator:
     """With dims that count samples at their size; nothing is a quantity of the plan any more."""
     samples = operator.per_sample
-    return replace(
-        operator,
-        dims={dim: size * batch if dim in samples else size for dim, size in operator.dims.items()},
-        forward=tuple(_work(work, samples, batch) for work in operator.forward),
-        backward=tuple(_work(work, samples, batch) for work in operator.backward),
-        traffic=tuple(replace(own, extent=_extent(own.extent, samples, batch)) for own in operator.traffic),
-        saved=_data(operator.saved, samples, batch),
-        scratch=_data(operator.scratch, samples, batch),
-        per_sample=(),
-    )
 
-
-def _extent(extent: Extent, samples: Collection[str], batch: int) -> Extent:
-    return tuple((size * batch if dim in samples else size, dim) for size, dim in extent)
-
-
-def _data(items: tuple[Data, ...], samples: Collection[str], batch: int) -> tuple[Data, ...]:
-    return tuple(replace(data, extent=_extent(data.extent, samples, batch)) for data in items)
-
-
-def _work(work: Work, samples: Collection[str], batch: int) -> Work:
     def sized(extent: Extent) -> Extent:
-        return _extent(extent, samples, batch)
+        return tuple((size * batch if dim in samples else size, dim) for size, dim in extent)
 
-    match work:
-        case Product():
-            tensors = tuple(map(sized, work.tensors))
-            return replace(work, batch=sized(work.batch), m=sized(work.m), n=sized(work.n), k=sized(work.k), tensors=tensors)
-        case Stream():
-            return replace(work, elements=sized(work.elements), accesses=_data(work.accesses, samples, batch))
-        case FusedAttention():
-            return replace(
-                work,
-                batch=sized(work.batch),
-                heads=sized(work.heads),
-                kv_heads=sized(work.kv_heads),
-                queries=sized(work.queries),
-                keys=sized(work.keys),
-            )
+    dims = {dim: size * batch if dim in samples else size for dim, size in operator.dims.items()}
+    return with_extents(operator, sized, dims=dims, per_sample=())

@@ -1,7 +1,8 @@
-"""What each kind of imported operator is in a training `Graph`: its products or passes over memory, forward and backward.
+"""What each kind of imported operator is in a training `Graph`: one function for each, in `KINDS`.
 
-One function for each kind, in `KINDS`. The kinds of `workload/kinds/` say the same of operators that are written by hand; here dims come in
-pieces (heads and head size), operands may have positions that no dim cuts, and settings such as strides are not known.
+The kinds of `workload/kinds/` describe them (`Seen.of_kind`); here are what an export leaves open (dims in pieces, operands that are read
+whole, what gets no gradient) and the kinds that only exports have: chains of elementwise operators, windows whose strides are not known,
+layers of recurrences, moves.
 """
 
 from __future__ import annotations
@@ -11,9 +12,19 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.graph import Data, Extent, FusedAttention, Operand, Operator, OwnTraffic, Pass, Product, Stream, Work
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream, Work
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex
+from perfmodel.workload.kinds.attention import AttentionDims, attention
+from perfmodel.workload.kinds.batch_norm import batch_norm
+from perfmodel.workload.kinds.cross_entropy import cross_entropy
+from perfmodel.workload.kinds.einsum import einsum
+from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.extents import passes
+from perfmodel.workload.kinds.norm import layer_norm, rms_norm
+from perfmodel.workload.kinds.reduction import FUNCTIONS, reduction
+from perfmodel.workload.kinds.softmax import softmax
+from perfmodel.workload.rewriting import with_extents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,52 @@ class Seen:
     def extent(self, names: Iterable[str]) -> Extent:
         return tuple((self.dims[name], name) for name in names)
 
+    def operands(self, reads: Sequence[Read]) -> list[Operand]:
+        """Of reads, as a kind takes them: the dims that run along them."""
+        return [Operand(tensor=each.operand.tensor, dims=each.dims) for each in reads]
+
+    def of_kind(self, made: Operator, reads: Sequence[Read], *further: Read) -> Operator:
+        """What a kind made of these reads, and of those that it does not ask for, as the network has it.
+
+        Elements of a tensor are those that lie in memory. Parameters and buffers are kept anyway; nothing is made or kept for a gradient
+        that nobody needs. A dim that the output lacks, and that is neither summed nor has traffic of its own, is whole.
+        """
+        given, is_trained = (*reads, self.output), self.output.has_gradient
+        stays = sorted((each for each in (*reads, *further) if each.operand.tensor), key=self._place)
+        places = {number: number_of(stays, each) for number, each in enumerate(reads) if each.operand.tensor} | {len(reads): len(stays)}
+        in_memory = {self.extent(each.dims): each.extent for each in given}
+
+        def data(each: Data) -> Data:
+            return each if each.of is None else replace(each, extent=given[each.of].extent, of=places.get(each.of))
+
+        def works(found: tuple[Work, ...]) -> tuple[Work, ...]:
+            return tuple(
+                replace(each, elements=in_memory.get(each.elements, each.elements), accesses=tuple(map(data, each.accesses)))
+                if isinstance(each, Stream)
+                else each
+                for each in found
+            )
+
+        kept = [each for each in made.saved if each.of is None or (each.of in places and not given[each.of].is_parameter)]
+        handled = {*self.output.operand.dims, *made.sums, *(dim for own in made.traffic for dim in own.over)}
+        found = replace(
+            made,
+            inputs=tuple(each.operand for each in stays),
+            output=self.output.operand,
+            forward=works(made.forward),
+            backward=works(made.backward) if is_trained else (),
+            traffic=tuple(own for own in made.traffic if is_trained or own.phase is Pass.FORWARD),
+            padded=self.padded,
+            saved=tuple(map(data, kept)) if is_trained else (),
+            settings={"function": self.vertex.operator},
+            layer=self.layer,
+        )
+        return without_dims(found, {name for name in self.dims if name not in handled} | {*made.whole, *self.whole})
+
+    def _place(self, read: Read) -> int:
+        """Where the export has it."""
+        return number_of(self.inputs, read)
+
     @property
     def function(self) -> str:
         """The operator's torch name without namespace, overload and the mark of in-place forms."""
@@ -79,40 +136,29 @@ class Seen:
         extras: tuple[Extent, ...] = (),
         inputs: tuple[Read, ...] | None = None,
     ) -> Operator:
-        """The record. A dim that the output lacks, and that is neither summed nor has traffic of its own, is whole too.
-
-        Whole dims are no dims of the record: "" stands in their places, as it does for windows. Of what it `keeps` for backward, parameters
-        and buffers are there anyway; `extras` are kept besides.
-        """
-        handled = {*self.output.operand.dims, *sums, *(dim for own in traffic for dim in own.over)}
-        gone = {name for name in self.dims if name not in handled} | {*whole, *self.whole}
-        is_trained = self.output.has_gradient
-        read = [each for each in (self.inputs if inputs is None else inputs) if each.operand.tensor]
-        kept = [each for each in keeps if is_trained and each.operand.tensor and not each.is_parameter]
-        whose = [each.operand.tensor for each in kept]
-        touched = [each.operand.tensor for each in (*read, self.output)]
-        # a tensor that is read twice and kept once cannot be told by its name
-        named = {name for name in whose if whose.count(name) == touched.count(name)}
-        places = {name: [place for place, other in enumerate(touched) if other == name] for name in named}
-        saved = tuple(
-            Data(extent=each.extent, of=places[name].pop(0) if name in named else None) for each, name in zip(kept, whose, strict=True)
-        )
+        """One that only exports have: it `keeps` some of what it reads and writes for backward, and `extras` besides."""
+        reads = self.inputs if inputs is None else inputs
+        given = (*reads, self.output)
+        saved = tuple(Data(extent=each.extent, of=number_of(given, each)) for each in keeps)
         made = Operator(
             name=self.name,
             kind=kind,
             dims=self.dims,
-            inputs=tuple(each.operand for each in read),
-            output=self.output.operand,
+            inputs=tuple(self.operands(reads)),
+            output=self.operands([self.output])[0],
             forward=forward,
-            backward=backward if is_trained else (),
-            traffic=tuple(own for own in traffic if is_trained or own.phase is Pass.FORWARD),
+            backward=backward,
+            traffic=traffic,
             sums=tuple(name for name in sums if name not in self.output.operand.dims),
-            padded=self.padded,
-            saved=(*saved, *passes(*extras)) if is_trained else (),
-            settings={"function": self.vertex.operator},
-            layer=self.layer,
+            whole=tuple(whole),
+            saved=(*saved, *passes(*extras)),
         )
-        return without_dims(made, gone)
+        return self.of_kind(made, reads)
+
+
+def number_of(reads: Sequence[Read], read: Read) -> int:
+    """Which of them it is: a tensor that is read twice has two reads. Those that only the operator knows come last."""
+    return next((number for number, each in enumerate(reads) if each is read), len(reads))
 
 
 def without_dims(operator: Operator, gone: set[str]) -> Operator:
@@ -126,41 +172,18 @@ def without_dims(operator: Operator, gone: set[str]) -> Operator:
     def rest(extent: Extent) -> Extent:
         return tuple((size, "" if dim in gone else dim) for size, dim in extent)
 
-    def data(each: Data) -> Data:
-        return replace(each, extent=rest(each.extent))
-
-    def work(each: Work) -> Work:
-        match each:
-            case Product():
-                tensors = tuple(map(rest, each.tensors))
-                return replace(each, batch=rest(each.batch), m=rest(each.m), n=rest(each.n), k=rest(each.k), tensors=tensors)
-            case Stream():
-                return replace(each, elements=rest(each.elements), accesses=tuple(map(data, each.accesses)))
-            case FusedAttention():
-                return replace(
-                    each,
-                    batch=rest(each.batch),
-                    heads=rest(each.heads),
-                    kv_heads=rest(each.kv_heads),
-                    queries=rest(each.queries),
-                    keys=rest(each.keys),
-                )
-
     def kept(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in names if name not in gone)
 
-    return replace(
-        operator,
+    return with_extents(
+        replace(operator, traffic=tuple(replace(own, over=kept(own.over)) for own in operator.traffic if kept(own.over))),
+        rest,
         dims={name: size for name, size in operator.dims.items() if name not in gone},
         inputs=tuple(replace(operand, dims=named(operand.dims)) for operand in operator.inputs),
         output=replace(operator.output, dims=named(operator.output.dims)),
-        forward=tuple(map(work, operator.forward)),
-        backward=tuple(map(work, operator.backward)),
-        traffic=tuple(replace(own, over=kept(own.over), extent=rest(own.extent)) for own in operator.traffic if kept(own.over)),
         sums=kept(operator.sums),
+        whole=kept(operator.whole),
         padded=kept(operator.padded),
-        saved=tuple(map(data, operator.saved)),
-        scratch=tuple(map(data, operator.scratch)),
     )
 
 
@@ -193,16 +216,20 @@ def added_input(vertex: ImportedVertex) -> int:
 
 def _matmul(seen: Seen) -> Operator:
     added = added_input(seen.vertex)
-    first, second = (each for number, each in enumerate(seen.inputs) if number != added)
-    a, b, out = set(first.dims), set(second.dims), set(seen.output.dims)
-    batch = seen.extent(dim for dim in seen.dims if dim in a & b & out)
-    m = seen.extent(dim for dim in seen.dims if dim in out - b)
-    n = seen.extent(dim for dim in seen.dims if dim in (b & out) - a)
-    summed = [dim for dim in seen.dims if dim not in out]
-    forward, backward = _products(first, second, batch=batch, m=m, n=n, k=seen.extent(summed))
-    return seen.operator(
-        "einsum", forward=forward, backward=backward, sums=summed, keeps=_kept_factors(first, second), inputs=(first, second)
+    factors = tuple(each for number, each in enumerate(seen.inputs) if number != added)
+    first, second = factors
+    x, y, output = seen.operands((*factors, seen.output))
+    made = einsum(
+        seen.name,
+        x,
+        y,
+        output,
+        seen.dims,
+        second_is_parameter=second.is_parameter,
+        first_has_gradient=first.has_gradient,
+        second_has_gradient=second.has_gradient,
     )
+    return seen.of_kind(made, factors)
 
 
 _WINDOWS = {"w": "s", "h": "r", "u": "q"}
@@ -261,22 +288,15 @@ def _convolution(seen: Seen) -> Operator:
 
 
 def _attention(seen: Seen) -> Operator:
-    """One fused kernel on the full square of queries and keys. Keys and the head size stay whole."""
-    q, k, v = seen.inputs[:3]
-    heads, queries, keys = seen.of("h"), seen.of("s"), seen.of("z")
-    depth, out_depth = seen.vertex.dims["d"], seen.vertex.dims["e"]
-    work = FusedAttention(
-        batch=seen.extent(seen.of("b", "t")),
-        heads=seen.extent(heads),
-        kv_heads=tuple((size, dim) for size, dim in k.extent if dim in heads) or seen.extent(heads),
-        queries=seen.extent(queries),
-        keys=seen.extent(keys),
-        head_dim=(depth + out_depth) // 2,
-    )
-    statistics = seen.extent((*seen.of("b", "t"), *heads, *queries))
-    return seen.operator(
-        "attention", forward=(work,), backward=(work,), whole=(*keys, *seen.of("e")), keeps=(q, k, v, seen.output), extras=(statistics,)
-    )
+    """One fused kernel on the full square of queries and keys. The head size stays whole."""
+    factors, vertex = seen.inputs[:3], seen.vertex
+    heads = seen.of("h")
+    kv_heads = tuple(dim for _, dim in factors[1].extent if dim in heads) or heads
+    named = AttentionDims(batch=seen.of("b", "t"), queries=seen.of("s"), keys=seen.of("z"), heads=heads, kv_heads=kv_heads)
+    head_dim = (vertex.dims["d"] + vertex.dims["e"]) // 2
+    q, k, v, output = seen.operands((*factors, seen.output))
+    made = attention(seen.name, q, k, v, output, seen.dims, head_dim=head_dim, named=named)
+    return seen.of_kind(replace(made, whole=(*made.whole, *seen.of("e"))), factors, *seen.inputs[3:])
 
 
 def _recurrent(seen: Seen) -> Operator:
@@ -346,74 +366,48 @@ def _sums(over: Sequence[str], extent: Extent, *phases: Pass) -> tuple[OwnTraffi
 
 
 def _embedding(seen: Seen) -> Operator:
-    """The vocabulary is plainly summed over: rows of other shares count as zero."""
-    rows, table = seen.output.extent, next((each for each in seen.inputs if each.is_parameter), seen.inputs[0])
-    vocabulary = seen.of("v")
-    return seen.operator(
-        "embedding",
-        forward=_stream("embedding", rows, rows, rows),
-        backward=_stream("embedding", rows, rows, rows, table.extent),
-        sums=vocabulary,
-    )
+    table = next((each for each in seen.inputs if each.is_parameter), seen.inputs[0])
+    ids = next((each for each in seen.inputs if each is not table), table)
+    index, rows, output = seen.operands((ids, table, seen.output))
+    made = embedding(seen.name, index, rows, output, seen.dims, vocabulary=seen.of("v"))
+    return seen.of_kind(made, (ids, table), *(each for each in seen.inputs if each is not ids and each is not table))
 
 
 def _norm(seen: Seen) -> Operator:
     x = next(each for each, operand in zip(seen.inputs, seen.vertex.inputs, strict=True) if len(operand.shape) == len(seen.vertex.dims))
-    is_rms = "rms" in seen.function
-    reduced = seen.of(*seen.vertex.reduced)
-    rows = seen.extent(dim for dim in seen.output.dims if dim not in reduced)
-    statistics: Extent = rows if is_rms else ((2, ""), *rows)
-    kernel = "rmsnorm" if is_rms else "layernorm"
-    out = seen.output.extent
-    return seen.operator(
-        "rms_norm" if is_rms else "layer_norm",
-        forward=_stream(kernel, out, x.extent, out),
-        backward=_stream(kernel, out, x.extent, out, x.extent),
-        traffic=_sums(reduced, statistics, Pass.FORWARD, Pass.BACKWARD),
-        keeps=(x,),
-        extras=(statistics,),
-    )
+    further = tuple(each for each in seen.inputs if each is not x)
+    operand, output = seen.operands((x, seen.output))
+    over = seen.of(*seen.vertex.reduced)
+    if "rms" in seen.function:
+        made = rms_norm(seen.name, operand, None, output, seen.dims, over=over)
+    else:
+        made = layer_norm(seen.name, operand, None, None, output, seen.dims, over=over)
+    return seen.of_kind(made, (x,), *further)
 
 
 def _batch_norm(seen: Seen) -> Operator:
     """With the statistics of each share by itself, as data parallelism has it: no traffic where the batch is cut, but other mathematics."""
-    x, out = seen.inputs[0].extent, seen.output.extent
-    channels: Extent = ((2, ""), *seen.extent(seen.of(*seen.vertex.inputs[0].dims[1:2])))
-    return seen.operator(
-        "batch_norm",
-        forward=_stream("layernorm", out, x, x, out),
-        backward=_stream("layernorm", out, x, x, out, out, x),
-        keeps=seen.inputs[:1],
-        extras=(channels,),
-    )
+    x = seen.inputs[0]
+    operand, output = seen.operands((x, seen.output))
+    channels = seen.of(*seen.vertex.inputs[0].dims[1:2])
+    return seen.of_kind(batch_norm(seen.name, operand, None, None, output, seen.dims, features=channels), (x,), *seen.inputs[1:])
 
 
 def _softmax(seen: Seen) -> Operator:
-    reduced = seen.of(*seen.vertex.reduced)
-    rows = seen.extent(dim for dim in seen.output.dims if dim not in reduced)
-    out = seen.output.extent
-    return seen.operator(
-        "softmax",
-        forward=_stream("softmax", out, seen.inputs[0].extent, out),
-        backward=_stream("softmax", out, out, out, out),
-        traffic=_sums(reduced, rows, Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD),
-        keeps=(seen.output,),
-    )
+    x = seen.inputs[:1]
+    operand, output = seen.operands((*x, seen.output))
+    over = " ".join(seen.of(*seen.vertex.reduced))
+    return seen.of_kind(softmax(seen.name, operand, output, seen.dims, over=over), x, *seen.inputs[1:])
 
 
 def _cross_entropy(seen: Seen) -> Operator:
-    """Three sums over a cut vocabulary; the mean over the samples leaves the loss partial."""
-    logits = seen.inputs[0].extent
+    """The mean over the samples leaves the loss partial."""
+    read = seen.inputs[:2]
+    logits, labels, output = seen.operands((*read, seen.output))
     vocabulary = seen.of("v")
-    others = [dim for dim in seen.dims if dim not in vocabulary]
-    return seen.operator(
-        "cross_entropy",
-        forward=_stream("cross_entropy", logits, logits, logits),
-        backward=_stream("cross_entropy", logits, logits, logits, logits, logits),
-        traffic=_sums(vocabulary, seen.extent(others), Pass.FORWARD, Pass.FORWARD, Pass.FORWARD),
-        sums=[dim for dim in others if dim not in seen.output.operand.dims],
-        extras=(logits,),
-    )
+    rows = replace(labels, dims=tuple(dim for dim in labels.dims if dim not in vocabulary))  # probabilities have one for each word
+    made = cross_entropy(seen.name, logits, rows, output, seen.dims, over=" ".join(vocabulary))
+    return seen.of_kind(made, read, *seen.inputs[2:])
 
 
 def _pooling(seen: Seen) -> Operator:
@@ -431,15 +425,16 @@ def _pooling(seen: Seen) -> Operator:
     )
 
 
-_LINEAR_REDUCTIONS = ("mean", "sum")
-
-
 def _reduction(seen: Seen) -> Operator:
     """Means, sums and losses made of them are plainly summed; a maximum or a norm is combined among those that share it."""
+    if seen.function in FUNCTIONS and len(seen.inputs) == 1 and set(seen.inputs[0].dims) - set(seen.output.dims):
+        x, output = seen.operands((*seen.inputs, seen.output))
+        made = reduction(seen.name, x, output, seen.dims, function=seen.function)
+        return seen.of_kind(made, seen.inputs)
     out = seen.output.extent
     read = tuple(each.extent for each in seen.inputs)
     gone = [dim for dim in seen.dims if dim not in seen.output.operand.dims]
-    is_linear = seen.function in _LINEAR_REDUCTIONS or len(seen.inputs) > 1
+    is_linear = seen.function in FUNCTIONS or len(seen.inputs) > 1
     is_search = seen.function in ("argmax", "argmin", "prod")
     return seen.operator(
         "reduction",
@@ -447,7 +442,7 @@ def _reduction(seen: Seen) -> Operator:
         backward=_stream("default", read[0], out, *read),
         traffic=() if is_linear or is_search else _sums(gone, out, Pass.FORWARD),
         sums=gone if is_linear else (),
-        keeps=() if seen.function in _LINEAR_REDUCTIONS else seen.inputs,
+        keeps=() if seen.function in FUNCTIONS else seen.inputs,
     )
 
 
@@ -459,9 +454,8 @@ _KERNELS = {"gelu": "gelu", "silu": "silu", "dropout": "dropout", "native_dropou
 
 def _elementwise(seen: Seen) -> Operator:
     """A chain of n operators is n passes, each of which writes a tensor of the output's shape; all but the last are kept."""
-    out = seen.output.extent
-    between = (out,) * (2 * (seen.vertex.chain - 1))
-    into = tuple(each.extent for each in seen.inputs if each.has_gradient)
+    out, given = seen.output.extent, (*seen.inputs, seen.output)
+    between = passes(*(out,) * (2 * (seen.vertex.chain - 1)))
     kernel = _KERNELS.get(seen.function, "add")
     keeps: tuple[Read, ...]
     if seen.function in _KEEPS_NOTHING:
@@ -469,28 +463,35 @@ def _elementwise(seen: Seen) -> Operator:
     elif seen.function in _KEEPS_OUTPUT:
         keeps = (seen.output,)
     elif seen.function in _KEEPS_THE_OTHER and seen.vertex.chain == 1 and len(seen.inputs) == 2:
-        keeps = _kept_factors(*seen.inputs)
+        first, second = seen.inputs
+        keeps = tuple(one for one, other in ((first, second), (second, first)) if other.has_gradient)
     else:
         keeps = seen.inputs
+
+    def data(*reads: Read, is_gradient: bool = False) -> tuple[Data, ...]:
+        return tuple(Data(extent=each.extent, of=number_of(given, each), is_gradient=is_gradient) for each in reads)
+
+    forward = (*data(*seen.inputs), *between, *data(seen.output))
+    into = data(*(each for each in seen.inputs if each.has_gradient), is_gradient=True)
+    backward = (*data(seen.output, is_gradient=True), *data(*keeps), *between, *into)
     return seen.operator(
         "elementwise",
-        forward=_stream(kernel, out, *(each.extent for each in seen.inputs), *between, out),
-        backward=_stream(kernel, out, out, *(each.extent for each in keeps), *between, *into),
+        forward=(Stream(kernel=kernel, elements=out, accesses=forward),),
+        backward=(Stream(kernel=kernel, elements=out, accesses=backward),),
         keeps=keeps,
         extras=(out,) * (seen.vertex.chain - 1),
     )
 
 
 def bias(seen: Seen) -> Operator:
-    """What is added to a product: an operator of its own, as parts of the product may be sums that are not complete.
-
-    A bias that is a parameter stays in the cache.
-    """
-    out = seen.output.extent
+    """What is added to a product: an operator of its own, as parts of the product may be sums that are not complete."""
     product, added = seen.inputs
-    second = () if added.is_parameter else (added.extent,)
+    if added.is_parameter:
+        *inputs, output = seen.operands((*seen.inputs, seen.output))
+        return seen.of_kind(elementwise(seen.name, "bias", tuple(inputs), output, seen.dims), seen.inputs)
+    out = seen.output.extent
     return seen.operator(
-        "elementwise", forward=_stream("add", out, product.extent, *second, out), backward=_stream("add", out, out, *second)
+        "elementwise", forward=_stream("add", out, product.extent, added.extent, out), backward=_stream("add", out, out, added.extent)
     )
 
 

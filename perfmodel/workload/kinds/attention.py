@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import windowed_mask
@@ -25,6 +26,20 @@ class Causal:
     shares_queries: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionDims:
+    """What the dims of fused attention are called, where they have other names or are several."""
+
+    batch: tuple[str, ...] = ("b",)
+    queries: tuple[str, ...] = ("q",)
+    keys: tuple[str, ...] = ("z",)
+    heads: tuple[str, ...] = ("g", "r")
+    kv_heads: tuple[str, ...] = ("g",)
+
+
+_USUAL = AttentionDims()
+
+
 def attention(
     name: str,
     q: Operand,
@@ -36,27 +51,30 @@ def attention(
     head_dim: int,
     scale: float = 0.0,
     causal: Causal | None = None,
+    named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
     """softmax(scale q k) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
 
-    dims     must have b, q, z, g, r; the head dim, last of every operand, is no dim or a whole one: it is never cut
+    dims     must have those of `named`; the head dim, last of every operand, is no dim or a whole one: it is never cut
     scale    0: head_dim ** -0.5
     causal   None: every query sees all keys
 
     Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
-    missing = [dim for dim in ("b", "q", "z", "g", "r") if dim not in dims]
+    batch, queries, keys, heads = named.batch, named.queries, named.keys, named.heads
+    missing = [dim for dim in (*batch, *queries, *keys, *heads, *named.kv_heads) if dim not in dims]
     if missing:
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
+    num_keys = prod(dims[dim] for dim in keys)
     work = FusedAttention(
-        batch=extent(dims, "b"),
-        heads=extent(dims, "gr"),
-        kv_heads=extent(dims, "g"),
-        queries=extent(dims, "q"),
-        keys=extent(dims, "z"),
+        batch=extent(dims, batch),
+        heads=extent(dims, heads),
+        kv_heads=extent(dims, named.kv_heads),
+        queries=extent(dims, queries),
+        keys=extent(dims, keys),
         head_dim=head_dim,
-        mask=None if causal is None else windowed_mask(dims["z"], causal.window, causal.windowed),
+        mask=None if causal is None else windowed_mask(num_keys, causal.window, causal.windowed),
     )
     return Operator(
         name=name,
@@ -66,16 +84,16 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        whole=("z",) if causal is None or causal.shares_queries else ("z", "q"),
+        whole=keys if causal is None or causal.shares_queries else (*keys, *queries),
         saved=(
             *(Data(extent=_entries(dims, operand, head_dim), of=place) for place, operand in enumerate((q, k, v, output))),
-            Data(extent=extent(dims, "bqgr"), itemsize=4.0),
+            Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
         ),
         settings={
             "head_dim": head_dim,
             "scale": scale or head_dim**-0.5,
             "causal": causal is not None,
-            "window": causal.window if causal is not None and causal.window < dims["z"] else 0,
+            "window": causal.window if causal is not None and causal.window < num_keys else 0,
         },
         layer=layer,
     )

@@ -13,7 +13,8 @@ from perfmodel.workload.kinds.extents import extent, passes, reduced_rows
 def cross_entropy(
     name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, over: str = "v", layer: str = ""
 ) -> Operator:
-    """loss[rows] = log sum exp(logits) - logits[label], over dim `over`.
+    """loss[rows] = log sum exp(logits) - logits[label], over dim `over` (several: "i j"). A dim of the rows that the output lacks is
+    summed.
 
     Where `over` is cut, three all-reduces of a number a row in forward (maximum, sum, the label's logit) and none in backward. They leave
     the loss whole, so `over` is not among `sums`. Its shares may be uneven.
@@ -23,11 +24,12 @@ def cross_entropy(
 
     Source: sharding algebra, section 4.
     """
-    if over not in logits.dims or over in labels.dims or over in output.dims:
+    summed = tuple(over.split())
+    if not summed or any(dim not in logits.dims or dim in labels.dims or dim in output.dims for dim in summed):
         raise InputError(f"operator {name}: dim {over!r}: must be a dim of the logits {logits.dims} alone; correct it")
     entries = extent(dims, logits.dims)
-    rows = reduced_rows(dims, logits.dims, (over,))
-    reduce = OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=(over,), extent=rows, phase=Pass.FORWARD, itemsize=4.0)
+    rows = reduced_rows(dims, logits.dims, summed)
+    reduce = OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=summed, extent=rows, phase=Pass.FORWARD, itemsize=4.0)
     return Operator(
         name=name,
         kind="cross_entropy",
@@ -37,7 +39,8 @@ def cross_entropy(
         forward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(entries, entries)),),
         backward=(Stream(kernel="cross_entropy", elements=entries, accesses=passes(*(entries,) * 4)),),
         traffic=(reduce,) * 3,
-        padded=(over,),
+        sums=tuple(dim for dim in logits.dims if dim and dim not in (*summed, *output.dims)),
+        padded=summed,
         saved=passes(entries),
         settings={"over": over},
         layer=layer,

@@ -16,6 +16,7 @@ def einsum(
     *,
     second_is_parameter: bool = True,
     first_has_gradient: bool = True,
+    second_has_gradient: bool = True,
     whole: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
@@ -23,7 +24,8 @@ def einsum(
     """first[...] * second[...] -> output[...], summed over the dims that the output lacks.
 
     Forward is one product; backward one for the gradient of each operand. Dims of both operands and the output are a batch of products,
-    those of one operand and the output m or n, those of both operands alone k. Both are kept for backward (a parameter is there anyway).
+    those of one operand and the output m or n, those of both operands alone k. Each is kept for the gradient of the other (a parameter is
+    there anyway).
 
     Source: R3 and R4 of the sharding algebra.
     """
@@ -37,11 +39,13 @@ def einsum(
     n = extent(tuple(dim for dim in dims if dim in (in_second & in_output) - in_first))
     summed = tuple(dim for dim in dims if dim not in in_output)
     k = extent(summed)
-    backward = [Product(batch=batch, m=k, n=n, k=m)]
+    backward, saved = [], []
     if first_has_gradient:
-        backward.insert(0, Product(batch=batch, m=m, n=k, k=n))
-    saved = [Data(extent=extent(first.dims), of=0)]
-    if not second_is_parameter:
+        backward.append(Product(batch=batch, m=m, n=k, k=n))
+    if second_has_gradient:
+        backward.append(Product(batch=batch, m=k, n=n, k=m))
+        saved.append(Data(extent=extent(first.dims), of=0))
+    if first_has_gradient and not second_is_parameter:
         saved.append(Data(extent=extent(second.dims), of=1))
     return Operator(
         name=name,

@@ -9,13 +9,22 @@ from perfmodel.workload.graph import Data, Extent, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent, passes
 
 
-def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+def embedding(
+    name: str,
+    ids: Operand,
+    table: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    vocabulary: tuple[str, ...] = (),
+    layer: str = "",
+) -> Operator:
     """table[v,d] at ids[b,s] -> y[b,s,d].
 
-    v is dim 0 of the table. Where it is cut, rows of other shares count as zero, so the output is partial; shares may be uneven. Backward
-    adds the rows of the gradient into a table of zeros.
+    v is dim 0 of the table, or `vocabulary`. Where it is cut, rows of other shares count as zero, so the output is partial; shares may be
+    uneven. Backward adds the rows of the gradient into a table of zeros.
     """
-    vocabulary = _vocabulary(name, table, output)
+    vocabulary = vocabulary or (_vocabulary(name, table, output),)
     rows = extent(dims, output.dims)
     gradient = Data(extent=extent(dims, table.dims), of=1, is_gradient=True)
     return Operator(
@@ -26,8 +35,8 @@ def embedding(name: str, ids: Operand, table: Operand, output: Operand, dims: Ma
         output=output,
         forward=(Stream(kernel="embedding", elements=rows, accesses=passes(rows, rows)),),
         backward=(Stream(kernel="embedding", elements=rows, accesses=(*passes(rows, rows), gradient)),),
-        sums=(vocabulary,),
-        padded=(vocabulary,),
+        sums=vocabulary,
+        padded=vocabulary,
         layer=layer,
     )
 

@@ -14,7 +14,7 @@ from perfmodel.workload.kinds.extents import extent, reduced_rows
 def layer_norm(
     name: str,
     x: Operand,
-    weight: Operand,
+    weight: Operand | None,
     bias: Operand | None,
     output: Operand,
     dims: Mapping[str, int],
@@ -24,16 +24,16 @@ def layer_norm(
     whole: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over`, else those of the weight; inputs are (x, weight)
-    where there is no bias."""
-    inputs = (x, weight) if bias is None else (x, weight, bias)
+    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over`, else those of the weight; the inputs are those of x,
+    weight and bias that there are."""
+    inputs = tuple(each for each in (x, weight, bias) if each is not None)
     return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, over=over, whole=whole, layer=layer)
 
 
 def rms_norm(
     name: str,
     x: Operand,
-    weight: Operand,
+    weight: Operand | None,
     output: Operand,
     dims: Mapping[str, int],
     *,
@@ -43,7 +43,8 @@ def rms_norm(
     layer: str = "",
 ) -> Operator:
     """y = weight x / sqrt(mean of x^2 + eps) over the dims `over`, else those of the weight."""
-    return _norm(name, "rms_norm", (x, weight), output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, whole=whole, layer=layer)
+    inputs = (x,) if weight is None else (x, weight)
+    return _norm(name, "rms_norm", inputs, output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, whole=whole, layer=layer)
 
 
 def _norm(
@@ -64,10 +65,10 @@ def _norm(
 
     Source: sharding algebra, section 4 (norm over sharded h). Kept for backward: the input and the statistics.
     """
-    x, weight = inputs[0], inputs[1]
-    over = over or tuple(dim for dim in weight.dims if dim)
+    x, scale = inputs[0], inputs[1].dims if len(inputs) > 1 else ()
+    over = over or tuple(dim for dim in scale if dim)
     if not over or any(dim not in x.dims for dim in over):
-        raise InputError(f"operator {name}: weight dims={weight.dims}: must be some of the dims {x.dims} of the input; correct them")
+        raise InputError(f"operator {name}: weight dims={scale}: must be some of the dims {x.dims} of the input; correct them")
     entries = extent(dims, x.dims)
     rows = reduced_rows(dims, x.dims, over)
     sums = reduced_rows(dims, x.dims, over, values=statistics)

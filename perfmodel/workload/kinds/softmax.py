@@ -22,17 +22,19 @@ def softmax(
     causal_queries: str = "",
     layer: str = "",
 ) -> Operator:
-    """y = softmax(scale x) over dim `over`; with a causal mask, entry j of `over` is seen by entries i >= j of dim `causal_queries`.
+    """y = softmax(scale x) over dim `over` (several: "i j"); with a causal mask, entry j of `over` is seen by entries i >= j of dim
+    `causal_queries`.
 
     Where `over` is cut: the maximum and the sum of every row are all-reduced in forward, the sum of y dy in backward. The output is kept.
 
     Source: sharding algebra, section 4.
     """
-    for dim in (over, causal_queries) if causal_queries else (over,):
+    reduced = tuple(over.split())
+    for dim in (*reduced, causal_queries) if causal_queries else reduced:
         if dim not in x.dims:
             raise InputError(f"operator {name}: dim {dim!r}: is not one of the dims {x.dims} of the input; name one of them")
     entries = extent(dims, x.dims)
-    rows = reduced_rows(dims, x.dims, (over,))
+    rows = reduced_rows(dims, x.dims, reduced)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
     back = (replace(written, is_gradient=True), written, replace(read, is_gradient=True))
     return Operator(
@@ -44,8 +46,9 @@ def softmax(
         forward=(Stream(kernel="softmax", elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
         traffic=tuple(
-            OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=(over,), extent=rows, phase=phase, itemsize=4.0)
+            OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=reduced, extent=rows, phase=phase, itemsize=4.0)
             for phase in (Pass.FORWARD, Pass.FORWARD, Pass.BACKWARD)
+            if reduced
         ),
         saved=(written,),
         settings={"over": over, "scale": scale, "causal_queries": causal_queries},

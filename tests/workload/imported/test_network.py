@@ -404,3 +404,27 @@ def test_equal_layers_are_equal_apart_from_names(converted):
 
 def test_every_kind_has_a_description():
     assert set(KINDS) == set(ImportedKind) - {ImportedKind.INPUT, ImportedKind.CONSTANT}
+
+
+def test_kinds_are_those_of_networks_written_by_hand(converted):
+    """Statistics are float32 numbers, and the passes say which tensors they read, as a framework's fused kernels need to know."""
+    network = converted("gpt")[1].network
+    norm = next(operator for operator in network.operators if operator.kind == "layer_norm")
+    assert [(data.of, data.itemsize) for data in norm.saved] == [(0, 0.0), (None, 4.0), (None, 4.0)]
+    assert [data.of for data in norm.forward[0].accesses] == [0, len(norm.inputs)]
+    gelu = next(operator for operator in network.operators if operator.kind == "elementwise" and len(operator.inputs) == 1)
+    assert [(data.of, data.is_gradient) for data in gelu.backward[0].accesses] == [(1, True), (0, False), (0, True)]
+
+
+def test_labels_may_be_probabilities():
+    class Soft(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 10)
+
+        def forward(self, x, y):
+            return nn.functional.cross_entropy(self.linear(x), y)
+
+    loss = network_of(perfmodel.import_graph(Soft, "float32[16,8] float32[16,10]")).network.operators[-1]
+    assert [operand.dims for operand in loss.inputs] == [("b", "v"), ("b", "v")]
+    assert loss.sums == ("b",)
