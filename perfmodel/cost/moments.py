@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.program import SAVED
-from perfmodel.cost.stages import Regions, Stages, beside, sum_of
+from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, run_ahead_fraction
 from perfmodel.parallel.habits import FLOAT32_BYTES
 from perfmodel.parallel.layout import Recompute
@@ -182,8 +182,6 @@ class _Moments:
     def of_turn(self, region: int, values: Sequence[Any]) -> Any:
         """Of regions that take turns with this one and follow it, all but the one that runs backward before it."""
         turn = self.regions[region].turn
-        if not turn:
-            return 0.0
         others = [i for i in range(region + 1, len(self.regions)) if self.regions[i].turn == turn]
         return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
 
@@ -207,6 +205,8 @@ class _Moments:
             moments.append(Moment(name="loss", at=At.LAST, temporary=self.logits() + exchanged))
         freed: Any = 0.0
         for i in reversed(range(len(runs))):
+            if i < len(runs) - 1 and not (isinstance(runs[i + 1], float) and runs[i + 1] == 0.0):
+                freed = freed - run_times(runs[i + 1], a.kept[i + 1])
             at, peak = self.at(i), a.peaks[i][stays]
             temporary: Any = None
             if at is At.BLOCKS:
@@ -214,13 +214,12 @@ class _Moments:
             elif at is At.LAST and self.is_last_rank:
                 temporary = peak + exchanged
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
-                temporary = runs[i] * (peak + (2.0 if i == 0 else 1.0) * gradient)
+                temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
-                gone = freed + self.of_turn(i, a.kept)
+                gone = freed + self.of_turn(i, a.kept) if self.regions[i].turn else freed
                 moments.append(
                     Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
                 )
-            freed = freed - runs[i] * a.kept[i]
         return moments
 
     def exchanged(self) -> Any:
@@ -389,8 +388,9 @@ class _Sharded:
         some = np.minimum(runs, 1.0)
         several = np.minimum(np.maximum(runs - 1.0, 0.0), 1.0)  # 1 where there is more than one
         peak = a.peaks[i][1]
-        in_turn = rank.of_turn(i, a.kept), rank.of_turn(i, self.held)
-        gone, so_far = freed + in_turn[0], reduced - in_turn[1]
+        gone, so_far = freed, reduced
+        if rank.regions[i].turn:
+            gone, so_far = freed + rank.of_turn(i, a.kept), reduced - rank.of_turn(i, self.held)
         at_forward = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
         # weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end
         found = [

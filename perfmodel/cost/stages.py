@@ -216,6 +216,13 @@ def _added(values: ByRegion, terms: _Sum) -> Any:
     return 0.0 if total is None else total
 
 
+def run_times(times: Any, value: Any) -> Any:
+    """A quantity of what runs so often; without a multiplication where it never does, or once."""
+    if isinstance(times, float) and times in (0.0, 1.0):
+        return value if times else 0.0
+    return times * value
+
+
 def slowest_stage(values: Ranks) -> Any:
     slowest = values[0]
     for other in values[1:]:
