@@ -279,10 +279,10 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:
     """FLOP of all chips in one step, with what is recomputed."""
-    flops = row.columns.plans.micro.flops[:, 0]
+    flops = row.columns.plans.micro.flops[:, 0].tolist()
     total = 0.0
     for region, it in enumerate(row.columns.plans.program.regions):
-        by_phase = {phase: float(flops[region * len(PHASES) + i]) for i, phase in enumerate(PHASES)}
+        by_phase = {phase: flops[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
         once = sum(by_phase.values())
         if it.is_block:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
@@ -321,17 +321,19 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     weights = stages.runs[critical]
     detail = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
+    works = ((micro.matmul + micro.attention) + micro.streaming)[:, 0].tolist()
+    sent = micro.communication[:, 0].tolist()
     for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
         for i, phase in enumerate(PHASES):
             segment = region * len(PHASES) + i
             times = 1.0 + (1.0 if it.is_block and phase in again else 0.0)
-            work = float((micro.matmul[segment] + micro.attention[segment] + micro.streaming[segment])[0])
+            work = works[segment]
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = float(micro.communication[segment * len(COMM) + j][0]) * exposed_communication(profile, name)
+                time = sent[segment * len(COMM) + j] * exposed_communication(profile, name)
                 if name == "regather":
                     time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):

@@ -185,6 +185,11 @@ class _Moments:
         others = [i for i in range(region + 1, len(self.regions)) if self.regions[i].turn == turn]
         return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
 
+    def of_round(self, region: int, values: Sequence[Any]) -> Any:
+        """Of regions that take turns with this one, and of it, once each."""
+        turn = self.regions[region].turn
+        return sum_of([values[i] for i, it in enumerate(self.regions) if it.turn == turn])
+
     def logits(self) -> Any:
         """The logits themselves, or their gradient, and what the loss works with."""
         own: Any = self.activation_bytes
@@ -384,13 +389,17 @@ class _Sharded:
         """
         a, rank, g, lasting, below, runs = self.a, self.rank, self.gathered[i], self.lasting, self.below[i], self.runs[i]
         name, at = rank.regions[i].name, rank.at(i)
-        buffer, before = self.reduced[i], self._of(self.gathered, i - 1)
+        # of blocks that go on: the unit that is on its way, and the one whose gradients leave
+        follows, leaves = beside(rank.regions, i, -1), beside(rank.regions, i, 1)
+        on_its_way, leaving = self._whole(follows), self.reduced[leaves] if leaves <= self.last else 0.0
+        before = self._of(self.gathered, i - 1)
         some = np.minimum(runs, 1.0)
         several = np.minimum(np.maximum(runs - 1.0, 0.0), 1.0)  # 1 where there is more than one
         peak = a.peaks[i][1]
-        gone, so_far = freed, reduced
+        gone, so_far, kept, held = freed, reduced, a.kept[i], self.held[i]
         if rank.regions[i].turn:
             gone, so_far = freed + rank.of_turn(i, a.kept), reduced - rank.of_turn(i, self.held)
+            kept, held = rank.of_round(i, a.kept), rank.of_round(i, self.held)
         at_forward = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
         # weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end
         found = [
@@ -398,7 +407,7 @@ class _Sharded:
                 name=f"gathering of the last {name}" if rank.regions[i].is_block else f"gathering of the {name}",
                 at=at,
                 freed=gone - some * a.kept[i],
-                gathered=at_forward + (some + several) * g + (some - several) * self._whole(i - 1),
+                gathered=at_forward + (some * g + several * on_its_way) + (some - several) * self._whole(i - 1),
                 gradients=self.gradients(0.0),
             ),
             Moment(
@@ -412,7 +421,7 @@ class _Sharded:
         ]
         after = self.reduced[i + 1] if i < self.last else 0.0
         if self.frees:
-            at_last = at_previous = 2.0 * g + lasting
+            at_last = at_previous = (g + on_its_way) + lasting
             at_first = g + before + lasting
         else:
             at_last, at_previous, at_first = runs * g + below, (runs - several) * g + below, g + below
@@ -443,11 +452,11 @@ class _Sharded:
             Moment(
                 name=f"backward of the {name} before the last",
                 at=at,
-                freed=gone - several * a.kept[i],
+                freed=gone - several * kept,
                 gathered=at_previous,
                 temporary=peak,
-                buffers=buffer * several,
-                gradients=self.gradients(so_far + self.held[i]),
+                buffers=leaving * several,
+                gradients=self.gradients(so_far + held),
             ),
             Moment(
                 name=f"backward of the first {name}",
@@ -455,7 +464,7 @@ class _Sharded:
                 freed=freed - (runs - 1.0) * a.kept[i],
                 gathered=at_first,
                 temporary=peak,
-                buffers=buffer * several,
+                buffers=leaving * several,
                 gradients=self.gradients(reduced + (runs - 1.0) * self.held[i]),
             ),
         ]

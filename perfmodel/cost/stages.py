@@ -97,12 +97,13 @@ def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion)
 
 def beside(regions: Regions, region: int, step: int) -> int:
     """What runs before a region when things go their steady way, forward (step -1) and backward (step 1): itself where it is repeated,
-    its neighbour where both take turns."""
-    it = regions[region]
+    its neighbour where both take turns. Out of range where nothing does."""
+    it, next_to = regions[region], region + step
     turn = [i for i, other in enumerate(regions) if it.turn and other.turn == it.turn]
     if len(turn) > 1:
         return turn[(turn.index(region) + step) % len(turn)]
-    return region if it.is_repeated else region + step
+    is_alone = it.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
+    return region if it.is_repeated and not is_alone else next_to
 
 
 @lru_cache(maxsize=4096)
