@@ -12,9 +12,10 @@ from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import NetworkFunction
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.algebra.derive import Derivation
+from perfmodel.parallel.algebra.sharding import Layout, ends_of_edge, gradient_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.workload.graph import Graph, Operator, Pass
+from perfmodel.workload.graph import Operator, Pass
 
 Values = dict[str, torch.Tensor]
 
@@ -31,19 +32,20 @@ class Interpreter:
     def __init__(
         self,
         worker: Worker,
-        network: Graph,
+        derivation: Derivation,
         plan: NetworkPlan,
         mesh: NetworkMesh,
         run: tuple[int, int],
         *,
         functions: Mapping[str, NetworkFunction],
         contexts: Mapping[int, OperatorContext],
-        partial: Mapping[str, frozenset[str]],
         parameter: Callable[[str], torch.Tensor],
         given: Callable[[str, Layout, int], torch.Tensor],
     ) -> None:
+        network = derivation.graph
         self.worker, self.network, self.plan, self.mesh, self.run_of = worker, network, plan, mesh, run
-        self.contexts, self.partial, self.parameter, self.given = contexts, partial, parameter, given
+        self.derivation, self.contexts, self.parameter, self.given = derivation, contexts, parameter, given
+        self.partial = {each.name: each.gradient_axes for each in derivation.parameters}
         self.producers, self.readers = network.producers(), network.readers()
         self.kept: Values | None = None
         self.calls = {index: functions[network.operators[index].kind] for index in range(*run)}
@@ -65,8 +67,7 @@ class Interpreter:
         for tensor, held in self.plan.held.items():
             # where it is read: what comes from another stage comes as it was left
             if tensor in self.producers and tensor in self.readers and start <= self.readers[tensor][0][0] < end:
-                producer = self.network.operators[self.producers[tensor]]
-                left = output_layout(producer, self.plan.shardings[producer.name])
+                producer, left = self.network.operators[self.producers[tensor]], self.derivation.left[tensor]
                 self.shared[tensor] = Transition(
                     self._redistribution(left, held.layout, tensor, producer.name, Pass.FORWARD),
                     self._redistribution(held.gradient, left.resolved(), tensor, producer.name, Pass.BACKWARD),
@@ -78,21 +79,16 @@ class Interpreter:
 
     def _edge(self, operator: Operator, position: int) -> Transition | Layout:
         operand = operator.inputs[position]
-        tensor, sharding = operand.tensor, self.plan.shardings[operator.name]
-        needed, gradient = input_layout(sharding, operand), gradient_layout(sharding, operand)
+        tensor, needed = operand.tensor, self.derivation.needed[operator.name, position]
+        gradient = gradient_layout(self.plan.shardings[operator.name], operand)
         if tensor in self.partial:
             same = self._redistribution(needed, needed, tensor, operator.name, Pass.FORWARD)
             return Transition(same, same, self.mesh.size(self.partial[tensor] - gradient.partial))
         if tensor not in self.producers:
             return needed
-        if tensor in self.plan.held:
-            held = self.plan.held[tensor]
-            source, goal = held.layout, Layout(cuts=held.cuts, partial=held.partial & gradient.partial)
-            ways = self.mesh.size(held.partial - gradient.partial)
-        else:
-            producer = self.network.operators[self.producers[tensor]]
-            source = output_layout(producer, self.plan.shardings[producer.name])
-            goal, ways = source.resolved(), 1
+        held = self.plan.held.get(tensor)
+        source, goal = ends_of_edge(self.derivation.left[tensor], held, gradient)
+        ways = 1 if held is None else self.mesh.size(held.partial - gradient.partial)
         return Transition(
             self._redistribution(source, needed, tensor, operator.name, Pass.FORWARD),
             self._redistribution(gradient, goal, tensor, operator.name, Pass.BACKWARD),

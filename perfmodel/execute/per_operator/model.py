@@ -25,10 +25,11 @@ from perfmodel.execute.per_operator.parameters import KINDS
 from perfmodel.execute.per_operator.pipeline import StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
-from perfmodel.parallel.algebra.sharding import Held, Layout, input_layout, output_layout
-from perfmodel.parallel.per_operator.parameters import parameter_layouts, parameter_units, sections_of
+from perfmodel.parallel.algebra.sharding import Held, Layout
+from perfmodel.parallel.per_operator.parameters import parameter_units, sections_of
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.traffic import derive_network
 from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.job import Optimizer
 
@@ -99,6 +100,7 @@ class NetworkProgram:
         self.mesh = NetworkMesh(worker, plan.axes, num_stages=max(1, len(plan.stages)), uses_dtensor=uses_dtensor)
         self.dtype = dtype
         self.run = stage_runs(self.network, plan)[self.mesh.stage]
+        self.derivation = derive_network(self.network, plan)
         self.producers, self.readers = self.network.producers(), self.network.readers()
         self.layouts: dict[str, Layout] = {}
         self.inputs: dict[tuple[str, Layout, int], torch.Tensor] = {}
@@ -112,16 +114,14 @@ class NetworkProgram:
             optimizer=Optimizer(optimizer or plan.optimizer),
             learning_rate=learning_rate,
         )
-        partial = {name: layout.partial for name, layout in parameter_layouts(self.network, plan).items()}
         self.interpreter = Interpreter(
             worker,
-            self.network,
+            self.derivation,
             plan,
             self.mesh,
             self.run,
             functions={**FUNCTIONS, **functions},
             contexts=self._contexts(imitate),
-            partial=partial,
             parameter=self.parameters.read,
             given=lambda name, layout, microbatch: self.inputs[name, layout, microbatch],
         )
@@ -148,7 +148,7 @@ class NetworkProgram:
     def _fill(self, seed: int) -> dict[str, torch.Tensor]:
         """The parameters of this stage; its data go into `inputs`."""
         parameters = {}
-        layouts = parameter_layouts(self.network, self.plan)
+        layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
             reading = [(index, place) for index, place in self.readers.get(name, ()) if self.run[0] <= index < self.run[1]]
             if name in self.producers or not reading:
@@ -162,8 +162,7 @@ class NetworkProgram:
             for microbatch in range(self.plan.num_microbatches):
                 whole = self._whole(name, seed, microbatch)
                 for index, position in reading:
-                    operator = self.network.operators[index]
-                    layout = input_layout(self.plan.shardings[operator.name], operator.inputs[position])
+                    layout = self.derivation.needed[self.network.operators[index].name, position]
                     if (name, layout, microbatch) not in self.inputs:
                         self.inputs[name, layout, microbatch] = local_part(whole, layout, self.mesh).clone().to(self.worker.device)
         return parameters
@@ -192,14 +191,10 @@ class NetworkProgram:
         """Of the loss of one microbatch: the sum over ranks is the loss."""
         found = torch.zeros((), device=self.worker.device)
         for name in self.outputs:
-            left = self._left(name)
+            left = self.derivation.left[name]
             ways = self.mesh.num_ranks / self.mesh.size(left.cut_axes | left.partial)
             found = found + _wide(outputs[name].detach()).sum() / (self._count(name) * ways)
         return found
-
-    def _left(self, tensor: str) -> Layout:
-        operator = self.network.operators[self.producers[tensor]]
-        return output_layout(operator, self.plan.shardings[operator.name])
 
     def forward_backward(self) -> torch.Tensor:
         """The local share of the loss; gradients of the parameters are complete."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.parallel.per_operator.parameters import parameter_layouts
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.traffic import derive_network
 from perfmodel.workload.graph import Graph
 
 #: Kinds that have a torch function (`network_functions.FUNCTIONS`).
@@ -44,7 +44,7 @@ def check_runnable(network: Graph, plan: NetworkPlan, further_kinds: Collection[
             raise InputError(
                 f"operator {operator.name}: kind {operator.kind!r} has no torch function; add one to the table or pass it as functions"
             )
-    parameter_layouts(network, plan)
+    derive_network(network, plan)
     runs, readers = stage_runs(network, plan), network.readers()
     for operator in network.operators[: runs[-1][0]]:
         if operator.output.tensor not in readers:

@@ -23,7 +23,6 @@ from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
-from perfmodel.parallel.algebra.sharding import output_layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.workload.graph import Graph, Pass
 
@@ -167,7 +166,7 @@ def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: Ne
     if options.compares_outputs:
         for operator in program.network.operators:
             name = operator.output.tensor
-            left = output_layout(operator, plan.shardings[operator.name])
+            left = program.derivation.left[name]
             purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
             whole = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
             given = network.tensors[name].shape

@@ -20,6 +20,7 @@ from perfmodel.parallel.algebra.sharding import (
     Sharding,
     Step,
     check_sharding,
+    ends_of_edge,
     gradient_layout,
     input_layout,
     join_gradients,
@@ -91,8 +92,8 @@ class ParameterLayout:
     gradient_axes           axes on which its gradient is partial after a microbatch: the group of the gradient reduction
     sum_axes                of the bias of a linear: axes over which the linear's output is summed before the bias is added
     regions                 where it is used; more than one: tied
-    is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
     elements                of all of it on one chip
+    is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
     """
 
     name: str
@@ -122,6 +123,11 @@ class Derivation:
     """Layout of each operator's input as it computes with it."""
     left: Mapping[str, Layout]
     """Layout of each tensor as its producer leaves it."""
+
+    def layout_of(self, parameter: ParameterLayout) -> Layout:
+        """As all its readers need it; partial where the sum of their gradients is."""
+        op, i = self.graph.consumers(parameter.name)[0]
+        return Layout(cuts=self.needed[op.name, i].cuts, partial=parameter.gradient_axes)
 
 
 def amount_of(operator: Operator, sharding: Sharding, dims: tuple[str, ...], *, scale: float = 1.0) -> Amount:
@@ -257,15 +263,14 @@ def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) 
 
 
 def _moves_by_way_of(held: Held | None, producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
-    """To the layout that holds the tensor and from there to every reader; gradients the other way, their sum as partial as is held."""
-    start, goal = left, left.resolved()
+    """To the layout that holds the tensor, and from there to every reader by itself."""
     if held is not None:
         yield _Move(left, held.layout, Pass.FORWARD, producer.layer, producer.name)
-        yield _Move(held.gradient, goal, Pass.BACKWARD, producer.layer, producer.name)
-        start, goal = held.layout, held.gradient
+        yield _Move(held.gradient, left.resolved(), Pass.BACKWARD, producer.layer, producer.name)
     for op, needed, gradient in reading:
-        yield _Move(start, needed, Pass.FORWARD, op.layer, op.name)
-        yield _Move(gradient, Layout(cuts=goal.cuts, partial=goal.partial & gradient.partial), Pass.BACKWARD, op.layer, op.name)
+        source, goal = ends_of_edge(left, held, gradient)
+        yield _Move(source, needed, Pass.FORWARD, op.layer, op.name)
+        yield _Move(gradient, goal, Pass.BACKWARD, op.layer, op.name)
 
 
 def _check_edges(
@@ -376,7 +381,7 @@ def _parameters(
             differ = [position for position, axes in enumerate(cuts) if len(set(axes)) > 1]
             names = dict.fromkeys(op.logical_name(op.inputs[i].dims[position]) for position in differ for op, i in uses)
             readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
-            raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; give {' and '.join(names)} one rule")
+            raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; cut {' and '.join(names)} alike, by one rule")
         gradient_axes: frozenset[str] = frozenset()
         for op, i in uses:
             gradient_axes |= gradient_layout(shardings[op.name], op.inputs[i]).partial

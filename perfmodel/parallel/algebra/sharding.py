@@ -223,6 +223,14 @@ def sliced_towards(layout: Layout, goal: Layout) -> Layout:
     return Layout(cuts=tuple(cuts), partial=layout.partial)
 
 
+def ends_of_edge(left: Layout, held: Held | None, gradient: Layout) -> tuple[Layout, Layout]:
+    """Where a reader takes a tensor from, and where the gradient that it leaves goes: to the producer whole, to a held tensor no more
+    partial than the sum of gradients there."""
+    if held is None:
+        return left, left.resolved()
+    return held.layout, Layout(cuts=held.cuts, partial=held.partial & gradient.partial)
+
+
 def join_gradients(gradients: list[Layout]) -> list[Layout]:
     """Gradients of one tensor from several consumers, added before they are reduced (R7).
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.algebra.sharding import Layout, gradient_layout, input_layout
+from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.per_operator.stages import stage_runs
-from perfmodel.parallel.per_operator.traffic import NetworkTraffic, network_traffic
-from perfmodel.workload.graph import Graph, Pass, TensorRole
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_network, network_traffic
+from perfmodel.workload.graph import Graph, Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +54,10 @@ def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def parameter_layouts(network: Graph, plan: NetworkPlan) -> dict[str, Layout]:
-    """Of each parameter: the layout that all its readers need, with the axes on which the sum of their gradients is partial."""
-    found: dict[str, Layout] = {}
-    for operator in network.operators:
-        sharding = plan.shardings[operator.name]
-        for operand in operator.inputs:
-            if network.tensors[operand.tensor].role is not TensorRole.PARAMETER:
-                continue
-            layout = input_layout(sharding, operand)
-            before = found.setdefault(operand.tensor, layout)
-            if before.cuts != layout.cuts:
-                raise InputError(
-                    f"operator {operator.name}: reads parameter {operand.tensor} as {layout}, another one reads it as "
-                    f"{before.resolved()}: readers of one parameter need it in one layout; cut them alike"
-                )
-            partial = before.partial | gradient_layout(sharding, operand).partial
-            found[operand.tensor] = Layout(cuts=layout.cuts, partial=partial)
-    return found
-
-
 def parameter_units(network: Graph, plan: NetworkPlan) -> tuple[ParameterUnit, ...]:
     """Every unit of every stage, those of one rank alone too, in the order of the operators."""
-    layouts = parameter_layouts(network, plan)
+    derivation = derive_network(network, plan)
+    layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
     groups: dict[tuple[int, int, frozenset[str]], list[str]] = {}
     runs = stage_runs(network, plan)
     for stage, run in enumerate(runs):

@@ -43,7 +43,7 @@ def test_shardings_are_checked_whoever_makes_them(sharding, words):
 
 def test_a_parameter_has_one_layout():
     again = operator("y[b,g] = a[b,f] * w[f,g]")
-    with pytest.raises(InputError, match="parameter w: a and y need it in 2 layouts; give f one rule"):
+    with pytest.raises(InputError, match="parameter w: a and y need it in 2 layouts; cut f alike, by one rule"):
         derive(small_graph(MADE, again), {"a": {"f": ("tp_kv",)}, "y": {}})
 
 
