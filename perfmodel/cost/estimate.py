@@ -394,7 +394,7 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
         activation_bytes=of.activation_bytes,
     )
     # the last rank's first backward pass is that of what follows the blocks
-    saved = kept_of(live=replace(live, most=live.at_first, fewer_at_head=0.0))[At.BLOCKS]
+    saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
     holding = rank_holding(replace(of, stages=stages, static=static, factor=1.0), place, live)
     return scalar(saved[0]), *memory_by_class(holding, kept_of(live=live))

@@ -129,11 +129,11 @@ def kept_by_moment(
     # what comes before the blocks takes those of the rank for gone already
     alive = {
         At.BLOCKS: live.most,
-        At.LAST: live.most - live.fewer_at_head,
-        At.FIRST: live.most + (stages.blocks(rank) - live.fewer_at_embedding),
+        At.LAST: live.most - live.fewer_at_last,
+        At.FIRST: live.most + (stages.blocks(rank) - live.fewer_at_first),
     }
     # no logits where the most blocks are under way while another virtual stage runs
-    has_output = 1.0 - np.minimum(live.fewer_at_head, 1.0)
+    has_output = 1.0 - np.minimum(live.fewer_at_last, 1.0)
     return {
         each: kept_on_rank(
             activations,
@@ -251,14 +251,14 @@ def unreduced_gradients(
     freed = live.fewer * kept + (live.ended * stages.is_last(rank)) * (sum_of(activations.kept[after:]) + output)
     # what follows the blocks runs backward with the first pass of the last virtual stage
     comes_first = np.minimum(live.arriving, 1.0) * (1.0 - np.ceil(live.present))
-    head = (stages.is_last(rank) * comes_first) * (sum_of(terms.full[after:]) * size)
+    ends = (stages.is_last(rank) * comes_first) * (sum_of(terms.full[after:]) * size)
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     return Unreduced(
         early=live.present * gradients,
         later=gradients,
         freed=freed * factor,
-        coming=(head, head + above * (full * size)),
+        coming=(ends, ends + above * (full * size)),
         passed=above * (kept * factor),
         below=gradients - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
     )

@@ -71,7 +71,7 @@ class ParameterCost:
 
     time         [WHAT * TIMES * regions, rows] seconds of one occurrence
     full, shard  [regions, rows] elements on a chip, whole and cut by ZeRO; a tied matrix counts in all its regions
-    padded       [REGIONS, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
+    padded       [regions, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
     tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
     """
 

@@ -110,8 +110,8 @@ class LiveLayers:
     fewer     by how many fewer than `most` are under way once all layers have had one
     ended     1 where passes of the last virtual stage have gone by then, else 0
     arriving  layers of the virtual stage that has its first backward pass while as many as `most` are under way for the last time, else 0
-    fewer_at_head        by how many fewer than `most` are under way, at most, while the last virtual stage turns from forward to backward
-    fewer_at_embedding   and when all layers of the first virtual stage have just run backward for a microbatch
+    fewer_at_last        by how many fewer than `most` are under way, at most, while the last virtual stage turns from forward to backward
+    fewer_at_first   and when all layers of the first virtual stage have just run backward for a microbatch
     """
 
     at_first: Any
@@ -120,8 +120,8 @@ class LiveLayers:
     fewer: Any
     ended: Any
     arriving: Any
-    fewer_at_head: Any
-    fewer_at_embedding: Any
+    fewer_at_last: Any
+    fewer_at_first: Any
 
 
 #: Groups of pp microbatches from which on more change nothing: forward and backward passes alternate through a whole group.
@@ -223,6 +223,6 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
     fewer = most - alive[first_of_all:].max() if gone else 0.0
     arriving = chunks[v - 1 - share] if last % p == 0 and share < v else 0
     by_group = alive.reshape(groups, v, p)  # of the backward passes of the last virtual stage first
-    at_head, at_embedding = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
-    turning = float(most - at_head), float(most - at_embedding)
+    at_last, at_first = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
+    turning = float(most - at_last), float(most - at_first)
     return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1)), float(arriving), *turning

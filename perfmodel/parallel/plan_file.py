@@ -225,7 +225,8 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
         activation_bytes=2.0,
         parameter_bytes=2.0,
     )
-    inside = [operator for operator in graph.operators if operator.layer == "layer" and operator.forward]
+    blocks = {region.name for region in graph.regions if region.is_block}
+    inside = [operator for operator in graph.operators if operator.layer in blocks and operator.forward]
     known = {operator.name for operator in inside} | {operator.group for operator in inside if operator.group}
     for name in plan.recompute_operators:
         if name not in known:

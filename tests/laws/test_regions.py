@@ -31,7 +31,7 @@ from perfmodel.planner.per_operator.space import network_space
 from perfmodel.workload.graph import Graph, Operator, Repeat
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
-from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.transformer import build_graph, decoder_regions
 from tests.cost.jobs import estimator_of, make_job, make_model, profile_of
 
 NUM_TURNS = 3
@@ -141,6 +141,10 @@ class Priced:
             activation_bytes=2.0,
         )
         return float(largest(moments)[0])
+
+
+def test_the_regions_of_a_decoder_are_known_without_its_graph() -> None:
+    assert KINDS["plain"].regions == decoder_regions(make_model())
 
 
 @pytest.mark.parametrize("zero", [0, 3])

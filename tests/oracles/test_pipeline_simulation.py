@@ -119,7 +119,7 @@ def test_live_layers_of_uneven_stages(pipeline):
             assert live.present == pytest.approx(sum(chunks[i] for i in held[last][1]) / sum(chunks))
         at_head = max(alive for alive, _, chunk in turns if chunk == v - 1)
         at_embedding = max(alive - chunks[0] for alive, _, chunk in turns if chunk == 0)
-        assert (live.fewer_at_head, live.fewer_at_embedding) == (most - at_head, most - at_embedding)
+        assert (live.fewer_at_last, live.fewer_at_first) == (most - at_head, most - at_embedding)
         all_ran = [alive for alive, ran in held[last:] if len(ran) == v]
         if all_ran and sum(chunks):
             assert (live.fewer, live.ended) == (most - max(all_ran), float(len(held[last][1]) < v))

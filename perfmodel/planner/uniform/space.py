@@ -237,9 +237,9 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
         apart = {At.BLOCKS}
         for under_way in (live_of_table(each.live) for each in choices):
             fuller |= any(bool((of[:, 1] > of[:, 0]).any()) for of in (under_way.most, under_way.present, under_way.fewer, under_way.ended))
-            if (under_way.fewer_at_embedding[:, 0] != stages.blocks(0)).any():
+            if (under_way.fewer_at_first[:, 0] != stages.blocks(0)).any():
                 apart.add(At.FIRST)
-            if under_way.fewer_at_head[:, 2].any():
+            if under_way.fewer_at_last[:, 2].any():
                 apart.add(At.LAST)
         found.append(PipelineGroup(stages=stages, choices=tuple(choices), fuller_middle=fuller, apart=frozenset(apart)))
     return tuple(found)
