@@ -128,19 +128,22 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
 
 
 def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
-    """The estimator for what that chunk of a sequence keeps: unfused attention has no more columns of scores than keys that it looks at.
+    """The estimator for that chunk of a sequence: attention looks at no later keys, so that scores have fewer columns.
 
-    Keys and values themselves lie in the tensors that were gathered, but for the copies that are made for query heads that share them.
+    Keys and values themselves lie in the tensors that were gathered, but for the copies that are made of a part of them.
     """
-    if plan.attention is not AttentionKernel.UNFUSED or chunk + 1 == plan.layout.cp or not plan.rules.cuts_queries:
+    if chunk + 1 == plan.layout.cp or not plan.rules.cuts_queries:
         return estimator
     kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
     model = plan.job.transformer
     # a batched product copies keys that it has only a part of, where it has several sequences and heads to join
     joins = plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
-    copies = (joins or model.num_attention_heads > model.num_key_value_heads) and plan.recompute is Recompute.NONE
-    operators = tuple(_seeing(op, size, copies) for op in kept.graph.operators)
+    is_copied = joins or model.num_attention_heads > model.num_key_value_heads
+    copies = plan.attention is AttentionKernel.UNFUSED and is_copied
+    # what a function that is recomputed reads is kept as it was handed in
+    keeps_whole = not copies or plan.recompute is Recompute.SELECTIVE
+    operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies=copies, keeps_whole=keeps_whole) for op in kept.graph.operators)
     program = compile_program(
         replace(kept, graph=replace(kept.graph, operators=operators)),
         estimator.profile,
@@ -150,30 +153,32 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     return replace(estimator, programs={(plan.rules, plan.attention, plan.recompute_operators): program})
 
 
-def _seeing(op: Operator, keys: int, copies: bool) -> Operator:
-    """The operator with that many keys in tensors of queries and keys; also in those of keys alone, where they are `copies`."""
+def _seeing(op: Operator, keys: int, share: float, *, copies: bool, keeps_whole: bool) -> Operator:
+    """The operator with that many keys; of keys alone it keeps copies, or all that were gathered (`share` times as many), or both."""
     queries, whole = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
     if not whole:
         return op
 
-    def is_seen(dims: Iterable[str]) -> bool:
-        return copies or not queries.isdisjoint(dims)
+    def is_part(dims: Iterable[str]) -> bool:
+        return not whole.isdisjoint(dims) and queries.isdisjoint(dims)
 
     def seen(operand: Operand) -> Operand:
-        return replace(operand, dims=tuple(_SEEN if dim in whole and is_seen(operand.dims) else dim for dim in operand.dims))
+        return replace(operand, dims=tuple(_SEEN if dim in whole else dim for dim in operand.dims))
 
-    def held(data: Data) -> Data:
-        if not is_seen(dim for _, dim in data.extent):
-            return data
-        return replace(data, extent=tuple((keys, _SEEN) if dim in whole else (size, dim) for size, dim in data.extent))
+    def held(data: Data) -> tuple[Data, ...]:
+        seen = replace(data, extent=tuple((keys, _SEEN) if dim in whole else (size, dim) for size, dim in data.extent))
+        if data.of is None or not is_part(op.operands[data.of].dims):
+            return (seen,)
+        return (seen,) * keeps_whole + (replace(seen, of=None),) * copies
 
     return replace(
         op,
         dims={**op.dims, _SEEN: keys},
         inputs=tuple(seen(each) for each in op.inputs),
         output=seen(op.output),
-        saved=tuple(held(each) for each in op.saved),
-        scratch=tuple(held(each) for each in op.scratch),
+        saved=tuple(data for each in op.saved for data in held(each)),
+        scratch=tuple(data for each in op.scratch for data in held(each)),
+        parts={each.tensor: share for each in op.inputs if is_part(each.dims)},
     )
 
 

@@ -1,76 +1,141 @@
-"""What lives at the end of a region's forward pass, over what it keeps: what its last operators hand on.
+"""What lives when in a forward pass: from the operators, the moments at which memory may be largest.
 
-Backward passes need more, but where a unit's weights lie in the buffer in which they came, beside their copy, as long as it runs forward.
+A tensor lives from the operator that makes it to the last that reads it; what is kept for backward stays. A *moment* is what lives while
+one of the operators runs, over all that is kept in the end: of what is kept, less is there while it is still being made.
+
+Backward passes mostly need more. But where a unit's weights lie in the buffer in which they came, beside their copy, as long as it runs
+forward, or where keys of other ranks and scores live together only forward, the peak is here; so it is where a layer runs forward
+again, with the gradient of its output beside it.
 """
 
 from __future__ import annotations
 
-from perfmodel.cost.lifetimes import Kept, Moment, Term, operand_bytes, undominated
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from perfmodel.cost.live import Kept, Moment, Term, operand_bytes, undominated
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation
-from perfmodel.workload.graph import Operand, Operator, Pass, TensorRole
+from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import Operand, Operator, Pass, Region, TensorRole
 
 
-def forward_moments(derivation: Derivation, kept: list[Kept], *, region: str, sizes: dict[tuple[str, Operand], Amount]) -> list[Moment]:
-    """Bytes that live while each operator of `region` runs forward, from the one on that makes the last of what is kept.
+@dataclass(slots=True)
+class _Forward:
+    """Walks operators forward and notes their moments."""
+
+    derivation: Derivation
+    profile: ExecutionProfile
+    operators: Sequence[Operator]
+    sizes: dict[tuple[str, Operand], Amount]
+    live: dict[str, tuple[Term, int]] = field(default_factory=dict)
+    """Tensors that do not stay, and how many reads are left."""
+    awaited: list[tuple[float, Term]] = field(default_factory=list)
+    """What stays and is not there yet, with the place of the operator that it comes with, or before."""
+    moments: list[Moment] = field(default_factory=list)
+
+    def size(self, op: Operator, operand: Operand) -> Amount:
+        key = op.name, operand
+        if key not in self.sizes:
+            self.sizes[key] = operand_bytes(self.derivation, op, operand)
+        return self.sizes[key]
+
+    def inputs(self, op: Operator) -> list[Operand]:
+        return [o for o in op.inputs if self.derivation.graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
+
+    def note(self, *more: Term) -> None:
+        moment: Moment = {}
+        for term in (*(term for term, _ in self.live.values()), *more):
+            moment[term] = moment.get(term, 0.0) + 1.0
+        for _, term in self.awaited:
+            moment[term] = moment.get(term, 0.0) - 1.0
+        self.moments.append(moment)
+
+    def reach(self, place: float) -> None:
+        self.awaited = [(comes, term) for comes, term in self.awaited if comes > place]
+
+    def await_all(self, stays: Sequence[Kept], gathered: Container[tuple[str, str]]) -> None:
+        """Of a gathered tensor, and of copies, a reader has what it needs before it runs."""
+        made = {op.output.tensor: place for place, op in enumerate(self.operators)}
+        places = {op.name: place for place, op in enumerate(self.operators)}
+        for each in stays:
+            before_first = min((places[name] for name in each.holders if name in places), default=0) - 0.5
+            is_gathered = any((name, each.tensor) in gathered for name in each.holders)
+            comes = before_first if is_gathered else made.get(each.tensor, places.get(each.tensor, before_first))
+            self.awaited.append((comes, (each.amount, frozenset())))
+
+    def run(self, stays: Sequence[Kept]) -> None:
+        traffic = [t for t in self.derivation.traffic if t.phase is Pass.FORWARD]
+        summed = {t.tensor: t.axes for t in traffic if t.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)}
+        gathered = {(t.operator, t.tensor): (t.amount, t.axes) for t in traffic if t.kind is CollectiveKind.ALL_GATHER}
+        self.await_all(stays, gathered)
+        readers: dict[str, list[Amount]] = {}
+        #: tensors that share a storage go by the name of the first
+        storage: dict[str, str] = {}
+        for op in self.operators:
+            for operand in self.inputs(op):
+                readers.setdefault(operand.tensor, []).append(self.size(op, operand).scaled(op.parts.get(operand.tensor, 1.0)))
+            is_view = op.passes_gradient and len(self.inputs(op)) == 1
+            first = self.inputs(op)[0].tensor if is_view else op.output.tensor
+            storage[op.output.tensor] = storage.get(first, first)
+        staying = {storage.get(each.tensor, each.tensor) for each in stays}
+        for place, op in enumerate(self.operators):
+            tensor = op.output.tensor
+            source, reading, own = storage[tensor], readers.get(tensor, []), self.size(op, op.output)
+            self.reach(place - 0.5)
+            if self.profile.redistribution_copies:
+                for operand in self.inputs(op):
+                    if (op.name, operand.tensor) in gathered:
+                        self.note(gathered[op.name, operand.tensor])
+            self.reach(place)
+            if tensor in summed:
+                self.note((own, frozenset()), (own, summed[tensor]))
+            if source not in staying:
+                # a view takes the place of what it views
+                times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
+                self.live[source] = (reading[0] if reading else own, frozenset()), times
+            self.note()
+            for operand in self.inputs(op):
+                name = storage.get(operand.tensor, operand.tensor)
+                if name in self.live and name != source:
+                    term, left = self.live.pop(name)
+                    if left > 1:
+                        self.live[name] = term, left - 1
+
+
+def walk_forward(
+    derivation: Derivation,
+    profile: ExecutionProfile,
+    operators: Sequence[Operator],
+    stays: Sequence[Kept],
+    *,
+    sizes: dict[tuple[str, Operand], Amount],
+) -> list[Moment]:
+    """Bytes that live while each of the operators runs forward, over `stays`, which they make or get, when all of it is there.
 
     sizes   bytes of operands that are known already, for all walks over one graph
     """
-    graph = derivation.graph
-    operators = [op for op in graph.operators if op.layer == region]
-    moved = {
-        t.tensor: t.axes
-        for t in derivation.traffic
-        if t.phase is Pass.FORWARD and t.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
-    }
+    walk = _Forward(derivation=derivation, profile=profile, operators=operators, sizes=sizes)
+    walk.run(stays)
+    return walk.moments
 
-    def inputs(op: Operator) -> list[Operand]:
-        return [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
 
-    def size(op: Operator, operand: Operand) -> Amount:
-        key = op.name, operand
-        if key not in sizes:
-            sizes[key] = operand_bytes(derivation, op, operand)
-        return sizes[key]
-
-    readers: dict[str, list[Amount]] = {}
-    places: dict[str, int] = {}
-    #: tensors that share a storage go by the name of the first
-    storage: dict[str, str] = {}
-    for place, op in enumerate(operators):
-        places |= {op.name: place, op.output.tensor: place}
-        for operand in inputs(op):
-            readers.setdefault(operand.tensor, []).append(size(op, operand))
-        is_view = op.passes_gradient and len(inputs(op)) == 1
-        first = inputs(op)[0].tensor if is_view else op.output.tensor
-        storage[op.output.tensor] = storage.get(first, first)
-    stays = {storage.get(each.tensor, each.tensor) for each in kept} - {operators[-1].output.tensor}
-    begins = max((places[each.tensor] for each in kept if each.tensor in places), default=0)
-    live: dict[str, tuple[Term, int]] = {}
-    moments: list[Moment] = []
-
-    def note(*more: Term) -> None:
-        moment: Moment = {}
-        for term in (*(term for term, _ in live.values()), *more):
-            if term[0].base:
-                moment[term] = moment.get(term, 0.0) + 1.0
-        moments.append(moment)
-
-    for place, op in enumerate(operators):
-        tensor = op.output.tensor
-        source, reading, own = storage[tensor], readers.get(tensor, []), size(op, op.output)
-        if tensor in moved and place >= begins:
-            note((own, frozenset()), (own, frozenset(moved[tensor])))
-        if source not in stays:
-            # a view takes the place of what it views
-            times = len(reading) + (live[source][1] - 1 if source in live else 0)
-            live[source] = (reading[0] if reading else own, frozenset()), times
-        if place >= begins:
-            note()
-        for operand in inputs(op):
-            name = storage.get(operand.tensor, operand.tensor)
-            if name in live and name != source:
-                term, left = live.pop(name)
-                if left > 1:
-                    live[name] = term, left - 1
-    return undominated(moments)
+def forward_moments(
+    derivation: Derivation,
+    profile: ExecutionProfile,
+    kept: Sequence[Kept],
+    *,
+    region: Region,
+    recompute: Recompute,
+    sizes: dict[tuple[str, Operand], Amount],
+) -> list[Moment]:
+    """Bytes that live while each operator of `region` runs forward for the first time, over what is kept of it."""
+    operators = [op for op in derivation.graph.operators if op.layer == region.name]
+    stays = [each for each in kept if each.region == region.name]
+    match recompute:
+        case Recompute.SELECTIVE:
+            stays = [each for each in stays if not each.is_dropped]
+        case Recompute.FULL:
+            stays = [each for each in stays if each.tensor == region.carried]
+    return undominated(walk_forward(derivation, profile, operators, stays, sizes=sizes))

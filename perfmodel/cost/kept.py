@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.cost.lifetimes import Kept, operand_bytes
+from perfmodel.cost.live import Kept, operand_bytes
 from perfmodel.parallel.algebra.derive import Derivation, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import gradient_layout
 from perfmodel.workload.graph import Operand
@@ -31,10 +31,11 @@ def kept_tensors(
             if saved.of is not None:
                 operand: Operand = op.operands[saved.of]
                 tensor = operand.tensor
+                itemsize *= op.parts.get(tensor, 1.0)
                 maker = graph.producer(tensor)
                 made_in_core = maker is not None and maker.name in core
                 droppable = made_in_core and (in_core or (maker is not None and maker.name in alone))
-                amount = operand_bytes(derivation, op, operand, itemsize=itemsize)
+                amount = operand_bytes(derivation, op, operand, itemsize=itemsize, is_expanded=tensor not in op.parts)
                 layout: object = gradient_layout(sharding, operand).cuts
                 if (tensor, op.name) in regathers and maker is not None:
                     amount = amount_of(maker, shardings[maker.name], maker.output.dims, scale=itemsize)

@@ -11,56 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from perfmodel.cost.forward import walk_forward
+from perfmodel.cost.live import Kept, Moment, Term, always, operand_bytes, undominated
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of, extent_amount
+from perfmodel.parallel.algebra.derive import Amount, Derivation, extent_amount
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import Operand, Operator, Pass, Region, TensorRole
 
-#: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
-Term = tuple[Amount, frozenset[str]]
-#: A sum of amounts with factors.
-Moment = dict[Term, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A tensor that autograd keeps from forward to backward, in one layout.
-
-    holders         operators whose backward reads it
-    is_dropped      made again by selective recomputation, from within the recomputed set
-    is_made_twice   kept, and made a second time by selective recomputation
-    """
-
-    tensor: str
-    region: str
-    amount: Amount
-    holders: tuple[str, ...]
-    is_dropped: bool
-    is_made_twice: bool
-
-
-def operand_bytes(
-    derivation: Derivation, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True
-) -> Amount:
-    """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
-
-    Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
-    batched product reads one for each query head (`is_expanded`).
-    """
-    maker = derivation.graph.producer(operand.tensor)
-    dims = operand.dims
-    if maker is not None and maker is not op and not (is_expanded and op.is_product):
-        dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if made not in maker.stretched)
-    scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
-    return amount_of(op, derivation.shardings[op.name], dims, scale=scale)
-
 
 @dataclass(slots=True)
 class _Storage:
-    """Bytes that several gradients may share: an addition hands its output's gradient to all its inputs."""
+    """Bytes that several gradients may share: an addition hands its output's gradient to all its inputs.
+
+    whole   what the gradient of a piece of a tensor is made into before anything else reads it
+    """
 
     terms: tuple[Term, ...]
+    whole: tuple[Term, ...] = ()
     references: int = 1
 
 
@@ -107,23 +75,34 @@ class _Backward:
         remaining = {op.name for op in operators}
         held = [k for k in kept if k.region == region.name]
         if recompute is Recompute.FULL:
-            self.add(_always(k.amount for k in held if k.tensor != region.carried))
+            self.add(always(k.amount for k in held if k.tensor != region.carried))
         for op in operators:
             is_read_later = any(reader.layer != region.name for reader, _ in graph.consumers(op.output.tensor))
             if is_read_later or (op is operators[-1] and op.name != graph.loss):
                 self.start(op)
+        if recompute is Recompute.FULL:
+            self.run_again(operators, held)
         is_core_made = recompute is not Recompute.SELECTIVE
         for op in reversed(operators):
             if not is_core_made and (op.name in core or any(k.is_dropped and op.name in k.holders for k in held)):
                 is_core_made = True
-                self.add(_always(k.amount for k in held if k.is_dropped or k.is_made_twice))
+                made = [k for k in held if k.is_dropped or k.is_made_twice]
+                self.add(always(k.amount for k in made))
+                self.run_again([op for op in operators if op.name in core], made)
             freed = [k for k in held if op.name in k.holders and not any(h in remaining and h != op.name for h in k.holders)]
             self.step(op, freed, twice=recompute is Recompute.SELECTIVE)
             remaining.discard(op.name)
 
+    def run_again(self, operators: list[Operator], made: list[Kept]) -> None:
+        """Forward, from what is kept: `made` is what it is run for, and lives already."""
+        if self.profile.recompute_stops_early:
+            operators = operators[: 1 + max((place for place, op in enumerate(operators) if op.saved), default=-1)]
+        for moment in walk_forward(self.derivation, self.profile, operators, made, sizes=self.sizes):
+            self.moments.append({term: self.live.get(term, 0.0) + moment.get(term, 0.0) for term in {**self.live, **moment}})
+
     def start(self, op: Operator) -> None:
         """What the operator hands to later regions has its gradient when the region's backward begins."""
-        storage = _Storage(tuple(_always([self.size(op, op.output)])))
+        storage = _Storage(tuple(always([self.size(op, op.output)])))
         self.gradients[op.output.tensor] = storage
         self.add(storage.terms)
         self.note()
@@ -134,6 +113,13 @@ class _Backward:
             self.sizes[key] = operand_bytes(self.derivation, op, operand)
         return self.sizes[key]
 
+    def whole(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
+        """The gradient of a tensor of which the operator reads a piece."""
+        if operand.tensor not in op.parts:
+            return ()
+        itemsize = self.derivation.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
+        return tuple(always([operand_bytes(self.derivation, op, operand, itemsize=itemsize, is_expanded=False)]))
+
     def step(self, op: Operator, freed: list[Kept], *, twice: bool) -> None:
         graph = self.derivation.graph
         incoming = self.arrived(op)
@@ -142,7 +128,7 @@ class _Backward:
         made: list[tuple[Operand, _Storage]] = []
         weight_terms: list[Term] = []
         if op.makes_weight_gradients:
-            weight_terms = _always(self.size(op, o) for o in weights)
+            weight_terms = always(self.size(op, o) for o in weights)
         if op.passes_gradient:
             for operand in inputs:
                 if incoming is not None:
@@ -151,10 +137,10 @@ class _Backward:
         else:
             again = [(self.size(op, o), self.gathered_axes(o.tensor)) for o in op.inputs if (o.tensor, op.name) in self.regathers]
             for operand in inputs:
-                terms = tuple(_always([self.size(op, operand)])) if graph.tensors[operand.tensor].is_stored else ()
-                made.append((operand, _Storage(terms)))
+                terms = tuple(always([self.size(op, operand)])) if graph.tensors[operand.tensor].is_stored else ()
+                made.append((operand, _Storage(terms, whole=self.whole(op, operand))))
             sharding = self.derivation.shardings[op.name]
-            extra = _always(extent_amount(op, sharding, data.extent, scale=graph.itemsize(op, data)) for data in op.scratch)
+            extra = always(extent_amount(op, sharding, data.extent, scale=graph.itemsize(op, data)) for data in op.scratch)
             if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
                 self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
             for _, storage in made:
@@ -163,7 +149,7 @@ class _Backward:
         if incoming is not None:
             self.free(incoming)
         for k in freed:
-            self.add(_always([k.amount]), -2.0 if twice and k.is_made_twice else -1.0)
+            self.add(always([k.amount]), -2.0 if twice and k.is_made_twice else -1.0)
         for operand, storage in made:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
@@ -175,7 +161,7 @@ class _Backward:
         if before is None:
             self.gradients[operand.tensor] = storage
             return
-        total = _Storage(storage.terms or before.terms)
+        total = _Storage(storage.terms or before.terms, whole=storage.whole)
         self.add(total.terms)
         self.note()
         self.free(before)
@@ -188,6 +174,12 @@ class _Backward:
         storage = self.gradients.pop(tensor, None)
         if storage is None:
             return None
+        if storage.whole:
+            whole = _Storage(storage.whole)
+            self.add(whole.terms)
+            self.note()
+            self.free(storage)
+            storage = whole
         traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.BACKWARD]
         if not traffic or not self.derivation.graph.tensors[tensor].is_stored:
             return storage
@@ -205,10 +197,6 @@ class _Backward:
 
     def gathered_axes(self, tensor: str) -> frozenset[str]:
         return frozenset(a for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.FORWARD for a in t.axes)
-
-
-def _always(amounts: Iterable[Amount]) -> list[Term]:
-    return [(amount, frozenset()) for amount in amounts]
 
 
 def backward_moments(
@@ -238,23 +226,3 @@ def backward_moments(
     )
     walk.run(kept, core, recompute)
     return undominated(walk.moments)
-
-
-def undominated(moments: list[Moment]) -> list[Moment]:
-    """Without those that are no larger than another one, term by term."""
-    numbers: dict[Term, int] = {}
-    # each moment once with numbers for its terms: comparing hashes these, not the terms
-    rows = [{numbers.setdefault(term, len(numbers)): factor for term, factor in moment.items()} for moment in moments]
-
-    def covers(a: int, b: int) -> bool:
-        more, less = rows[a], rows[b]
-        return all(more.get(term, 0.0) >= factor for term, factor in less.items()) and all(
-            factor >= 0.0 for term, factor in more.items() if term not in less
-        )
-
-    found: list[int] = []
-    for moment in range(len(moments)):
-        if any(covers(other, moment) for other in found):
-            continue
-        found = [other for other in found if not covers(moment, other)] + [moment]
-    return [moments[moment] for moment in found]

@@ -30,8 +30,8 @@ class ActivationTerms:
 
     kept            by region, of a block once, from forward to backward
     peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
-                    that leave at once and for those that stay until their unit is reduced
-    forward         by region, of blocks: over what it keeps, at the end of its forward
+                    that leave at once and for those that stay until their unit is reduced; of a block of its forward where that is more
+    forward         by region, of blocks: over what it keeps, at the largest moment of its forward
     boundary        a stage boundary
     logits          elements, not bytes
     run_ahead       how full the host keeps the chip's launch queue   [-]
@@ -46,7 +46,9 @@ class ActivationTerms:
 
 
 def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Any) -> ActivationTerms:
-    kept, peaks = [], []
+    kept: list[Any] = []
+    peaks: list[tuple[Any, Any]] = []
+    forward: list[Any] = []
     rows, program = len(SAVED), micro.program
     for region, it in enumerate(program.regions):
         keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
@@ -58,15 +60,18 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
                 kept.append(keep + boundary)
             case Recompute.FULL:
                 kept.append(boundary)
-        leaving = program.peaks.backward[region, again]
-        peaks.append((micro.peaks[leaving], micro.peaks[leaving + 1]))
-    forward = program.peaks.forward
+        first = program.peaks.backward[region, again]
+        leaving, staying = micro.peaks[first], micro.peaks[first + 1]
+        if it.is_block:
+            forward.append(micro.peaks[program.peaks.forward[region, again]])
+            leaving, staying = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
+        else:
+            forward.append(0.0 * micro.boundary)
+        peaks.append((leaving, staying))
     return ActivationTerms(
         kept=tuple(kept),
         peaks=tuple(peaks),
-        forward=tuple(
-            micro.peaks[forward[region]] if region in forward else 0.0 * micro.boundary for region in range(len(program.regions))
-        ),
+        forward=tuple(forward),
         boundary=micro.boundary,
         logits=micro.logits,
         run_ahead=run_ahead_fraction(micro, profile, recompute, tp),

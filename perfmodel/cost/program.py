@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.forward import forward_moments
 from perfmodel.cost.kept import kept_tensors
-from perfmodel.cost.lifetimes import Kept, Moment, backward_moments
+from perfmodel.cost.lifetimes import backward_moments
+from perfmodel.cost.live import Kept, Moment
 from perfmodel.cost.rows import Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
@@ -45,7 +46,7 @@ class Peaks:
 
     value of a row: factor * amount, where its group (mask) is none or has more than one rank
     backward  (region, recomputation) -> its peak with weight gradients that leave at once; that with those that stay is the next
-    forward   region -> the peak of its forward pass; of blocks
+    forward   (region, recomputation) -> the peak of its first forward pass; of blocks
     """
 
     amount: NDArray[np.int64]
@@ -54,7 +55,7 @@ class Peaks:
     starts: NDArray[np.int64]
     of: NDArray[np.int64]
     backward: dict[tuple[int, Recompute], int]
-    forward: dict[int, int]
+    forward: dict[tuple[int, Recompute], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +64,7 @@ class Program:
 
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
-    peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward pass (`cost/forward.py`)
+    peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward passes (`cost/forward.py`)
     boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads. Of a graph without them: nothing
     """
 
@@ -250,7 +251,7 @@ def _peaks(
     sizes: dict[tuple[str, Operand], Amount] = {}
     cases: list[list[Moment]] = []
     backward: dict[tuple[int, Recompute], int] = {}
-    forward: dict[int, int] = {}
+    forward: dict[tuple[int, Recompute], int] = {}
     for i, region in enumerate(derivation.graph.regions):
         for recompute in Recompute if region.is_repeated else (Recompute.NONE,):
             backward[i, recompute] = len(cases)
@@ -268,9 +269,9 @@ def _peaks(
                 )
                 for keeps in (False, True)
             ]
-        if region.is_block:
-            forward[i] = len(cases)
-            cases.append(forward_moments(derivation, kept, region=region.name, sizes=sizes))
+            if region.is_block:
+                forward[i, recompute] = len(cases)
+                cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, sizes=sizes))
     amount: list[int] = []
     factor: list[list[float]] = []
     group: list[int] = []

@@ -164,6 +164,8 @@ class Operator:
     padded    dims whose shards may be uneven (a vocabulary); the parts of other dims divide every size that they cut
     saved     what autograd keeps of it for backward, in the layout of the operator; parameters are not among it
     scratch   what its backward holds for itself besides the gradients
+    parts     tensors of which it reads a piece as it lies, and how many times larger they are: all of one is kept, and the gradient of the
+              piece becomes one of the whole
     is_linear                  in all its inputs: a partial sum may enter (R6)
     passes_gradient            its backward hands the gradient of the output on to its activations as it is
     makes_weight_gradients     its backward makes the gradients of its parameters as tensors; else it adds them where they are gathered up
@@ -191,6 +193,7 @@ class Operator:
     padded: tuple[str, ...] = ()
     saved: tuple[Data, ...] = ()
     scratch: tuple[Data, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
     is_linear: bool = False
     passes_gradient: bool = False
     makes_weight_gradients: bool = True

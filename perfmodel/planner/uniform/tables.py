@@ -81,7 +81,7 @@ class MicrobatchTable:
     kept: Array
     peaks: Array
     run_ahead: Array
-    forward: tuple[Array, ...]
+    forward: Array
     boundary: Array
     logits: Array
 
@@ -99,7 +99,7 @@ class MicrobatchTable:
         return RegionTimes(forward=tuple(times[: len(regions)]), backward=tuple(times[len(regions) :])), ActivationTerms(
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
-            forward=tuple(values[index][..., None] for values in self.forward),
+            forward=tuple(pick(self.forward[i][some[i]]) for i in range(len(regions))),
             boundary=self.boundary[index][..., None],
             logits=self.logits[index][..., None],
             run_ahead=pick(self.run_ahead),
@@ -114,23 +114,22 @@ def microbatch_table(
     wide = take_grid(grid, np.repeat(np.arange(num_keys), num_sizes))
     micro = microbatch_cost(program, estimator.machine, wide, np.tile(np.array(sizes, dtype=np.float64), num_keys))
     shape = (num_keys, num_sizes)
-    stacked, kept, peaks, run_ahead = [], [], [], []
-    forward: tuple[Array, ...] = ()
+    stacked, kept, peaks, forward, run_ahead = [], [], [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
         terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
+        forward.append([values.reshape(shape) for values in terms.forward])
         run_ahead.append(terms.run_ahead.reshape(shape))
-        forward = tuple(values.reshape(shape) for values in terms.forward)
     return MicrobatchTable(
         program=program,
         times=np.array(stacked).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
-        forward=forward,
+        forward=np.array(forward).swapaxes(0, 1),
         boundary=micro.boundary.reshape(shape),
         logits=micro.logits.reshape(shape),
     )

@@ -1,0 +1,81 @@
+"""What the walks forward and backward through a layer share: tensors that are kept, and moments as sums of amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
+from perfmodel.workload.graph import Operand, Operator
+
+#: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
+Term = tuple[Amount, frozenset[str]]
+#: A sum of amounts with factors.
+Moment = dict[Term, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A tensor that autograd keeps from forward to backward, in one layout.
+
+    holders         operators whose backward reads it
+    is_dropped      made again by selective recomputation, from within the recomputed set
+    is_made_twice   kept, and made a second time by selective recomputation
+    """
+
+    tensor: str
+    region: str
+    amount: Amount
+    holders: tuple[str, ...]
+    is_dropped: bool
+    is_made_twice: bool
+
+
+def operand_bytes(
+    derivation: Derivation, op: Operator, operand: Operand, *, itemsize: float | None = None, is_expanded: bool = True
+) -> Amount:
+    """Bytes of an operand in the layout in which the operator holds it, with the tensor's itemsize unless another is given.
+
+    Where the producer made copies of a dim that the operator reads as a whole one (key-value heads), a rank holds one of them; but a
+    batched product reads one for each query head (`is_expanded`).
+    """
+    maker = derivation.graph.producer(operand.tensor)
+    dims = operand.dims
+    if maker is not None and maker is not op and not (is_expanded and op.is_product):
+        dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if made not in maker.stretched)
+    scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
+    return amount_of(op, derivation.shardings[op.name], dims, scale=scale)
+
+
+def always(amounts: Iterable[Amount]) -> list[Term]:
+    return [(amount, frozenset()) for amount in amounts]
+
+
+def _added_up(moment: Moment) -> Moment:
+    """With one term for all amounts that differ in their base only: its factor is in bytes."""
+    total: Moment = {}
+    for (amount, axes), factor in moment.items():
+        unit = replace(amount, base=1.0), axes
+        total[unit] = total.get(unit, 0.0) + factor * amount.base
+    return {term: factor for term, factor in total.items() if factor}
+
+
+def undominated(moments: list[Moment]) -> list[Moment]:
+    """Without those that are no larger than another one, term by term."""
+    moments = [_added_up(moment) for moment in moments]
+    numbers: dict[Term, int] = {}
+    # each moment once with numbers for its terms: comparing hashes these, not the terms
+    rows = [{numbers.setdefault(term, len(numbers)): factor for term, factor in moment.items()} for moment in moments]
+
+    def covers(a: int, b: int) -> bool:
+        more, less = rows[a], rows[b]
+        return all(more.get(term, 0.0) >= factor for term, factor in less.items()) and all(
+            factor >= 0.0 for term, factor in more.items() if term not in less
+        )
+
+    found: list[int] = []
+    for moment in range(len(moments)):
+        if any(covers(other, moment) for other in found):
+            continue
+        found = [other for other in found if not covers(moment, other)] + [moment]
+    return [moments[moment] for moment in found]
