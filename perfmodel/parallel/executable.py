@@ -1,6 +1,8 @@
 """Which plans the executor of this package cannot realise, or torch would run wrongly, each with one sentence.
 
-A plan that is not executable is predicted all the same: other frameworks may run it.
+There are two ways to run a plan: torch's own modules, cut by its tensor parallelism, and an interpreter of the graph, which cuts operators
+as any rules say (`per_operator/by_rules.py`). A plan runs by the first where it can.
+One that is not executable is predicted all the same: other frameworks may run it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,19 @@ def realised_as(plan: Plan) -> str:
 
 def not_executable_reason(plan: Plan) -> str:
     """Why no machine could run a plan of this form with torch; empty if one could."""
+    reason = not_modules_reason(plan)
+    if not reason:
+        return ""
+    from perfmodel.parallel.per_operator.by_rules import interpreter_reason
+
+    other = interpreter_reason(plan)
+    if other and not realised_as(plan):
+        return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does, otherwise only {other}"
+    return reason if other else ""
+
+
+def not_modules_reason(plan: Plan) -> str:
+    """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"

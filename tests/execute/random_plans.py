@@ -9,7 +9,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.executable import not_executable_reason
+from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.plan import Plan, check_plan, make_plan
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS
 from perfmodel.workload.activations import ACTIVATIONS
@@ -128,7 +128,7 @@ def plans(draw: st.DrawFn) -> Plan:
     except InputError:
         assume(False)
         raise
-    assume(not not_executable_reason(plan))
+    assume(not not_modules_reason(plan))
     return plan
 
 

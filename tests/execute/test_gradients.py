@@ -8,7 +8,7 @@ from perfmodel.execute.runner import gradient_error
 from perfmodel.execute.tolerance import TOLERANCE
 from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
-from perfmodel.parallel.executable import not_executable_reason
+from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
@@ -80,7 +80,7 @@ def test_gradients_equal_those_of_one_process(form, groups):
 def test_every_architecture_is_cut_right(variant, knobs, groups):
     plan = tiny_plan(2, model=tiny(variant), batch=2, **knobs)
     if variant == "olmo2" and plan.layout.tp > 1:
-        assert not_executable_reason(plan).startswith("tp=2: a norm over all heads")
+        assert not_modules_reason(plan).startswith("tp=2: a norm over all heads")
         plan = replace(plan, job=replace(plan.job, model=replace(plan.job.model, qk_norm=False)))
     name, error = worst_error(groups(2).call(check_gradients_on_rank, plan))
     assert error < TOLERANCE, name

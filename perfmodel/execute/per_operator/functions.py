@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.execute.alibi import alibi_slopes
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, wide, with_halo
 from perfmodel.workload.graph import Operand
@@ -272,14 +273,33 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     if window:
         distance = torch.arange(queries, device=q.device)[:, None] - torch.arange(keys, device=q.device)[None, :]
         mask = (distance >= 0) & (distance < window)
+    if settings.get("alibi", False):
+        mask = _alibi(q, keys, context)
     is_causal = bool(settings["causal"]) and mask is None
     scale = float(settings["scale"])  # type: ignore[arg-type]
     result = F.scaled_dot_product_attention(heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal, scale=scale)
     return result.view(batch, groups, shared, queries, depth).permute(0, 3, 1, 2, 4)
 
 
+def _alibi(q: torch.Tensor, keys: int, context: OperatorContext) -> torch.Tensor:
+    """What is added to the scores [heads, queries, keys] of the local heads: slopes times the distance to the last key, later keys hidden.
+
+    Scores less the same number for all keys have the same softmax: the distance to the query need not be told.
+    """
+    operator = context.operator
+    _, queries, groups, shared, _ = q.shape
+    _, _, g, r, *_ = operator.inputs[0].dims
+    heads = context.positions(g, groups, q.device)[:, None] * operator.dims[r] + context.positions(r, shared, q.device)[None, :]
+    slopes = alibi_slopes(operator.dims[g] * operator.dims[r])[heads.flatten().cpu()].to(q)
+    bias = slopes[:, None, None] * torch.arange(1 - keys, 1, device=q.device).to(q)
+    hidden = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(keys - queries + 1)
+    return bias.masked_fill(hidden, -torch.inf)
+
+
 def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     (x,) = inputs
+    if not context.operator.settings.get("turns", True):
+        return x
     depth = x.shape[-1]
     places = context.positions(context.operator.inputs[0].dims[1], x.shape[1], x.device).double()
     base = float(context.operator.settings["base"])  # type: ignore[arg-type]

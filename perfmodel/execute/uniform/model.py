@@ -21,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.execute.alibi import alibi_slopes
 from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.norm import RMSNorm
@@ -28,7 +29,8 @@ from perfmodel.workload.config import TransformerConfig
 
 #: Base of the rotary frequencies; its value moves no time and no memory.
 ROTARY_BASE = 10000.0
-NORM_EPSILON = 1e-5
+#: Of layer and of RMS norms, as the operators of the graph have them.
+NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Sharding:
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
     if config.norm == "rmsnorm":
-        return RMSNorm(size, eps=NORM_EPSILON, device=device)
+        return RMSNorm(size, eps=RMS_EPSILON, device=device)
     return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.norm_bias, device=device)
 
 
@@ -154,14 +156,6 @@ class CoreAttention(nn.Module):
             weights = torch.softmax(self._scores(q, k), dim=-1, dtype=torch.float32).to(v.dtype)
             context = torch.matmul(dropout(weights, self.sharding.dropout), v)
         return context.transpose(1, 2).flatten(2)
-
-
-def alibi_slopes(num_heads: int) -> torch.Tensor:
-    """Geometric slopes of Press et al. 2022, with their rule for head counts that are no power of two."""
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
-    slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
-    return torch.tensor(slopes)
 
 
 class Attention(nn.Module):

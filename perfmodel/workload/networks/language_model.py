@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Graph, Operator
+from perfmodel.workload.graph import Graph, Operator, Setting
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
@@ -52,7 +52,8 @@ def transformer_network(
 ) -> Graph:
     """One training step on `batch` sequences. Operators of layer 3 are `layer3.q_proj` and so on.
 
-    Work is that of the folded graph, so the average over layers where only some have a window; a run gives each its own.
+    Work is that of the folded graph, so the average over layers where only some have a window, or turn queries and keys; a run gives each
+    its own.
     """
     if config.position == "learned" and seq_len > config.max_position_embeddings:
         raise bad_field(
@@ -69,10 +70,18 @@ def transformer_network(
         shares_queries=False,
     )
     graph = unrolled(folded, batch=batch)
-    whole = {f"layer{i}" for i in range(config.num_hidden_layers) if (every := config.full_attention_every) and (i + 1) % every == 0}
+    numbers = range(config.num_hidden_layers)
+    whole = {f"layer{i}" for i in numbers if (every := config.full_attention_every) and (i + 1) % every == 0}
+    unturned = {f"layer{i}" for i in numbers if (every := config.no_rotary_every) and (i + 1) % every == 0}
 
     def as_run(operator: Operator) -> Operator:
-        has_none = operator.is_attention and operator.layer in whole
-        return replace(operator, settings={**operator.settings, "window": 0}) if has_none else operator
+        own: dict[str, Setting] = {}
+        if operator.is_attention and operator.layer in whole:
+            own["window"] = 0
+        if operator.is_attention and config.position == "alibi":
+            own["alibi"] = True
+        if operator.kind == "rotary" and operator.layer in unturned:
+            own["turns"] = False
+        return replace(operator, settings={**operator.settings, **own}) if own else operator
 
     return replace(graph, operators=tuple(map(as_run, graph.operators)), source=config.source)

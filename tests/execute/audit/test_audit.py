@@ -14,7 +14,7 @@ from perfmodel.cost.resolve import choose_calibration, resolve_estimator
 from perfmodel.execute.audit.audit import ranks_to_audit
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.executable import not_executable_reason
+from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.plan import Plan, make_plan, place_of, rank_at
 from perfmodel.parallel.plan_file import write_plan
 from perfmodel.verbs import api
@@ -111,7 +111,7 @@ TINY = 0.06
 
 def differing_rows(counting, plan):
     """Rows of every stage whose counts are not equal."""
-    assert not_executable_reason(plan) == ""
+    assert not_modules_reason(plan) == ""
     return [
         (rank, row)
         for rank in ranks_to_audit(plan)

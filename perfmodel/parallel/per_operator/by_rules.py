@@ -1,0 +1,125 @@
+"""A uniform plan of a decoder written out as a per-operator one: the shardings that its rules give, over the mesh of its layout.
+
+The executor of decoders cuts operators in the ways that torch's modules know (`parallel/executable.py`); the interpreter of graphs cuts
+them as any rules say. What it lacks are parts of a plan that it does not know: `interpreter_reason`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import gcd
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
+from perfmodel.parallel.plan import Plan
+from perfmodel.workload.graph import Graph
+from perfmodel.workload.job import Precision
+from perfmodel.workload.networks.language_model import transformer_network
+
+
+def interpreter_reason(plan: Plan) -> str:
+    """What keeps the interpreter from a plan of a decoder, as what it runs and what to use instead; empty if nothing does."""
+    layout, model = plan.layout, plan.job.transformer
+    shards = plan.zero >= ZeroStage.OPTIMIZER
+    biased = model.position == "alibi" or model.sliding_window > 0
+    for is_so, only, remedy in (
+        (plan.job.precision is not Precision.FP32, "in fp32", "precision=fp32"),
+        (layout.cp > 1, "without context parallelism", "cp=1"),
+        (
+            plan.attention is not AttentionKernel.FLASH and biased,
+            "with fused attention where scores have a bias or a window",
+            "attention=flash",
+        ),
+        (plan.recompute is not Recompute.NONE, "without recomputation", "recompute=none"),
+        (shards and layout.dp_replicate > 1, "with shards over all data-parallel ranks", "dp_replicate=1"),
+        (layout.pp > 1 and plan.schedule is not PipelineSchedule.ONE_F_ONE_B, "in a 1F1B pipeline", "schedule=1f1b"),
+        (plan.num_microbatches < layout.pp, "with at least as many microbatches as stages", "a smaller micro_batch"),
+        (layout.pp > 1 and plan.zero >= ZeroStage.GRADIENTS, "with ZeRO 0 or 1 in a pipeline", "zero=1"),
+        (layout.pp > 1 and model.tie_word_embeddings, "with untied embeddings in a pipeline", "pp=1"),
+        (layout.pp > 1 and plan.order != DEFAULT_ORDER, "with ranks in the usual order", f"order={'-'.join(DEFAULT_ORDER)}"),
+        (0 in plan.stage_layers[:-1], "with a layer on every stage but the last", "even stages"),
+    ):
+        if is_so:
+            return f"{only}; use {remedy}"
+    one = replace(plan, job=replace(plan.job, model=replace(model, num_hidden_layers=max(1, layout.pp))), stage_layers=_ones(layout.pp))
+    try:
+        graph = graph_of(one)
+        check_plan(plan_by_rules(one, graph), graph)
+    except InputError as error:
+        return f"where they divide: {error}"
+    return ""
+
+
+def _ones(stages: int) -> tuple[int, ...]:
+    return (1,) * stages
+
+
+def graph_of(plan: Plan) -> Graph:
+    """Every operator of every layer, for one microbatch on all data-parallel ranks together."""
+    batch = plan.micro_batch * plan.layout.data_parallel
+    return _graph(plan.job.transformer, batch, plan.job.seq_len, plan.attention is AttentionKernel.FLASH)
+
+
+_graph = lru_cache(maxsize=8)(
+    lambda model, batch, seq_len, fused: transformer_network(model, batch=batch, seq_len=seq_len, fused_attention=fused)
+)
+
+
+def plan_by_rules(plan: Plan, graph: Graph) -> NetworkPlan:
+    """The plan's rules, operator by operator. A tensor with several readers lies as all of them need it, else as it is made."""
+    layout = plan.layout
+    tp_kv = gcd(layout.tp, plan.job.transformer.num_key_value_heads)
+    sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard, "cp": layout.cp, "tp_kv": tp_kv, "tp_q": layout.tp // tp_kv}
+    axes = tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items() if size > 1)
+    names = {axis.name for axis in axes}
+    shardings: dict[str, Sharding] = {}
+    for operator in graph.operators:
+        folded = operator.name.removeprefix(f"{operator.layer}.")
+        cuts = {dim: plan.rules.cut(folded, operator.logical_name(dim)) for dim in operator.dims}
+        present = {dim: tuple(axis for axis in cut if axis in names) for dim, cut in cuts.items()}
+        shardings[operator.name] = {dim: cut for dim, cut in present.items() if cut}
+    return NetworkPlan(
+        network=graph.name,
+        batch=graph.batch,
+        cluster=plan.cluster,
+        axes=axes,
+        shardings=shardings,
+        held=_held(graph, shardings),
+        stages=_stages(plan, graph),
+        num_microbatches=plan.num_microbatches,
+        zero=int(plan.zero),
+        optimizer=plan.job.optimizer,
+        precision=plan.job.precision,
+        profile=plan.profile,
+    )
+
+
+def _held(graph: Graph, shardings: dict[str, Sharding]) -> dict[str, Held]:
+    found = {}
+    for tensor, reading in graph.readers().items():
+        producer = graph.producer(tensor)
+        if len(reading) < 2 or producer is None:
+            continue
+        readers = [(graph.operators[index], place) for index, place in reading]
+        wanted = {input_layout(shardings[operator.name], operator.inputs[place]).cuts for operator, place in readers}
+        cuts = wanted.pop() if len(wanted) == 1 else output_layout(producer, shardings[producer.name]).cuts
+        gradients = (gradient_layout(shardings[operator.name], operator.inputs[place]) for operator, place in readers)
+        partial = frozenset(axis for gradient in gradients for axis in gradient.partial) - {axis for cut in cuts for axis in cut}
+        found[tensor] = Held(cuts=cuts, partial=partial)
+    return found
+
+
+def _stages(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    """The operator with which each stage begins."""
+    if plan.layout.pp == 1:
+        return ()
+    first: dict[str, str] = {}
+    for operator in graph.operators:
+        first.setdefault(operator.layer, operator.name)
+    layers = [name for layer, name in first.items() if layer.startswith("layer")]
+    head = first[graph.operators[-1].layer]
+    starts = [sum(plan.stage_layers[:stage]) for stage in range(1, plan.layout.pp)]
+    return (graph.operators[0].name, *(layers[start] if start < len(layers) else head for start in starts))

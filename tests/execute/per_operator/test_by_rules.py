@@ -1,0 +1,100 @@
+"""The graph of a decoder, interpreted, is the model that torch's modules are; and it runs under any rules."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.per_operator.model import NetworkProgram
+from perfmodel.execute.per_operator.options import NetworkOptions
+from perfmodel.execute.per_operator.run import check_network_plan
+from perfmodel.execute.runner import run_plan
+from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.weights import fill
+from perfmodel.parallel.algebra.rules import RuleSet
+from perfmodel.parallel.executable import not_executable_reason, not_modules_reason
+from perfmodel.parallel.per_operator.by_rules import graph_of, interpreter_reason, plan_by_rules
+from perfmodel.workload.job import Precision
+from tests.execute.jobs import VARIANTS, tiny, tiny_plan
+
+pytestmark = [pytest.mark.timeout(600)]
+
+_BATCH = {"batch": ("dp_replicate", "dp_shard")}
+MLP_ONLY = RuleSet(name="mlp-only", source="", rules={**_BATCH, "ffn": ("tp_kv", "tp_q")})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_both_ways_compute_the_same(variant):
+    """Loss and every gradient, with the same weights and tokens, in one process."""
+    config = tiny(variant)
+    model = Transformer(config).double()
+    for name, parameter in model.named_parameters():
+        fill(config, clean_name(name), parameter)
+    plan = tiny_plan(1, model=config, batch=2, micro_batch=2)
+    graph = graph_of(plan)
+    program = NetworkProgram(Worker(rank=0, world_size=1, device="cpu"), graph, plan_by_rules(plan, graph), dtype=torch.float64)
+    ours = {clean_name(name).replace("layers.", "layer"): parameter for name, parameter in model.named_parameters()}
+    for name, tensor in program.parameters.tensors.items():
+        tensor.detach().copy_(ours[name].detach().reshape(tensor.shape))
+    assert program.parameters.tensors.keys() == ours.keys()
+    given = {name: tensor for (name, _, _), tensor in program.inputs.items()}
+    labels = graph.operator("cross_entropy").inputs[1].tensor
+    tokens = next(tensor for name, tensor in given.items() if name != labels and tensor.shape == given[labels].shape)
+    for tensor in given.values():
+        if tensor.shape != tokens.shape:  # positions
+            tensor.copy_(torch.arange(len(tensor)) + config.position_offset)
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), given[labels].flatten())
+    loss.backward()
+    assert float(program.forward_backward()) == pytest.approx(loss.item(), rel=1e-6)
+    largest = max(float(parameter.grad.abs().max()) for parameter in ours.values())
+    for name, gradient in program.gradients().items():
+        # norms and angles are in float32 in the modules
+        torch.testing.assert_close(gradient, ours[name].grad.reshape(gradient.shape), atol=1e-6 * largest, rtol=1e-4)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "variant, knobs",
+    [
+        ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2)),
+        ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, sequence_parallel=False)),
+        ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2)),
+    ],
+)
+def test_megatrons_rules_equal_one_process(variant, knobs, groups):
+    plan = tiny_plan(4, model=tiny(variant), **knobs)
+    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
+    assert max(found.gradient_error, found.loss_error) < 1e-9
+
+
+@pytest.mark.dist
+def test_one_door_runs_rules_of_ones_own(groups):
+    plan = tiny_plan(4, tp=2, dp_shard=2, zero=3, micro_batch=2, rules=MLP_ONLY)
+    assert not_modules_reason(plan).startswith("rules=mlp-only")
+    assert not_executable_reason(plan) == ""
+    found = run_plan(plan, steps=2, warmup=1, group=groups(4))
+    assert found.plan == plan
+    assert found.gradient_error < 1e-4
+    # of each of two microbatches: the mlp's output in each of four layers forward, its input backward
+    assert {(c.kind, c.axis): c.count for c in found.collectives}["all_reduce", "tp"] == 2 * 4 * 2
+    assert set(found.parts) == {"communication.dp_shard", "communication.tp"}
+
+
+@pytest.mark.parametrize(
+    "knobs, says",
+    [
+        (dict(precision=Precision.BF16_MIXED), "otherwise only in fp32; use precision=fp32"),
+        (dict(recompute="full"), "otherwise only without recomputation; use recompute=none"),
+        (dict(dp_shard=1, dp_replicate=2, pp=2, tp=1, batch=8, model=tiny("gpt2")), ""),
+        (dict(dp_shard=2, pp=2, tp=2, zero=3), "otherwise only with ZeRO 0 or 1 in a pipeline; use zero=1"),
+    ],
+)
+def test_what_neither_way_runs_has_a_reason(knobs, says):
+    degrees = dict(tp=2, dp_shard=2, zero=3) | knobs
+    chips = degrees["tp"] * degrees["dp_shard"] * degrees.get("pp", 1) * degrees.get("dp_replicate", 1)
+    if degrees["dp_shard"] == 1:
+        degrees["zero"] = 0
+    plan = tiny_plan(chips, rules=MLP_ONLY, **degrees)
+    assert not_executable_reason(plan).endswith(says)
+    assert bool(interpreter_reason(plan)) == bool(says) or not not_modules_reason(plan)
