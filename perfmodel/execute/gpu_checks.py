@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.execute.launch.launch import WorkerGroup
-from perfmodel.execute.runner import num_gpus, run_plan
+from perfmodel.execute.run import run_plan
+from perfmodel.execute.runner import num_gpus
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.job import Precision, TrainingJob

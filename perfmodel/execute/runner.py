@@ -1,4 +1,4 @@
-"""`run_plan`: a plan executed on this machine and measured. Imports torch in the workers only."""
+"""A plan executed on this machine with torch's modules, and measured. Imports torch in the workers only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import statistics
 import subprocess
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +15,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from perfmodel.execute.launch.launch import Worker, WorkerGroup, torchrun_worker
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.refuse import executable_reason
-from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.parallel.algebra.sharding import FINE_AXES, TENSOR_AXES
-from perfmodel.parallel.executable import not_modules_reason
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.layout import ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement
 
 if TYPE_CHECKING:
     from perfmodel.execute.launch.rank_results import RankMeasurement
-    from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
 
 #: From one rank: errors of gradients by name, what it measured, its device's name, versions of software.
 RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"
@@ -134,7 +131,7 @@ def run_on_rank(worker: Worker, plan: Plan, options: RunOptions) -> RankResult:
     return errors, measured, *describe_on_rank(worker)
 
 
-def run_plan(
+def run_modules(
     plan: Plan,
     *,
     steps: int = 20,
@@ -146,7 +143,7 @@ def run_plan(
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Run the plan with torch and measure it. Raises InputError if it cannot be run here, RunError if the run fails.
+    """Run the plan with torch's modules and measure it. Raises InputError if it cannot be run here, RunError if the run fails.
 
     steps, warmup    steps that are timed, and steps before them
     check_gradients  compare every gradient with one process's first (models of up to CHECKED_PARAMETERS parameters)
@@ -170,12 +167,6 @@ def run_plan(
     else:
         device = pick_device(device, plan.num_chips)
     check_room(plan, device)
-    checks = check_gradients and plan.job.transformer.num_parameters <= CHECKED_PARAMETERS
-    if not_modules_reason(plan):
-        if launched is not None:
-            raise bad_field("rules", plan.rule_set, "runs in processes of its own, not in those of a launcher", "start it without torchrun")
-        with _workers(plan, device, hang_timeout, group, on_progress) as workers:
-            return _run_interpreted(plan, steps=steps, warmup=warmup, checks=checks, group=workers)
     options = RunOptions(
         steps=steps,
         warmup=warmup,
@@ -189,74 +180,20 @@ def run_plan(
         results: list[RankResult] = [({}, None, "", {})] * launched.world_size  # type: ignore[list-item]
         dist.all_gather_object(results, run_on_rank(launched, plan, options))
     else:
-        with _workers(plan, device, hang_timeout, group, on_progress) as workers:
+        with workers_of(plan, device, hang_timeout, group, on_progress) as workers:
             use = processor_use(workers.pids)
             results = workers.call(run_on_rank, plan, options)
             busy_fraction = processor_use(workers.pids).others_since(use)
     return assemble(plan, results, device=device, warmup=warmup, busy_fraction=busy_fraction)
 
 
-def _workers(
+def workers_of(
     plan: Plan, device: str, hang_timeout: float, group: WorkerGroup | None, on_progress: Callable[[str], None] | None
 ) -> AbstractContextManager[WorkerGroup]:
     """The group that is there, or one of its own."""
     if group is not None:
         return nullcontext(group)
     return WorkerGroup(plan.num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
-
-
-def _run_interpreted(plan: Plan, *, steps: int, warmup: int, checks: bool, group: WorkerGroup) -> Measurement:
-    """A plan whose operators torch's modules do not cut so: its graph is interpreted."""
-    from perfmodel.execute.per_operator.run import measure_network_plans
-    from perfmodel.parallel.per_operator.by_rules import graph_of, plan_by_rules
-
-    graph = graph_of(plan)
-    (found,) = measure_network_plans(
-        graph, [plan_by_rules(plan, graph)], steps=steps, rounds=1, warmup=warmup, check_gradients=checks, group=group
-    )
-    return measurement_of(plan, found)
-
-
-def measurement_of(plan: Plan, found: NetworkMeasurement) -> Measurement:
-    """What the interpreter measured of a uniform plan. Collectives by axis, the parts of tp as one."""
-    counts: dict[tuple[str, str], tuple[int, float]] = {}
-    itemsize = 4.0
-    for row in found.traffic:
-        key = (str(row.kind), _whole_axes(row.axes))
-        count, num_bytes = counts.get(key, (0, 0.0))
-        counts[key] = (count + row.repeats, num_bytes + row.repeats * row.num_elements * itemsize)
-    return Measurement(
-        plan=plan,
-        plan_hash=plan.hash(),
-        chip=found.chip,
-        software=dict(found.software),
-        num_ranks=found.num_ranks,
-        device=found.device,
-        warmup=found.warmup,
-        steps=len(found.step_times),
-        step_times=found.step_times,
-        step_time=found.step_time,
-        step_time_spread=found.step_time_spread,
-        parts={_whole_part(name): time for name, time in found.parts.items()},
-        peak_memory=found.peak_memory,
-        memory_by_rank=found.memory_by_rank,
-        collectives=tuple(
-            CollectiveCount(kind=kind, axis=axis, count=count, num_bytes=num_bytes) for (kind, axis), (count, num_bytes) in counts.items()
-        ),
-        loss=found.loss,
-        gradient_error=found.gradient_error,
-        busy_fraction=found.busy_fraction,
-    )
-
-
-def _whole_axes(axes: Collection[str]) -> str:
-    """Their names joined; the parts of tp are tp."""
-    return "+".join(dict.fromkeys("tp" if axis in TENSOR_AXES else axis for axis in FINE_AXES if axis in axes))
-
-
-def _whole_part(name: str) -> str:
-    kind, _, axes = name.partition(".")
-    return f"{kind}.{_whole_axes(axes.split('+')) or axes}"
 
 
 def merge(measurements: Sequence[Measurement]) -> Measurement:

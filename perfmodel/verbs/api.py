@@ -178,8 +178,8 @@ def run_plan(
     """
     require_torch("run a plan")
     steps, warmup = whole(steps, "steps"), whole(warmup, "warmup", least=0)
+    from perfmodel.execute.run import run_plan as run
     from perfmodel.execute.runner import num_devices, num_gpus, pick_device
-    from perfmodel.execute.runner import run_plan as run
 
     wanted = load_plan(plan)
     pick_device(device, 1)

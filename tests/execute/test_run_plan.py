@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import perfmodel
-from perfmodel.execute.runner import run_plan
+from perfmodel.execute.run import run_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import append_measurement, read_measurements
 from perfmodel.workload.job import Precision
@@ -72,7 +72,7 @@ ALONE = """
 import sys
 from perfmodel.execute.audit.audit import CountingProcess
 import perfmodel
-from perfmodel.execute.runner import run_plan
+from perfmodel.execute.run import run_plan
 from tests.execute.jobs import tiny_plan
 if __name__ == "__main__":
     print(run_plan(tiny_plan(1), steps=2, warmup=0).collectives == ())

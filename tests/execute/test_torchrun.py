@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, os, sys, time
 from pathlib import Path
-from perfmodel.execute.runner import run_plan
+from perfmodel.execute.run import run_plan
 from perfmodel.foundation.errors import PerfModelError
 from tests.execute.jobs import tiny_plan
 chips = int(sys.argv[1])

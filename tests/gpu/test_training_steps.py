@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.execute.gpu_checks import GpuCase, run_cases
 from perfmodel.execute.launch.launch import WorkerGroup
-from perfmodel.execute.runner import run_plan
+from perfmodel.execute.run import run_plan
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import VARIANTS, tiny, tiny_plan
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.execute.launch.launch import Worker, WorkerGroup
-from perfmodel.execute.runner import merge, run_plan
+from perfmodel.execute.run import run_plan
+from perfmodel.execute.runner import merge
 from perfmodel.hardware.calibration import MOST_BUSY
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import Measurement

@@ -8,7 +8,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.per_operator.model import NetworkProgram
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan
-from perfmodel.execute.runner import run_plan
+from perfmodel.execute.run import run_plan
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import fill
