@@ -49,7 +49,7 @@ def test_the_optimum_is_the_reference_optimum(row):
 @pytest.mark.parametrize("row", [of_row(row) for row in OPTIMA if row["times_data_parallel"]])
 def test_data_parallelism_costs_what_the_reference_says(row):
     tables = pase_tables(load_pase_graph(row["graph"]), int(row["num_devices"]))
-    data_parallel = [[int(row["num_devices"]) if name == "b" else 1 for name in layer.names] for layer in tables.graph.layers]
+    data_parallel = [[int(row["num_devices"]) if name == "b" else 1 for name in layer.dims] for layer in tables.graph.layers]
     assert tables.cost_of(data_parallel) / float(row["optimal_cost"]) == pytest.approx(float(row["times_data_parallel"]), abs=0.0005)
 
 

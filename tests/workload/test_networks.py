@@ -95,10 +95,12 @@ def test_dlrm_has_the_tables_and_layers_of_the_benchmark():
 def test_convolutions_and_pooling_are_those_of_pases_graph(name, sizes):
     graph = load_pase_graph(name)
     network = load_network(name, batch=graph.batch, **sizes)
-    assert Counter(tuple(layer.dims[dim] for dim in "bcnhwrs") for layer in graph.layers if layer.kind is LayerKind.CONVOLUTION) == Counter(
+    assert Counter(tuple(layer.dims[dim] for dim in "bcnhwrs") for layer in graph.layers if layer.kind == LayerKind.CONVOLUTION) == Counter(
         (*(op.dims[dim] for dim in "bcnhw"), *op.settings["window"]) for op in network.operators if op.kind == "convolution"
     )
-    assert Counter((layer.inputs[0], layer.outputs[0]) for layer in graph.layers if layer.kind is LayerKind.POOLING) == Counter(
+    assert Counter(
+        (layer.settings["reads"], layer.settings["writes"]) for layer in graph.layers if layer.kind == LayerKind.POOLING
+    ) == Counter(
         (network.tensors[op.inputs[0].tensor].shape, network.tensors[op.output.tensor].shape)
         for op in network.operators
         if op.kind == "pooling"
@@ -109,10 +111,10 @@ def test_convolutions_and_pooling_are_those_of_pases_graph(name, sizes):
 def test_defaults_of_sequence_models_are_pases_sizes(name):
     graph, network = load_pase_graph(name), load_network(name)
     assert network.batch == graph.batch
-    logits = next(layer for layer in graph.layers if layer.kind is LayerKind.CROSS_ENTROPY)
-    assert network.tensors["projection.out"].shape == logits.inputs[0]
+    logits = next(layer for layer in graph.layers if layer.kind == LayerKind.CROSS_ENTROPY)
+    assert network.tensors["projection.out"].shape == logits.settings["writes"]
     products = sum(2 * op.dims["s"] * 64 * 512 * 2048 for op in network.operators if op.name.endswith("up_proj"))
-    wide = sum(2 * layer.dims["b"] * layer.dims["s"] * 512 * 2048 for layer in graph.layers if layer.equation == "bsd,de->bse")
+    wide = sum(2 * layer.dims["b"] * layer.dims["s"] * 512 * 2048 for layer in graph.layers if layer.settings["equation"] == "bsd,de->bse")
     assert products == wide
 
 

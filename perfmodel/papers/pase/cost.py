@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.papers.pase.layer import LayerKind, PaseLayer, Shape
+from perfmodel.papers.pase.layer import FLAT, LayerKind, Shape, names_of, shape_of, terms_of, text_of
+from perfmodel.workload.graph import Operand, Operator
 
 Array = NDArray[np.float64]
 Splits = NDArray[np.int64]
@@ -46,18 +47,30 @@ def flops_per_word(*, flop_rate: float = DEFAULT_FLOP_RATE, bandwidth: float = D
 class SplitLayer:
     """A layer under many configurations at once: rows of `splits` are configurations, columns its dims."""
 
-    layer: PaseLayer
+    layer: Operator
     splits: Splits
     word_flops: float
 
+    @property
+    def names(self) -> str:
+        return names_of(self.layer)
+
+    @property
+    def axes(self) -> str:
+        return text_of(self.layer, "axes")
+
+    @property
+    def pointwise(self) -> int:
+        return int(text_of(self.layer, "pointwise"))
+
     def parts(self, names: str) -> Array:
         """Product of c over some dims."""
-        return _product(self.splits[:, [self.layer.names.index(name) for name in names]].astype(np.float64))
+        return _product(self.splits[:, [self.names.index(name) for name in names]].astype(np.float64))
 
     def share(self, names: str) -> Array:
         """Product of x over some dims."""
-        at = [self.layer.names.index(name) for name in names]
-        return _product(np.array(self.layer.sizes, dtype=np.float64)[at] / self.splits[:, at])
+        at = [self.names.index(name) for name in names]
+        return _product(np.array(list(self.layer.dims.values()), dtype=np.float64)[at] / self.splits[:, at])
 
     def all_reduce(self, words: Array, among: Array) -> Array:
         """AR(w, n)."""
@@ -74,7 +87,7 @@ def _matmul(at: SplitLayer, *, batch: str, rows: str, columns: str, inner: str, 
 
     Each name lists dims whose product is B, m, n or k; `factors` multiply m, n and k. q pointwise operations follow the product.
     """
-    B, q = at.share(batch), at.layer.pointwise
+    B, q = at.share(batch), at.pointwise
     m, n, k = (at.share(names) * factor for names, factor in zip((rows, columns, inner), factors, strict=True))
     c_m, c_n, c_k = at.parts(rows), at.parts(columns), at.parts(inner)
     reductions = at.all_reduce(m * n, c_k) + at.all_reduce(m * k, c_n) + at.all_reduce(n * k, c_m)
@@ -87,18 +100,18 @@ def _convolution(at: SplitLayer) -> Array:
 
 
 def _fully_connected(at: SplitLayer) -> Array:
-    names = at.layer.names
+    names = at.names
     return _matmul(at, batch="", rows=names[:-2], columns=names[-2], inner=names[-1])
 
 
 def _einsum(at: SplitLayer) -> Array:
-    first, second, output = at.layer.operands
+    first, second, output = terms_of(at.layer)
     return _matmul(
         at,
         batch="".join(name for name in output if name in first and name in second),
         rows="".join(name for name in output if name in first and name not in second),
         columns="".join(name for name in output if name in second and name not in first),
-        inner="".join(name for name in at.layer.names if name not in output),
+        inner="".join(name for name in at.names if name not in output),
     )
 
 
@@ -110,17 +123,17 @@ def _lstm(at: SplitLayer) -> Array:
     """A matmul a layer and step, and the hidden state [b, e] that must arrive as [b, d]."""
     layers, steps = at.layer.dims["l"], at.layer.dims["s"]
     hidden = (at.layer.dims["b"], at.layer.dims["d"])
-    produced, needed = (at.splits[:, [at.layer.names.index(name) for name in names]] for names in ("be", "bd"))
+    produced, needed = (at.splits[:, [at.names.index(name) for name in names]] for names in ("be", "bd"))
     moved = layers * steps * at.word_flops * missing_words(hidden, produced, needed)
     return _matmul(at, batch="l", rows="sb", columns="e", inner="d", factors=(1, _GATES, _INPUTS)) + moved
 
 
 def _pooling(at: SplitLayer) -> Array:
     """P + r b c [(h + R [c_h > 1])(w + S [c_w > 1]) - h w], with h and w of the input."""
-    b, c, h, w = (np.array(at.layer.inputs[0], dtype=np.float64) / at.splits).T
-    R, S = at.layer.window
+    b, c, h, w = (np.array(shape_of(at.layer, "reads"), dtype=np.float64) / at.splits).T
+    R, S = shape_of(at.layer, "window")
     halo = (h + R * (at.parts("h") > 1)) * (w + S * (at.parts("w") > 1)) - h * w
-    return at.share(at.layer.names) + at.word_flops * b * c * halo
+    return at.share(at.names) + at.word_flops * b * c * halo
 
 
 #: Operations an element of a normalisation and of a softmax, as the released code counts them.
@@ -129,131 +142,78 @@ _NORM_OPERATIONS, _NORM_REDUCTIONS, _SOFTMAX_OPERATIONS = 16, 4, 4
 
 def _norm(at: SplitLayer) -> Array:
     """16 P + 4 AR(P / x_a, c_a) + 4 AR(x_a, product of the other c)."""
-    P, x_a, c_a = at.share(at.layer.names), at.share(at.layer.axes), at.parts(at.layer.axes)
-    others = at.parts(at.layer.names) / c_a
+    P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
+    others = at.parts(at.names) / c_a
     return _NORM_OPERATIONS * P + _NORM_REDUCTIONS * at.all_reduce(P / x_a, c_a) + _NORM_REDUCTIONS * at.all_reduce(x_a, others)
 
 
 def _softmax(at: SplitLayer) -> Array:
     """4 P + P d_a + 2 AR(P / x_a, c_a) + AR(d_a P / x_a, c_a)."""
-    P, x_a, c_a = at.share(at.layer.names), at.share(at.layer.axes), at.parts(at.layer.axes)
-    d_a = at.layer.dims[at.layer.axes]
+    P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
+    d_a = at.layer.dims[at.axes]
     return _SOFTMAX_OPERATIONS * P + P * d_a + 2 * at.all_reduce(P / x_a, c_a) + at.all_reduce(d_a * P / x_a, c_a)
 
 
 def _cross_entropy(at: SplitLayer) -> Array:
     """4 P + 2 b + [c_last > 1] 2 r b, b = P / x_last."""
-    names = at.layer.names
+    names = at.names
     P, b = at.share(names), at.share(names[:-1])
     return _SOFTMAX_OPERATIONS * P + 2 * b + (at.parts(names[-1]) > 1) * 2 * at.word_flops * b
 
 
 def _elementwise(at: SplitLayer) -> Array:
-    return (1 + at.layer.pointwise) * at.share(at.layer.names)
+    return (1 + at.pointwise) * at.share(at.names)
 
 
 def _mean(at: SplitLayer) -> Array:
     """AR(P, product of c over the reduced dims)."""
-    return at.all_reduce(at.share(at.layer.names), at.parts(at.layer.axes))
+    return at.all_reduce(at.share(at.names), at.parts(at.axes))
 
 
 def _nothing(at: SplitLayer) -> Array:
     return np.zeros(len(at.splits))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRule:
-    """What a kind of layer costs, and which of its dims are those of the tensor that it writes and reads.
-
-    `output` and `input` give, for a layer, the positions of its dims in the order of the tensor's; None: the tensor is flat, its one split
-    the product of all. `unsplit` dims have one part.
-    """
-
-    cost: Callable[[SplitLayer], Array]
-    output: Callable[[PaseLayer], tuple[int, ...]]
-    input: Callable[[PaseLayer, Shape], tuple[int, ...]]
-    unsplit: str = ""
-    is_contiguous: bool = False
-
-
-def _positions(layer: PaseLayer, names: str) -> tuple[int, ...]:
-    return tuple(layer.names.index(name) for name in names)
-
-
-def _all(layer: PaseLayer) -> tuple[int, ...]:
-    return tuple(range(len(layer.dims)))
-
-
-def _all_read(layer: PaseLayer, _: Shape) -> tuple[int, ...]:
-    return _all(layer)
-
-
-def _but_axes(layer: PaseLayer) -> tuple[int, ...]:
-    return tuple(i for i, name in enumerate(layer.names) if name not in layer.axes)
-
-
-def _flat(*_: object) -> tuple[int, ...]:
-    return ()
-
-
-def _operand_read(layer: PaseLayer, shape: Shape) -> tuple[int, ...]:
-    """The last operand of that shape: of two tensors between the same two layers, the released code keeps the later."""
-    operand = 1 if layer.inputs[1] == shape else 0
-    return _positions(layer, layer.operands[operand])
-
-
-#: A new kind of layer is a line here, with its formula above.
-RULES: Mapping[LayerKind, LayerRule] = {
-    LayerKind.CONVOLUTION: LayerRule(
-        cost=_convolution,
-        output=lambda layer: _positions(layer, "bnhw"),
-        input=lambda layer, _: _positions(layer, "bchw"),
-        unsplit="hw",
-    ),
-    LayerKind.FULLY_CONNECTED: LayerRule(
-        cost=_fully_connected,
-        output=lambda layer: _all(layer)[:-1],
-        input=lambda layer, _: (*_all(layer)[:-2], len(layer.dims) - 1),
-    ),
-    LayerKind.EINSUM: LayerRule(cost=_einsum, output=lambda layer: _positions(layer, layer.operands[2]), input=_operand_read),
-    LayerKind.LSTM: LayerRule(
-        cost=_lstm,
-        output=lambda layer: _positions(layer, "bse"),
-        input=lambda layer, _: _positions(layer, "bsd"),
-        unsplit="s",
-    ),
-    LayerKind.POOLING: LayerRule(cost=_pooling, output=_all, input=_all_read),
-    LayerKind.NORM: LayerRule(cost=_norm, output=_all, input=_all_read),
-    LayerKind.SOFTMAX: LayerRule(cost=_softmax, output=_all, input=_all_read),
-    LayerKind.CROSS_ENTROPY: LayerRule(cost=_cross_entropy, output=_all, input=_all_read),
-    LayerKind.ELEMENTWISE: LayerRule(cost=_elementwise, output=_all, input=_all_read),
-    LayerKind.MEAN: LayerRule(cost=_mean, output=_but_axes, input=_all_read),
-    LayerKind.CONCAT: LayerRule(cost=_nothing, output=_all, input=_all_read),
-    LayerKind.STACK: LayerRule(cost=_nothing, output=_all, input=lambda layer, _: _but_axes(layer)),
-    LayerKind.UNSTACK: LayerRule(cost=_nothing, output=_but_axes, input=_all_read),
-    LayerKind.RAVEL: LayerRule(cost=_nothing, output=_flat, input=_all_read, is_contiguous=True),
-    LayerKind.UNRAVEL: LayerRule(cost=_nothing, output=_all, input=_flat, is_contiguous=True),
+#: What a kind of layer costs. A new one is a line here, with its formula above, and its tensors' dims in `layer.py`.
+COSTS: Mapping[str, Callable[[SplitLayer], Array]] = {
+    LayerKind.CONVOLUTION: _convolution,
+    LayerKind.FULLY_CONNECTED: _fully_connected,
+    LayerKind.EINSUM: _einsum,
+    LayerKind.LSTM: _lstm,
+    LayerKind.POOLING: _pooling,
+    LayerKind.NORM: _norm,
+    LayerKind.SOFTMAX: _softmax,
+    LayerKind.CROSS_ENTROPY: _cross_entropy,
+    LayerKind.ELEMENTWISE: _elementwise,
+    LayerKind.MEAN: _mean,
+    LayerKind.CONCAT: _nothing,
+    LayerKind.STACK: _nothing,
+    LayerKind.UNSTACK: _nothing,
+    LayerKind.RAVEL: _nothing,
+    LayerKind.UNRAVEL: _nothing,
 }
 
 
-def layer_cost(layer: PaseLayer, splits: Splits, *, word_flops: float) -> Array:
+def layer_cost(layer: Operator, splits: Splits, *, word_flops: float) -> Array:
     """t_l of one layer under each configuration. [FLOP]"""
-    return RULES[layer.kind].cost(SplitLayer(layer=layer, splits=splits, word_flops=word_flops))
+    return COSTS[layer.kind](SplitLayer(layer=layer, splits=splits, word_flops=word_flops))
 
 
-def edge_cost(producer: PaseLayer, produced: Splits, consumer: PaseLayer, consumed: Splits, *, word_flops: float) -> Array:
-    """t_x between each configuration of a producer and each of a consumer, forward and backward: 2 r times the missing words. [FLOP]"""
-    shape = next(shape for shape in producer.outputs if shape in consumer.inputs)
-    a = _tensor_splits(produced, RULES[producer.kind].output(producer))
-    b = _tensor_splits(consumed, RULES[consumer.kind].input(consumer, shape))
+def edge_cost(producer: Operator, produced: Splits, consumer: Operator, consumed: Splits, read: Operand, *, word_flops: float) -> Array:
+    """t_x between each configuration of a producer and each of a consumer, which reads its tensor so: 2 r times the missing words, forward
+    and backward. [FLOP]"""
+    a, b = _tensor_splits(produced, producer, producer.output), _tensor_splits(consumed, consumer, read)
     # Many configurations split the tensor alike; the words are counted once for each distinct pair.
     (a, of_a), (b, of_b) = (np.unique(splits, axis=0, return_inverse=True) for splits in (a, b))
-    words = 2 * word_flops * missing_words(shape, a[:, None, :], b[None, :, :])
+    words = 2 * word_flops * missing_words(shape_of(producer, "writes"), a[:, None, :], b[None, :, :])
     return words[of_a.ravel()[:, None], of_b.ravel()]
 
 
-def _tensor_splits(splits: Splits, positions: tuple[int, ...]) -> Splits:
-    return splits[:, list(positions)] if positions else np.prod(splits, axis=1, keepdims=True)
+def _tensor_splits(splits: Splits, layer: Operator, operand: Operand) -> Splits:
+    if operand.dims == FLAT:
+        return np.prod(splits, axis=1, keepdims=True)
+    names = names_of(layer)
+    return splits[:, [names.index(dim) for dim in operand.dims]]
 
 
 def missing_words(shape: Shape, produced: Splits, needed: Splits) -> Array:

@@ -13,7 +13,8 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.papers.pase.densenet import densenet121
-from perfmodel.papers.pase.layer import LayerKind, PaseGraph, PaseLayer, einsum_layer
+from perfmodel.papers.pase.layer import LayerKind, PaseGraph, einsum_layer, graph_of, layer
+from perfmodel.workload.graph import Operator
 
 _FOLDER = Path(__file__).parent / "graphs"
 
@@ -31,27 +32,28 @@ def load_pase_graph(name: str) -> PaseGraph:
     if name not in list_pase_graphs():
         raise InputError(f"graph={str(name)[:80]}: no such layer graph is shipped{suggest(name, list_pase_graphs())}")
     content = json.loads(path.read_text(encoding="utf-8"))
-    layers = [_read_layer(record) for record in content["layers"]]  # equal layers are one object, so that tables are made once
-    return PaseGraph(
-        name=name,
+    layers = [_read_layer(record) for record in content["layers"]]
+    return graph_of(
+        name,
+        [layers[index] for index in content["vertices"]],
+        [(producer, consumer) for producer, consumer in content["edges"]],
         batch=content["batch"],
         smallest_share=content["smallest_share"],
-        layers=tuple(layers[index] for index in content["vertices"]),
-        edges=tuple((producer, consumer) for producer, consumer in content["edges"]),
         source=content["source"],
     )
 
 
-def _read_layer(record: Mapping[str, Any]) -> PaseLayer:
+def _read_layer(record: Mapping[str, Any]) -> Operator:
     pointwise = record.get("pointwise", 0)
     if "einsum" in record:
         return einsum_layer(record["dims"], record["einsum"], pointwise=pointwise)
     window = record.get("window", (1, 1))
-    return PaseLayer(
-        kind=LayerKind(record["kind"]),
-        dims=record["dims"],
-        inputs=tuple(tuple(shape) for shape in record["inputs"]),
-        outputs=tuple(tuple(shape) for shape in record["outputs"]),
+    kind = LayerKind(record["kind"])
+    return layer(
+        kind,
+        record["dims"],
+        writes=tuple(record["outputs"][0]),
+        reads=tuple(record["inputs"][0]) if kind is LayerKind.POOLING else (),
         axes=record.get("axes", ""),
         window=(window[0], window[1]),
         pointwise=pointwise,

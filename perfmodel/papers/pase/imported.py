@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.papers.pase.cost import Splits, flops_per_word, layer_cost, missing_words
-from perfmodel.papers.pase.layer import LayerKind, PaseLayer, Shape, einsum_layer
+from perfmodel.papers.pase.layer import LayerKind, Shape, einsum_layer, layer
 from perfmodel.papers.pase.search import pase_configurations
 from perfmodel.search import eliminate
+from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.graph import DimLink, ImportedEdge, ImportedGraph, ImportedKind, ImportedVertex
 
 Array = NDArray[np.float64]
@@ -111,8 +112,7 @@ def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
         for name, size in zip(operand.dims, operand.shape, strict=True):
             if name and vertex.kind is ImportedKind.ATTENTION:
                 sizes[name] = math.gcd(sizes[name], size)
-    layer = PaseLayer(kind=LayerKind.ELEMENTWISE, dims=sizes, inputs=(), outputs=())
-    return pase_configurations(layer, num_devices=num_devices, smallest_share=SMALLEST_SHARE)
+    return pase_configurations(layer(LayerKind.ELEMENTWISE, sizes), num_devices=num_devices, smallest_share=SMALLEST_SHARE)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -123,12 +123,12 @@ def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
 def _cost(vertex: ImportedVertex, splits: Splits, word_flops: float) -> Array:
     total: Array = np.zeros(len(splits))
     names = list(vertex.dims)
-    for layer, of_dims in _layers(vertex):
-        total = total + layer_cost(layer, splits[:, [names.index(name) for name in of_dims]], word_flops=word_flops)
+    for each, of_dims in _layers(vertex):
+        total = total + layer_cost(each, splits[:, [names.index(name) for name in of_dims]], word_flops=word_flops)
     return total
 
 
-def _layers(vertex: ImportedVertex) -> list[tuple[PaseLayer, tuple[str, ...]]]:
+def _layers(vertex: ImportedVertex) -> list[tuple[Operator, tuple[str, ...]]]:
     """The layers of PaSE that an operator is, each with the operator's dims in the order of its own."""
     dims = dict(vertex.dims)
     match vertex.kind:
@@ -177,18 +177,17 @@ def _letters(names: Sequence[str]) -> dict[str, str]:
     return {name: name if len(name) == 1 else next(each for each in letters if each not in names) for name in names}
 
 
-def _einsum(dims: Mapping[str, int], *terms: Sequence[str]) -> tuple[PaseLayer, tuple[str, ...]]:
+def _einsum(dims: Mapping[str, int], *terms: Sequence[str]) -> tuple[Operator, tuple[str, ...]]:
     used = tuple(dict.fromkeys(name for term in (terms[2], terms[0], terms[1]) for name in term))
     letter = _letters(used)
     first, second, output = ("".join(letter[name] for name in term) for term in terms)
     return einsum_layer({letter[name]: dims[name] for name in used}, f"{first},{second}->{output}"), used
 
 
-def _plain(kind: LayerKind, dims: Mapping[str, int], *, axes: str = "", pointwise: int = 0) -> tuple[PaseLayer, tuple[str, ...]]:
+def _plain(kind: LayerKind, dims: Mapping[str, int], *, axes: str = "", pointwise: int = 0) -> tuple[Operator, tuple[str, ...]]:
     letter = _letters(tuple(dims))
     renamed = {letter[name]: size for name, size in dims.items()}
-    shape: Shape = tuple(dims.values())
-    return PaseLayer(kind=kind, dims=renamed, inputs=(shape,), outputs=(shape,), axes=axes, pointwise=pointwise), tuple(dims)
+    return layer(kind, renamed, axes=axes, pointwise=pointwise), tuple(dims)
 
 
 def _axis_of(vertex: ImportedVertex) -> str:
@@ -198,7 +197,7 @@ def _axis_of(vertex: ImportedVertex) -> str:
     return max(vertex.reduced, key=lambda name: vertex.dims[name])
 
 
-def _convolution(vertex: ImportedVertex) -> tuple[PaseLayer, tuple[str, ...]]:
+def _convolution(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
     """As a matmul of m = b h w, n filters and k = c r s; where each channel has its own filter, a batch of them.
 
     Groups of several channels are priced as if every filter read every channel: PaSE knows no groups.
@@ -212,12 +211,12 @@ def _convolution(vertex: ImportedVertex) -> tuple[PaseLayer, tuple[str, ...]]:
     return _einsum(dims, [*rows, *of_each, *inner], [*(of_each or columns), *inner], output)
 
 
-def _pooling(vertex: ImportedVertex) -> tuple[PaseLayer, tuple[str, ...]]:
+def _pooling(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
     source, output = vertex.inputs[0].shape, vertex.outputs[0].shape
     window = (math.ceil(source[-2] / output[-2]), math.ceil(source[-1] / output[-1]))
     names = dict(zip("bchw", vertex.dims.values(), strict=True))
     whole: Shape = tuple(source) if len(source) == len(output) else (1, *source)
-    return PaseLayer(kind=LayerKind.POOLING, dims=names, inputs=(whole,), outputs=(output,), window=window), tuple(vertex.dims)
+    return layer(LayerKind.POOLING, names, reads=whole, window=window), tuple(vertex.dims)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.papers.pase.cost import RULES, Splits, edge_cost, flops_per_word, layer_cost
-from perfmodel.papers.pase.layer import PaseGraph, PaseLayer
+from perfmodel.papers.pase.cost import Splits, edge_cost, flops_per_word, layer_cost
+from perfmodel.papers.pase.layer import LayerKind, PaseGraph, likeness
 from perfmodel.search import Solution, eliminate
+from perfmodel.workload.graph import Operator
 
 Array = NDArray[np.float64]
 
@@ -37,7 +38,7 @@ class PaseTables:
     def strategy(self, choice: Sequence[int]) -> tuple[dict[str, int], ...]:
         """The parts of each dim of each layer, by the dim's name."""
         return tuple(
-            dict(zip(layer.names, map(int, splits[index]), strict=True))
+            dict(zip(layer.dims, map(int, splits[index]), strict=True))
             for layer, splits, index in zip(self.graph.layers, self.configurations, choice, strict=True)
         )
 
@@ -53,28 +54,33 @@ class PaseTables:
         return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
 
 
-def pase_configurations(layer: PaseLayer, *, num_devices: int, smallest_share: int) -> Splits:
+#: Dims that stay whole, and kinds whose splits must be contiguous.
+_UNSPLIT: Mapping[str, str] = {LayerKind.CONVOLUTION: "hw", LayerKind.LSTM: "s"}
+_FLATTENS = (LayerKind.RAVEL, LayerKind.UNRAVEL)
+
+
+def pase_configurations(layer: Operator, *, num_devices: int, smallest_share: int) -> Splits:
     """C(v): one row for each configuration, in lexicographic order."""
-    rule = RULES[layer.kind]
+    unsplit = _UNSPLIT.get(layer.kind, "")
     rows: Splits = np.ones((1, 0), dtype=np.int64)
     used: Splits = np.ones(1, dtype=np.int64)
     for name, size in layer.dims.items():
         parts = [1]
-        if name not in rule.unsplit:
+        if name not in unsplit:
             most = min(num_devices, size // smallest_share)
             parts = [part for part in range(1, most + 1) if size % part == 0] or [1]
         total = used[:, None] * np.array(parts)
         row, column = np.nonzero(total <= num_devices)
         rows = np.concatenate([rows[row], np.array(parts)[column, None]], axis=1)
         used = total[row, column]
-    return rows[_is_contiguous(layer, rows)] if rule.is_contiguous else rows
+    return rows[_is_contiguous(layer, rows)] if layer.kind in _FLATTENS else rows
 
 
-def _is_contiguous(layer: PaseLayer, splits: Splits) -> NDArray[np.bool_]:
+def _is_contiguous(layer: Operator, splits: Splits) -> NDArray[np.bool_]:
     """Splits whose parts are contiguous when the dims are flattened: some dims split to single entries, then one in part, then none."""
     is_legal = np.ones(len(splits), dtype=bool)
     is_past_full = np.zeros(len(splits), dtype=bool)
-    for parts, size in zip(splits.T, layer.sizes, strict=True):
+    for parts, size in zip(splits.T, layer.dims.values(), strict=True):
         is_legal &= ~is_past_full | (parts == 1)
         is_past_full |= parts < size
     return is_legal
@@ -84,24 +90,26 @@ def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops
     """Every cost that a search needs. Layers and edges that are equal are tabulated once."""
     if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
         raise bad_field("num_devices", num_devices, "must be a whole number of at least 1", "use 4, 8, 16, 32 or 64")
-    spaces: dict[int, tuple[Splits, Array]] = {}
-    for layer in graph.layers:
-        if id(layer) not in spaces:
+    kinds = [likeness(layer) for layer in graph.layers]
+    spaces: dict[object, tuple[Splits, Array]] = {}
+    for layer, kind in zip(graph.layers, kinds, strict=True):
+        if kind not in spaces:
             splits = pase_configurations(layer, num_devices=num_devices, smallest_share=graph.smallest_share)
-            spaces[id(layer)] = splits, layer_cost(layer, splits, word_flops=word_flops)
-    matrices: dict[tuple[int, int], Array] = {}
+            spaces[kind] = splits, layer_cost(layer, splits, word_flops=word_flops)
+    matrices: dict[object, Array] = {}
     edges = []
     for u, v in graph.edges:
         producer, consumer = graph.layers[u], graph.layers[v]
-        key = (id(producer), id(consumer))
+        read = next(operand for operand in consumer.inputs if operand.tensor == producer.output.tensor)
+        key = (kinds[u], kinds[v], read.dims)
         if key not in matrices:
-            matrices[key] = edge_cost(producer, spaces[key[0]][0], consumer, spaces[key[1]][0], word_flops=word_flops)
+            matrices[key] = edge_cost(producer, spaces[kinds[u]][0], consumer, spaces[kinds[v]][0], read, word_flops=word_flops)
         edges.append((u, v, matrices[key]))
     return PaseTables(
         graph=graph,
         num_devices=num_devices,
-        configurations=tuple(spaces[id(layer)][0] for layer in graph.layers),
-        vertex_costs=tuple(spaces[id(layer)][1] for layer in graph.layers),
+        configurations=tuple(spaces[kind][0] for kind in kinds),
+        vertex_costs=tuple(spaces[kind][1] for kind in kinds),
         edges=tuple(edges),
     )
 
@@ -123,7 +131,7 @@ class PaseRun:
     @property
     def times_data_parallel(self) -> float:
         """The cost of pure data parallelism over the cost found; nan where the space does not hold it."""
-        whole = [[self.tables.num_devices if name == "b" else 1 for name in layer.names] for layer in self.tables.graph.layers]
+        whole = [[self.tables.num_devices if name == "b" else 1 for name in layer.dims] for layer in self.tables.graph.layers]
         try:
             return self.tables.cost_of(whole) / self.solution.cost
         except InputError:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.papers.pase.layer import LayerKind, PaseLayer
+from perfmodel.papers.pase.layer import LayerKind, text_of
 from perfmodel.papers.pase.search import PaseRun
 from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.planner.per_operator.search import Filter, fixed_parts
@@ -119,7 +119,7 @@ def _most(rows: Configurations, dim: str) -> Rows:
 
 def pase_strategies(network: Graph, run: PaseRun, axes: Sequence[MeshAxis]) -> tuple[Strategy, ...]:
     """What PaSE's search found, for our operators."""
-    apart = max((split.get("l", 1) for layer, split in _splits(run) if layer.kind is LayerKind.LSTM), default=1)
+    apart = max((split.get("l", 1) for layer, split in _splits(run) if layer.kind == LayerKind.LSTM), default=1)
     return fixed_strategies(pase_parts(network, run), axes, apart=apart)
 
 
@@ -161,7 +161,7 @@ def is_recurrent(operator: Operator) -> bool:
     return operator.layer.startswith("lstm")
 
 
-def _splits(run: PaseRun) -> list[tuple[PaseLayer, dict[str, int]]]:
+def _splits(run: PaseRun) -> list[tuple[Operator, dict[str, int]]]:
     return list(zip(run.tables.graph.layers, run.tables.strategy(run.solution.choice), strict=True))
 
 
@@ -176,11 +176,11 @@ def pase_parts(network: Graph, run: PaseRun) -> dict[str, dict[str, int]]:
     return build(network, lambda key: layers[key].popleft())
 
 
-def _layer_key(layer: PaseLayer) -> object:
+def _layer_key(layer: Operator) -> object:
     """Layers of one key stand in the order of the network."""
-    if layer.kind is LayerKind.CONVOLUTION:
+    if layer.kind == LayerKind.CONVOLUTION:
         return tuple(layer.dims[dim] for dim in "cnhwrs")
-    return (layer.kind, layer.equation)
+    return (layer.kind, text_of(layer, "equation"))
 
 
 Take = Callable[[object], Parts]

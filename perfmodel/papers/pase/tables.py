@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from perfmodel.foundation.units import format_time
-from perfmodel.papers.pase.layer import PaseLayer
+from perfmodel.papers.pase.layer import text_of
 from perfmodel.papers.pase.search import PaseRun
 from perfmodel.report.table import Table
+from perfmodel.workload.graph import Operator
 
 SOURCE = "Elango, PaSE, IPDPS 2021 (arXiv 2407.04001)"
 #: Devices of Table II.
@@ -104,8 +105,8 @@ def strategies_table(runs: Sequence[PaseRun]) -> Table:
     )
 
 
-def _named(layer: PaseLayer) -> str:
-    return f"{layer.kind} {layer.equation}".strip()
+def _named(layer: Operator) -> str:
+    return f"{layer.kind} {text_of(layer, 'equation')}".strip()
 
 
 def _seconds(value: float) -> str:

@@ -5,17 +5,16 @@ import pytest
 
 from perfmodel.papers.pase.cost import edge_cost, flops_per_word, layer_cost, missing_words
 from perfmodel.papers.pase.graph import list_pase_graphs, load_pase_graph
-from perfmodel.papers.pase.layer import LayerKind, PaseLayer, einsum_layer
+from perfmodel.papers.pase.layer import LayerKind, einsum_layer, layer, likeness
 from perfmodel.papers.pase.search import pase_configurations
+from perfmodel.workload.graph import Operand
 
 R = flops_per_word()
-ALL_LAYERS = [layer for name in list_pase_graphs() for layer in {id(layer): layer for layer in load_pase_graph(name).layers}.values()]
+ALL_LAYERS = [each for name in list_pase_graphs() for each in {likeness(each): each for each in load_pase_graph(name).layers}.values()]
 
 
 def fully_connected(b, n, c, pointwise=0):
-    return PaseLayer(
-        kind=LayerKind.FULLY_CONNECTED, dims={"b": b, "n": n, "c": c}, inputs=((b, c),), outputs=((b, n),), pointwise=pointwise
-    )
+    return layer(LayerKind.FULLY_CONNECTED, {"b": b, "n": n, "c": c}, pointwise=pointwise)
 
 
 def test_a_word_is_worth_5000_flop_at_10_tflops_and_16_gb_per_second():
@@ -39,12 +38,7 @@ def test_a_fully_connected_layer_by_hand():
 def test_a_fully_connected_layer_is_an_einsum_and_a_convolution_of_one_pixel():
     splits = np.array([[1, 1, 1], [2, 4, 1], [1, 2, 8], [4, 1, 2]])
     einsum = einsum_layer({"b": 64, "n": 32, "c": 16}, "bc,cn->bn")
-    pixel = PaseLayer(
-        kind=LayerKind.CONVOLUTION,
-        dims={"b": 64, "c": 16, "h": 1, "w": 1, "r": 1, "s": 1, "n": 32},
-        inputs=((64, 16, 1, 1),),
-        outputs=((64, 32, 1, 1),),
-    )
+    pixel = layer(LayerKind.CONVOLUTION, {"b": 64, "c": 16, "h": 1, "w": 1, "r": 1, "s": 1, "n": 32})
     of_pixel = np.ones((4, 7), dtype=int)
     of_pixel[:, [0, 6, 1]] = splits
     expected = layer_cost(fully_connected(64, 32, 16), splits, word_flops=R)
@@ -55,25 +49,27 @@ def test_a_fully_connected_layer_is_an_einsum_and_a_convolution_of_one_pixel():
 @pytest.mark.parametrize("kind", LayerKind)
 def test_one_device_communicates_nothing(kind):
     """Without a split the cost does not depend on what a word costs."""
-    layers = [layer for layer in ALL_LAYERS if layer.kind == kind]
+    layers = [each for each in ALL_LAYERS if each.kind == kind]
     assert layers
-    for layer in layers:
-        whole = np.ones((1, len(layer.dims)), dtype=int)
-        assert layer_cost(layer, whole, word_flops=R) == layer_cost(layer, whole, word_flops=0.0)
+    for each in layers:
+        whole = np.ones((1, len(each.dims)), dtype=int)
+        assert layer_cost(each, whole, word_flops=R) == layer_cost(each, whole, word_flops=0.0)
 
 
 @pytest.mark.parametrize("kind", LayerKind)
 def test_free_communication_leaves_the_work_divided(kind):
-    for layer in [layer for layer in ALL_LAYERS if layer.kind == kind][:5]:
-        splits = pase_configurations(layer, num_devices=16, smallest_share=1)
-        free = layer_cost(layer, splits, word_flops=0.0)
+    for each in [each for each in ALL_LAYERS if each.kind == kind][:5]:
+        splits = pase_configurations(each, num_devices=16, smallest_share=1)
+        free = layer_cost(each, splits, word_flops=0.0)
         whole = free[(splits == 1).all(axis=1)][0]
         devices = splits.prod(axis=1)
-        if kind in (LayerKind.SOFTMAX, LayerKind.CROSS_ENTROPY) or layer.pointwise:  # what follows a reduction is not divided by its parts
+        if (
+            kind in (LayerKind.SOFTMAX, LayerKind.CROSS_ENTROPY) or each.settings["pointwise"]
+        ):  # what follows a reduction is not divided by its parts
             assert (free * devices >= whole * (1 - 1e-12)).all()
         elif kind != LayerKind.MEAN:
             np.testing.assert_allclose(free * devices, whole, rtol=1e-12)
-        assert (layer_cost(layer, splits, word_flops=R) >= free).all()
+        assert (layer_cost(each, splits, word_flops=R) >= free).all()
 
 
 def test_a_split_that_stays_moves_nothing_and_a_change_moves_what_is_missing():
@@ -87,7 +83,7 @@ def test_an_edge_is_the_missing_words_both_ways():
     producer, consumer = fully_connected(64, 32, 16), fully_connected(64, 8, 32)
     produced = np.array([[1, 1, 1], [8, 1, 1], [1, 8, 1], [1, 1, 8]])
     consumed = np.array([[8, 1, 1], [1, 1, 8], [1, 8, 1]])
-    matrix = edge_cost(producer, produced, consumer, consumed, word_flops=R)
+    matrix = edge_cost(producer, produced, consumer, consumed, Operand(tensor="", dims=("b", "c")), word_flops=R)
     assert matrix[1, 0] == 0  # b stays on b
     assert matrix[2, 1] == 0  # n becomes c
     assert matrix[1, 1] == 2 * R * (64 * 4 - 8 * 4)

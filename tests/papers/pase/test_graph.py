@@ -5,23 +5,19 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.densenet import densenet121
 from perfmodel.papers.pase.graph import list_pase_graphs, load_pase_graph
-from perfmodel.papers.pase.layer import LayerKind, einsum_layer
+from perfmodel.papers.pase.layer import LayerKind, einsum_layer, read_dims, shape_of, terms_of
 
 
 @pytest.mark.parametrize("name", list_pase_graphs())
 def test_each_edge_carries_a_tensor(name):
     graph = load_pase_graph(name)
-    assert graph.source
+    assert graph.graph.source
     for producer, consumer in graph.edges:
         assert producer < consumer
-        assert set(graph.layers[producer].outputs) & set(graph.layers[consumer].inputs)
+        made, reads = graph.layers[producer].output.tensor, graph.layers[consumer].inputs
+        (read,) = [operand for operand in reads if operand.tensor == made]
+        assert read.dims == read_dims(graph.layers[consumer], graph.graph.tensors[made].shape)
     assert len(set(graph.edges)) == len(graph.edges)
-
-
-@pytest.mark.parametrize("name", list_pase_graphs())
-def test_equal_layers_are_one_object(name):
-    layers = load_pase_graph(name).layers
-    assert len({id(layer) for layer in layers}) == len({repr(layer) for layer in layers})
 
 
 def test_an_unknown_graph_is_refused_with_the_nearest_name():
@@ -31,9 +27,9 @@ def test_an_unknown_graph_is_refused_with_the_nearest_name():
 
 def test_shapes_of_an_einsum_follow_from_its_equation():
     layer = einsum_layer({"b": 4, "s": 8, "e": 16, "d": 2}, "bsd,de->bse")
-    assert layer.inputs == ((4, 8, 2), (2, 16))
-    assert layer.outputs == ((4, 8, 16),)
-    assert layer.operands == ("bsd", "de", "bse")
+    assert (read_dims(layer, (4, 8, 2)), read_dims(layer, (2, 16))) == (tuple("bsd"), tuple("de"))
+    assert shape_of(layer, "writes") == (4, 8, 16)
+    assert terms_of(layer) == ("bsd", "de", "bse")
 
 
 def test_densenet_has_its_layers_and_channels():
@@ -43,7 +39,7 @@ def test_densenet_has_its_layers_and_channels():
     assert kinds.count(LayerKind.CONVOLUTION) == 120
     assert kinds.count(LayerKind.FULLY_CONNECTED) == 1
     last = next(layer for layer in reversed(graph.layers) if layer.kind == LayerKind.CONCAT)
-    assert last.outputs == ((128, 1024, 7, 7),)
+    assert shape_of(last, "writes") == (128, 1024, 7, 7)
 
 
 def test_densenet_has_its_parameters():

@@ -7,30 +7,23 @@ from torch import nn
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.imported import search_imported
-from perfmodel.papers.pase.layer import LayerKind, PaseGraph, PaseLayer
+from perfmodel.papers.pase.layer import LayerKind, graph_of, layer
 from perfmodel.papers.pase.search import run_pase
 from perfmodel.workload.imported.graph import ImportedKind
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
 
 
 def chain(*layers):
-    return PaseGraph(
-        name="chain",
-        batch=16,
-        smallest_share=1,
-        layers=layers,
-        edges=tuple((index, index + 1) for index in range(len(layers) - 1)),
-        source="this test",
-    )
+    edges = [(index, index + 1) for index in range(len(layers) - 1)]
+    return graph_of("chain", layers, edges, batch=16, smallest_share=1, source="this test")
 
 
 def connected(b, n, c):
-    return PaseLayer(kind=LayerKind.FULLY_CONNECTED, dims={"b": b, "n": n, "c": c}, inputs=((b, c),), outputs=((b, n),))
+    return layer(LayerKind.FULLY_CONNECTED, {"b": b, "n": n, "c": c})
 
 
-def convolved(b, c, n, side, before):
-    dims = {"b": b, "c": c, "h": side, "w": side, "r": 3, "s": 3, "n": n}
-    return PaseLayer(kind=LayerKind.CONVOLUTION, dims=dims, inputs=((b, c, before, before),), outputs=((b, n, side, side),))
+def convolved(b, c, n, side):
+    return layer(LayerKind.CONVOLUTION, {"b": b, "c": c, "h": side, "w": side, "r": 3, "s": 3, "n": n})
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 6, 8, 32])
@@ -48,7 +41,7 @@ def test_linear_layers_cost_what_they_cost_by_hand(num_devices):
 @pytest.mark.parametrize("num_devices", [1, 4, 16])
 def test_convolutions_cost_what_they_cost_by_hand(num_devices):
     imported = perfmodel.import_graph(lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3, stride=2)), "float32[16,3,34,34]")
-    layers = convolved(16, 3, 32, 32, 34), convolved(16, 32, 64, 15, 32)
+    layers = convolved(16, 3, 32, 32), convolved(16, 32, 64, 15)
     by_hand = run_pase(chain(*layers), num_devices)
     found = search_imported(imported, num_devices)
     assert found.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)

@@ -8,24 +8,24 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.graph import load_pase_graph
-from perfmodel.papers.pase.layer import LayerKind, PaseLayer
+from perfmodel.papers.pase.layer import LayerKind, layer
 from perfmodel.papers.pase.search import pase_configurations, pase_search, pase_tables
 
 
 def layer_of(kind, **dims):
-    shape = tuple(dims.values())
-    return PaseLayer(kind=kind, dims=dims, inputs=(shape,), outputs=(shape,))
+    return layer(kind, dims)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4, 6, 32])
 @pytest.mark.parametrize("smallest_share", [1, 4])
 def test_the_space_is_what_a_naive_loop_finds(num_devices, smallest_share):
-    layer = layer_of(LayerKind.POOLING, b=24, c=3, h=35, w=8)
+    pooling = layer_of(LayerKind.POOLING, b=24, c=3, h=35, w=8)
     admissible = [
-        [part for part in range(1, size + 1) if size % part == 0 and size // part >= smallest_share] or [1] for size in layer.sizes
+        [part for part in range(1, size + 1) if size % part == 0 and size // part >= smallest_share] or [1]
+        for size in pooling.dims.values()
     ]
     naive = [row for row in itertools.product(*admissible) if math.prod(row) <= num_devices]
-    assert pase_configurations(layer, num_devices=num_devices, smallest_share=smallest_share).tolist() == [list(row) for row in naive]
+    assert pase_configurations(pooling, num_devices=num_devices, smallest_share=smallest_share).tolist() == [list(row) for row in naive]
 
 
 def test_outputs_of_a_convolution_and_steps_of_an_lstm_stay_whole():
