@@ -17,6 +17,7 @@ import numpy as np
 
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
+from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
 from perfmodel.cost.stages import Stages, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, held_elements
@@ -44,28 +45,32 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     a gradient is reduced over; with one there are no buckets.
     """
     copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.gradient_copy
-    program = terms.program
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
     full = held_elements(terms, stages, sharded=False)
     sharded = held_elements(terms, stages, sharded=True)
-    held = []
-    for i in range(stages.num_ranks):
-        gathered: Any = 0.0
-        gradients: Any = 0.0
-        if program.holds_sharded_weights:
-            weights, optimizer = sharded[i] * sizes.stored, states[i] * sizes.state
-            if keeps_gathered(program):
-                gathered = full[i] * sizes.gathered
-        elif sizes.keeps_compute_copy:
-            # the copy that operators read; the master copy lies with the optimizer's state
-            weights, optimizer = full[i] * sizes.gathered, states[i] * (sizes.state + sizes.stored)
-        else:
-            weights, optimizer = full[i] * sizes.stored, states[i] * sizes.state
-        if not program.holds_sharded_weights:
-            share = sharded[i] * sizes.sharded_gradient if program.holds_sharded_gradients else full[i] * sizes.whole_gradient
-            gradients = share + full[i] * copy
-        held.append((weights, gradients, optimizer, gathered))
-    return held
+    return [held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy) for i in range(stages.num_ranks)]
+
+
+def held_bytes(program: ParameterProgram, sizes: Bytes, *, full: Any, shard: Any, states: Any, copy: Any) -> tuple[Any, Any, Any, Any]:
+    """(weights, gradients, optimizer, gathered parameters) of so many elements, whole, cut by ZeRO, and as the optimizer has them. [byte]
+
+    copy  of whole gradients, for each element
+    """
+    gathered: Any = 0.0
+    gradients: Any = 0.0
+    if program.holds_sharded_weights:
+        weights, optimizer = shard * sizes.stored, states * sizes.state
+        if keeps_gathered(program):
+            gathered = full * sizes.gathered
+    elif sizes.keeps_compute_copy:
+        # the copy that operators read; the master copy lies with the optimizer's state
+        weights, optimizer = full * sizes.gathered, states * (sizes.state + sizes.stored)
+    else:
+        weights, optimizer = full * sizes.stored, states * sizes.state
+    if not program.holds_sharded_weights:
+        share = shard * sizes.sharded_gradient if program.holds_sharded_gradients else full * sizes.whole_gradient
+        gradients = share + full * copy
+    return weights, gradients, optimizer, gathered
 
 
 #: Bytes by what runs: (activations, receive buffers).

@@ -6,6 +6,7 @@ become time on columns. A block counts once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import ZERO_AXES, is_one_end_unit, profile_events, stored_rows
+from perfmodel.parallel.algebra.parameters import is_one_end_unit, profile_events, stored_rows, zero_axes
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.profile import ExecutionProfile
@@ -36,6 +37,7 @@ class ParameterProgram:
 
     members [regions]: the parameters that each region reads.
     elements [parameters]: rows and columns of the stored matrix, and masks of the axes that cut them.
+    unit_shares [units, 1]: how many times what it gathers here a unit travels with; None: units are whole.
     bucket_scale: bytes of a gradient on the wire over those as backward makes it, in the parameter's dtype: buckets count the latter.
     """
 
@@ -53,6 +55,7 @@ class ParameterProgram:
     unit_tensors: NDArray[np.float64]
     bucket_scale: float
     unit_merges: tuple[tuple[int, int], ...]
+    unit_shares: NDArray[np.float64] | None
     masks: tuple[frozenset[str], ...]
     row_mask: NDArray[np.int64]
     column_mask: NDArray[np.int64]
@@ -72,6 +75,7 @@ class ParameterCost:
     time         [WHAT * TIMES * regions, rows] seconds of one occurrence
     full, shard  [regions, rows] elements on a chip, whole and cut by ZeRO; a tied matrix counts in all its regions
     padded       [regions, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
+    elements     [parameters, rows] on a chip, whole
     tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
     """
 
@@ -79,6 +83,7 @@ class ParameterCost:
     full: Array
     shard: Array
     padded: Array
+    elements: Array
     tied: Array
 
     def of(self, what: str, times: str) -> Array:
@@ -110,8 +115,12 @@ def compile_parameters(
     pipelined: bool,
     parameter_bytes: float,
     gradient_bytes: float,
+    shares: Sequence[float] = (),
 ) -> ParameterProgram:
-    """The events of `zero`, in a pipeline or not; what ties its ends is the pipeline's (`cost/step.py`)."""
+    """The events of `zero`, in a pipeline or not; what ties its ends is the pipeline's (`cost/step.py`).
+
+    shares   the parameters are each a part of a unit, which is so many times larger; none: they make units among themselves
+    """
     place = {region.name: i for i, region in enumerate(regions)}
     keeps = pipelined and profile.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
@@ -131,7 +140,7 @@ def compile_parameters(
             # after the reduce-scatter only the shard is left to reduce over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
             key = (what, str(event.times), region, event.kind, mask(event.axes))
-            unit = (*key, i if what == "sum" or (profile.parameter_unit == "tensor" and what != "reduce") else -1)
+            unit = (*key, i if shares or what == "sum" or (profile.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
     events.sort(key=lambda entry: entry[0])
     units = [entry[0] for entry in events]
@@ -147,13 +156,14 @@ def compile_parameters(
         unit_kind=np.array([COLLECTIVE_CODE[units[i][3]] for i in starts], dtype=np.int64),
         unit_mask=np.array([units[i][4] for i in starts], dtype=np.int64),
         unit_cell=np.array([cell(*units[i][:3], len(regions)) for i in starts], dtype=np.int64),
-        unit_merges=_mergeable_units([units[i] for i in starts], tuple(masks)),
+        unit_merges=() if shares else _mergeable_units([units[i] for i in starts], tuple(masks)),
+        unit_shares=np.array([[1.0 if units[i][0] == "sum" else shares[events[i][1]]] for i in starts]) if shares else None,
         unit_is_bucketed=np.array([units[i][0] == "reduce" for i in starts], dtype=bool),
         unit_tensors=np.diff([*starts, len(units)]).astype(np.float64),
         bucket_scale=gradient_bytes / parameter_bytes,
         row_mask=np.array([mask(p.row_axes) for p in parameters], dtype=np.int64),
         column_mask=np.array([mask(p.column_axes) for p in parameters], dtype=np.int64),
-        zero_mask=np.array([mask(p.gradient_axes & ZERO_AXES) for p in parameters], dtype=np.int64),
+        zero_mask=np.array([mask(zero_axes(p)) for p in parameters], dtype=np.int64),
         masks=tuple(masks),
         members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),
         holds_sharded_gradients=zero >= 2 and not keeps,
@@ -205,6 +215,8 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]
             num_bytes[into] = num_bytes[into] + np.where(same, num_bytes[of], 0.0)
             num_bytes[of] = np.where(same, 0.0, num_bytes[of])
+        if program.unit_shares is not None:
+            num_bytes = num_bytes * program.unit_shares
         num_calls, num_units = np.ones_like(num_bytes), np.ones_like(num_bytes)
         if profile.bucket_bytes > 0:
             bucketed = program.unit_is_bucketed[:, None]
@@ -222,6 +234,8 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         )
         handling = _handling_time(program, num_bytes, sizes[program.unit_mask], machine)
         values = np.where(num_bytes > 0.0, one * num_calls / num_units + handling, 0.0)
+        if program.unit_shares is not None:
+            values = values / program.unit_shares
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
     full = np.zeros((num_regions, sizes.shape[1]))
@@ -237,11 +251,13 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         if more:
             tied[0] = tied[0] + more * local[i]
             tied[1] = tied[1] + more * shard_elements[i]
-    return ParameterCost(time=time, full=full, shard=shard, padded=padded, tied=tied)
+    return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, tied=tied)
 
 
 def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:
     """How many tensors each unit holds, with those of the units that merge into it."""
+    if program.unit_shares is not None:
+        return np.ceil(program.unit_shares)
     tensors = np.repeat(program.unit_tensors[:, None], sizes.shape[1], axis=1)
     for into, of in program.unit_merges:
         same = sizes[program.unit_mask[into]] == sizes[program.unit_mask[of]]

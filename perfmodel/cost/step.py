@@ -36,6 +36,7 @@ class Bytes:
     stored     the weights that stay; gathered: as operators read them; gradient: as accumulated; reduced: on the wire
     produced   a gradient as backward makes it; whole_gradient, sharded_gradient: as they lie until the optimizer reads them
     state      optimizer state and master copy of one element; step: traffic of one optimizer step for one element
+    optimizer_kernel   one that adds where the optimizer has no state, as that is a pass over weights and gradients
     accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
     gradient_copy   whole gradients beside the accumulator
     """
@@ -46,6 +47,7 @@ class Bytes:
     reduced: float
     state: float
     step: float
+    optimizer_kernel: KernelClass
     accumulate: float
     keeps_compute_copy: bool
     gradient_copy: float
@@ -73,6 +75,7 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
         reduced=reduced,
         state=policy.state_bytes_per_parameter(optimizer) - (master if stores_master else 0.0),
         step=policy.step_bytes_per_parameter(optimizer) * profile.optimizer_bytes_factor,
+        optimizer_kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
         accumulate=(2 * gradient - compute if profile.fuses_gradient_accumulation else 2 * gradient + compute)
         if accumulates_apart
         else 3 * gradient,
@@ -349,8 +352,12 @@ def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> Ra
 
 def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine) -> Any:
     """The optimizer streams over its state once: the fullest rank. [s]"""
-    elements = slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1))
-    return streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=KernelClass.OPTIMIZER, machine=machine)
+    return update_time(slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1)), sizes, machine)
+
+
+def update_time(elements: Any, sizes: Bytes, machine: Machine) -> Any:
+    """The optimizer's step of so many elements. [s]"""
+    return streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.optimizer_kernel, machine=machine)
 
 
 def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
@@ -369,9 +376,19 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
 
 def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Any) -> Any:
     """Adding each microbatch's weight gradients to the accumulator. The first needs no adding where the dtypes agree. [s]"""
-    elements = slowest_stage(held_elements(terms, stages, sharded=False))
+    return adding_time(
+        slowest_stage(held_elements(terms, stages, sharded=False)),
+        sizes,
+        machine,
+        num_microbatches=num_microbatches,
+        holds_sharded_weights=terms.program.holds_sharded_weights,
+    )
+
+
+def adding_time(elements: Any, sizes: Bytes, machine: Machine, *, num_microbatches: Any, holds_sharded_weights: bool) -> Any:
+    """`accumulation_time` of so many elements. [s]"""
     times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
     bandwidth = machine.memory_bandwidth
     # gradients of whole weights may be copied into one buffer of their unit, from which they leave
-    copy = 0.0 if terms.program.holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
+    copy = 0.0 if holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
     return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy)

@@ -293,7 +293,7 @@ class Tensor:
     """A tensor at full size; where the batch is a quantity of the plan, that of one sequence.
 
     itemsize   bytes of an element; 0: the job says it
-    num_rows   leading positions that form dim 0 of the stored matrix (parameters only), the composite dim that ZeRO cuts
+    num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
     bias_of    of a bias: the product to whose output it is added
     is_stored  lies in memory; else it is only between operators of one kernel
     """
@@ -302,7 +302,7 @@ class Tensor:
     shape: tuple[int, ...]
     role: TensorRole = TensorRole.ACTIVATION
     itemsize: float = 0.0
-    num_rows: int = 0
+    num_rows: int = 1
     bias_of: str = ""
     is_stored: bool = True
 

@@ -56,8 +56,12 @@ def _both(model: str, *, batch: int, microbatches: int, seq_len: int, tp: int, z
 )
 def test_a_uniform_plan_costs_as_a_network_what_it_costs_as_a_plan(model, batch, microbatches, seq_len, tp, zero):
     uniform, network = _both(model, batch=batch, microbatches=microbatches, seq_len=seq_len, tp=tp, zero=zero)
-    assert network.step_time == pytest.approx(uniform.step_time, rel=0.06)
-    assert network.memory["total"] == pytest.approx(uniform.memory["total"], rel=0.02)
+    assert network.step_time == pytest.approx(uniform.step_time, rel=0.05)
+    assert network.memory["total"] == pytest.approx(uniform.memory["total"], rel=0.012)
+    # parameters go one road: events, element sizes, optimizer, adding up
+    assert network.parts["optimizer"] == pytest.approx(uniform.parts["optimizer"] + uniform.parts["gradient_accumulation"], rel=1e-3)
+    if zero < 3:
+        assert network.parts["parameter_collectives"] == pytest.approx(uniform.parts["gradient_reduction"], rel=1e-3)
 
 
 @pytest.mark.parametrize("rate", ["matmul_rate_fraction_since_2022", "attention_rate_fraction_since_2022"])

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.evaluate import amount_values, by_segment, redistribution_time, row_times
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import RowCompiler, Rows, TimedRows, plain_rows
+from perfmodel.cost.step import Bytes, element_bytes
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field, shown
-from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.grid import LayoutGrid, free_grid
@@ -40,7 +39,7 @@ Masks = NDArray[np.int64]
 ZERO_STAGES = (0, 1, 2, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepSetting:
     """How a network is trained, whatever the plan.
 
@@ -68,13 +67,20 @@ class StepSetting:
     def activation_bytes(self) -> float:
         return float(itemsize(self.policy.compute))
 
-    @property
-    def parameter_bytes(self) -> float:
-        return float(itemsize(self.policy.parameter))
+    @cached_property
+    def sizes(self) -> Bytes:
+        """Of an element of each copy of weights and gradients."""
+        return element_bytes(self.policy, self.optimizer, self.profile)
 
     @property
-    def gradient_bytes(self) -> float:
-        return float(itemsize(self.policy.gradient_reduce))
+    def gathers(self) -> bool:
+        """Whether weights lie as shards and are gathered each microbatch."""
+        return self.zero == 3 or (self.zero == 2 and self.profile.zero2_stores_shards)
+
+    @property
+    def reduces_each_microbatch(self) -> bool:
+        """Whether each microbatch's gradients are reduced, instead of those of the whole step."""
+        return self.zero >= 2 and self.profile.reduces_each_microbatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -188,75 +194,10 @@ def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> Ope
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParameterColumns:
-    """A parameter on one rank, by configuration: elements that its operator holds, and the group its gradient is partial on.
+def parameter_share(network: Graph, operator: Operator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]) -> float:
+    """Elements of what travels in one collective over those of a parameter. [-]
 
-    unit   elements of what is gathered and reduced in one collective (its layer, a bucket) over those of the parameter
-    """
-
-    elements: Array
-    groups: Masks
-    unit: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ParameterTimes:
-    """Seconds a microbatch: collectives that may hide under compute, at full length, and the optimizer's step."""
-
-    reductions: Array
-    gathers: Array
-    optimizer: Array
-
-
-def parameter_times(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> ParameterTimes:
-    """Collectives of one parameter and its optimizer step, for each microbatch. [s]
-
-    ZeRO 0: all-reduce of the gradient once a step. 1: reduce-scatter, and all-gather of the new weights, once a step. 2: the same, but
-    reduce-scatter each microbatch, since shards are all that stays of gradients. 3: that, and all-gather for forward and again for
-    backward, each microbatch.
-    """
-    w, groups, times = parameter.elements, parameter.groups, 1.0 / setting.num_microbatches
-
-    def collective(kind: CollectiveKind, num_bytes: Array) -> Array:
-        return np.asarray(prices.time(kind, groups, num_bytes * parameter.unit) / parameter.unit)
-
-    gradient, weight = w * setting.gradient_bytes, w * setting.parameter_bytes
-    shard = w / prices.size[groups] if setting.zero else w
-    step_bytes = shard * setting.policy.step_bytes_per_parameter(setting.optimizer) * setting.profile.optimizer_bytes_factor
-    # with several microbatches, each adds its gradients to those before: read and written again
-    added = (shard if setting.zero >= 2 else w) if setting.num_microbatches > 1 else np.zeros(len(w))
-    optimizer = times * _optimizer_time(step_bytes, shard, setting, prices.machine)
-    optimizer = optimizer + _optimizer_time(2.0 * added * setting.gradient_bytes, 0.0, setting, prices.machine)
-    if setting.zero == 0:
-        reductions = times * collective(CollectiveKind.ALL_REDUCE, gradient)
-        return ParameterTimes(reductions=reductions, gathers=np.zeros(len(w)), optimizer=optimizer)
-    scatter = collective(CollectiveKind.REDUCE_SCATTER, gradient)
-    gather = collective(CollectiveKind.ALL_GATHER, weight)
-    if setting.zero < 3:
-        scatters = 1.0 if setting.zero == 2 else times
-        return ParameterTimes(reductions=scatters * scatter + times * gather, gathers=np.zeros(len(w)), optimizer=optimizer)
-    return ParameterTimes(reductions=scatter, gathers=2.0 * gather, optimizer=optimizer)
-
-
-def _optimizer_time(num_bytes: Array, num_elements: Array | float, setting: StepSetting, machine: Machine) -> Array:
-    """Part of a step over many parameters at once (fused, or in groups): without a kernel's floor, beyond all caches. [s]
-
-    An optimizer without state is one pass that adds the scaled gradient; the others are calibrated as they are.
-    """
-    kernel = KernelClass.OPTIMIZER if setting.optimizer.num_states else KernelClass.ADD
-    many = 1e10
-
-    def rate(**amount: float) -> float:
-        return float(np.asarray(streaming_time(kernel_class=kernel, machine=machine, **amount))) / many
-
-    floor = rate(num_bytes=0.0, num_elements=0.0)
-    per_byte, per_element = rate(num_bytes=many, num_elements=0.0), rate(num_bytes=0.0, num_elements=many) - floor
-    return np.asarray(num_bytes * per_byte + num_elements * per_element)
-
-
-def parameter_unit(network: Graph, operator: Operator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]) -> float:
-    """`ParameterColumns.unit`: the parameters of one layer go together, or as many as fill a bucket, as the profile says. [-]
+    The parameters of one layer go together, or as many as fill a bucket, as the profile says.
 
     layer_parameters   `Graph.layer_parameters`: elements of each layer
     """
@@ -265,18 +206,8 @@ def parameter_unit(network: Graph, operator: Operator, tensor: str, setting: Ste
         return 1.0
     if operator.layer:
         return max(1.0, layer_parameters.get(operator.layer, own) / own)
-    bucket = setting.profile.bucket_bytes / setting.parameter_bytes
+    bucket = setting.profile.bucket_bytes / setting.sizes.gathered
     return max(1.0, min(bucket, float(network.num_parameters)) / own)
-
-
-def parameter_bytes(parameter: ParameterColumns, setting: StepSetting, prices: MeshPrices) -> Array:
-    """Weights, gradients and optimizer state of one parameter on one rank. [byte]"""
-    w = parameter.elements
-    shards = prices.size[parameter.groups]
-    weights = w / (shards if setting.zero >= 3 else 1.0) * setting.parameter_bytes
-    gradients = w / (shards if setting.zero >= 2 else 1.0) * setting.gradient_bytes
-    state = w / (shards if setting.zero >= 1 else 1.0) * setting.policy.state_bytes_per_parameter(setting.optimizer)
-    return np.asarray(weights + gradients + state)
 
 
 def saved_inputs(operator: Operator) -> tuple[int, ...]:

@@ -38,14 +38,14 @@ def mixed_exposure(*, reductions: Any, gathers: Any, forward: Any, backward: Any
 
 
 def _sides(*, reductions: Any, gathers: Any, forward: Any, backward: Any, setting: StepSetting) -> list[tuple[Any, Any]]:
-    """The two sides of each kind of collective; below ZeRO 3 nothing is gathered."""
+    """The two sides of each kind of collective."""
     profile = setting.profile
     hidden = 1.0 - profile.compute_slowdown_under_communication
     sides = [(reductions, reductions)]
     if profile.hides_reductions(setting.zero):
         least = profile.exposed_gradient_fraction if setting.zero < 3 else 0.0
         sides = [((1.0 - hidden * (1.0 - least)) * reductions, reductions - hidden * backward)]
-    if setting.zero == 3:
+    if setting.gathers:
         hides = profile.prefetches_parameters
         sides.append(((1.0 - hidden) * gathers, gathers - hidden * (forward + backward)) if hides else (gathers, gathers))
     return sides

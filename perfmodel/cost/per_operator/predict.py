@@ -13,18 +13,16 @@ import numpy as np
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.per_operator.operators import (
     MeshPrices,
-    ParameterColumns,
     StepSetting,
     compile_operators,
     mesh_grid,
     operator_cost,
-    parameter_bytes,
-    parameter_times,
-    parameter_unit,
+    parameter_share,
     saved_inputs,
     saves_output,
 )
 from perfmodel.cost.per_operator.overlap import exposed_time
+from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.algebra.derive import Derivation, tensor_amount
 from perfmodel.parallel.algebra.sharding import Layout
@@ -72,30 +70,28 @@ def predict_network(
     prices = MeshPrices(axes=plan.axes, machine=machine)
     times = setting.num_microbatches
     own_data = ((op, plan.shardings[op.name], [data for data in op.saved if data.of is None]) for op in network.operators)
-    cost = operator_cost(compile_operators(network, own_data, setting), mesh_grid(plan.axes, len(machine.tier_sizes)), machine)
+    grid = mesh_grid(plan.axes, len(machine.tier_sizes))
+    cost = operator_cost(compile_operators(network, own_data, setting), grid, machine)
     forward, backward, own, extras = (float(c[0]) for c in (cost.forward, cost.backward, cost.own, cost.saved_bytes))
     derivation = derive_network(network, plan)
     moved = sent = 0.0
     for row in traffic_on(plan, derivation):
-        item = setting.gradient_bytes if row.itemsize < 0 else row.itemsize or setting.activation_bytes
+        item = setting.sizes.reduced if row.itemsize < 0 else row.itemsize or setting.activation_bytes
         sent += row.repeats * row.num_elements * item
         if row.what == "edge":
             group = np.array([prices.mask(row.axes)])
             moved += row.repeats * float(prices.time(row.kind, group, np.array([row.num_elements * item]))[0])
-    reductions = gathers = optimizer = state = 0.0
-    for column in _parameters(derivation, plan, setting, prices):
-        own_times = parameter_times(column, setting, prices)
-        reductions += float(own_times.reductions[0])
-        gathers += float(own_times.gathers[0])
-        optimizer += float(own_times.optimizer[0])
-        state += float(parameter_bytes(column, setting, prices)[0])
+    held = parameter_times(derivation.parameters, _shares(network, derivation, setting), setting, machine, grid)
+    reductions, gathers, published, optimizer, state = (
+        float(column[0]) for column in (held.reductions, held.gathers, held.published, held.optimizer, held.held_bytes)
+    )
     shown = float(exposed_time(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting))
     parts_of_step = {
         "forward": times * forward,
         "backward": times * backward,
         "operator_collectives": times * own,
         "redistributions": times * moved,
-        "parameter_collectives": times * shown,
+        "parameter_collectives": times * (shown + published),
         "optimizer": times * optimizer,
         "step_constant": setting.profile.step_time_constant,
     }
@@ -118,17 +114,11 @@ def predict_network(
     )
 
 
-def _parameters(derivation: Derivation, plan: NetworkPlan, setting: StepSetting, prices: MeshPrices) -> list[ParameterColumns]:
-    network = derivation.graph
+def _shares(network: Graph, derivation: Derivation, setting: StepSetting) -> list[float]:
+    """Of each parameter, of its unit."""
     layers, readers = network.layer_parameters, network.readers()
-    return [
-        ParameterColumns(
-            elements=np.array([parameter.elements.on(plan.size)]),
-            groups=np.array([prices.mask(parameter.gradient_axes)]),
-            unit=parameter_unit(network, network.operators[readers[parameter.name][0][0]], parameter.name, setting, layers),
-        )
-        for parameter in derivation.parameters
-    ]
+    first = [network.operators[readers[parameter.name][0][0]] for parameter in derivation.parameters]
+    return [parameter_share(network, op, each.name, setting, layers) for op, each in zip(first, derivation.parameters, strict=True)]
 
 
 def shared_saved_bytes(derivation: Derivation, plan: NetworkPlan, setting: StepSetting) -> float:

@@ -7,7 +7,7 @@ parameters have their own layouts and lifetimes (R14) and are returned as such.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -382,26 +382,27 @@ def _parameters(
             names = dict.fromkeys(op.logical_name(op.inputs[i].dims[position]) for position in differ for op, i in uses)
             readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
             raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; cut {' and '.join(names)} alike, by one rule")
-        gradient_axes: frozenset[str] = frozenset()
-        for op, i in uses:
-            gradient_axes |= gradient_layout(shardings[op.name], op.inputs[i]).partial
-        op, i = uses[0]
-        dims, sharding = op.inputs[i].dims, shardings[op.name]
-        rows, columns = dims[: tensor.num_rows], dims[tensor.num_rows :]
-        regions = tuple(dict.fromkeys(op.layer for op, _ in uses))
-        found.append(
-            ParameterLayout(
-                name=name,
-                num_rows=prod(tensor.shape[: tensor.num_rows]),
-                num_columns=prod(tensor.shape[tensor.num_rows :]),
-                row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
-                column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
-                gradient_axes=gradient_axes,
-                sum_axes=_sum_axes(graph, left, tensor.bias_of),
-                regions=regions,
-                is_end=ends.issuperset(regions),
-                is_last=graph.regions[-1].name in regions,
-                elements=tensor_amount(op, op.inputs[i], tensor, needed[op.name, i].cuts),
-            )
-        )
+        sums = _sum_axes(graph, left, tensor.bias_of)
+        layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
+        found.append(replace(layout, is_end=ends.issuperset(layout.regions), is_last=graph.regions[-1].name in layout.regions))
     return tuple(found)
+
+
+def parameter_layout(
+    tensor: Tensor, uses: Sequence[tuple[Operator, int]], shardings: Mapping[str, Sharding], *, sum_axes: frozenset[str] = frozenset()
+) -> ParameterLayout:
+    """As the first of its readers (operator, input) holds it; its gradient is partial wherever any of them leaves it so."""
+    op, i = uses[0]
+    sharding = shardings[op.name]
+    rows, columns = op.inputs[i].dims[: tensor.num_rows], op.inputs[i].dims[tensor.num_rows :]
+    return ParameterLayout(
+        name=tensor.name,
+        num_rows=prod(tensor.shape[: tensor.num_rows]),
+        num_columns=prod(tensor.shape[tensor.num_rows :]),
+        row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
+        column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
+        gradient_axes=frozenset(a for op, i in uses for a in gradient_layout(shardings[op.name], op.inputs[i]).partial),
+        sum_axes=sum_axes,
+        regions=tuple(dict.fromkeys(op.layer for op, _ in uses)),
+        elements=tensor_amount(op, op.inputs[i], tensor, input_layout(sharding, op.inputs[i]).cuts),
+    )

@@ -28,8 +28,9 @@ from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.profile import ExecutionProfile
 
-#: Axes that parameters may be stored over: cp is a data axis for weights.
-ZERO_AXES = frozenset(("dp_shard", "cp"))
+#: Axes over which every rank stores all that it computes with: copies of the whole model, and what tensor parallelism cuts itself.
+#: Parameters may be stored over any other axis; cp is a data axis for weights.
+_UNSHARDED_AXES = frozenset(("dp_replicate",)) | TENSOR_AXES
 
 Num = float | NDArray[np.floating] | NDArray[np.integer]
 What = Literal["gather_forward", "gather_backward", "sum", "reduce", "finish", "publish", "tied"]
@@ -58,8 +59,8 @@ class ParameterEvent:
 
 
 def zero_axes(parameter: ParameterLayout) -> frozenset[str]:
-    """The axes over which ZeRO cuts this parameter: those of `ZERO_AXES` on which its gradient is partial."""
-    return parameter.gradient_axes & ZERO_AXES
+    """The axes over which ZeRO cuts this parameter: all on which its gradient is partial, but for replicas and tensor parallelism."""
+    return parameter.gradient_axes - _UNSHARDED_AXES
 
 
 def parameter_events(

@@ -486,12 +486,12 @@ class _Pipeline:
         times = setting.num_microbatches
         reductions = sum(float(c.reductions[i]) for c, i in columns)
         gathers = sum(float(c.gathers[i]) for c, i in columns)
-        each = reductions if setting.zero >= 2 else 0.0
+        each = reductions if setting.reduces_each_microbatch else 0.0
         shown = float(exposed_time(reductions=each, gathers=gathers, forward=forward, backward=backward, setting=setting))
         # else gradients of a step leave under the backward pass of the last microbatch
-        once = 0.0 if setting.zero >= 2 else times * reductions
+        once = 0.0 if setting.reduces_each_microbatch else times * reductions
         late = float(exposed_time(reductions=once, gathers=0.0, forward=0.0, backward=backward, setting=setting))
-        optimizer = times * sum(float(c.optimizer[i]) for c, i in columns)
+        optimizer = times * sum(float(c.published[i] + c.optimizer[i]) for c, i in columns)
         state = sum(float(c.state_bytes[i]) for c, i in columns)
         saved = self._bytes(choice, inside, stage) - state
         operators = [v for v in sorted(inside) if v < len(self.network.operators)]

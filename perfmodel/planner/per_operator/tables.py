@@ -10,28 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.per_operator.operators import (
     MeshPrices,
-    ParameterColumns,
     StepSetting,
     compile_operators,
     operator_cost,
-    parameter_bytes,
-    parameter_times,
-    parameter_unit,
+    parameter_share,
     saved_inputs,
     saves_output,
 )
 from perfmodel.cost.per_operator.overlap import mixed_exposure
+from perfmodel.cost.per_operator.parameters import parameter_times
+from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter_layout
 from perfmodel.parallel.algebra.redistribution import collectives, differing
 from perfmodel.parallel.algebra.sharding import lacking
 from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, TensorRole
+from perfmodel.workload.graph import Data, Graph, Operand, Operator, Tensor, TensorRole
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]
@@ -49,6 +49,7 @@ class VertexColumns:
     own: Array
     reductions: Array
     gathers: Array
+    published: Array
     optimizer: Array
     state_bytes: Array
     saved_bytes: Array
@@ -63,7 +64,7 @@ class VertexColumns:
             share=share,
             setting=setting,
         )
-        return np.asarray(self.forward + self.backward + self.own + self.optimizer + shown)
+        return np.asarray(self.forward + self.backward + self.own + self.published + self.optimizer + shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,28 +189,26 @@ class _Tables:
 
     def _signature(self, operand: Operand) -> object:
         tensor = self.network.tensors[operand.tensor]
-        return tensor.shape, tensor.role, operand.dims
+        return tensor.shape, tensor.num_rows, tensor.role, operand.dims
 
     def _operator_vertex(self, index: int, operator: Operator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
         setting, prices = self.setting, self.prices
         whole = {dim: (dim,) for dim in operator.dims}
         compiled = compile_operators(self.network, [(operator, whole, self.saved_beside(index))], setting)
         cost = operator_cost(compiled, self.grid(rows), prices.machine)
-        zero = np.zeros(len(rows))
-        reductions, gathers, optimizer, state = zero, zero, zero, zero
-        for position in parameters:
-            column = self.parameter(index, position)
-            times = parameter_times(column, setting, prices)
-            reductions, gathers = reductions + times.reductions, gathers + times.gathers
-            optimizer, state = optimizer + times.optimizer, state + parameter_bytes(column, setting, prices)
+        tensors = [self.network.tensors[operator.inputs[position].tensor] for position in parameters]
+        layouts = [parameter_layout(t, [(operator, p)], {operator.name: whole}) for t, p in zip(tensors, parameters, strict=True)]
+        shares = [self.unit(operator, tensor.name) for tensor in tensors]
+        held = parameter_times(layouts, shares, setting, prices.machine, self.grid(rows))
         return VertexColumns(
             forward=cost.forward,
             backward=cost.backward,
             own=cost.own,
-            reductions=reductions,
-            gathers=gathers,
-            optimizer=optimizer,
-            state_bytes=state,
+            reductions=held.reductions,
+            gathers=held.gathers,
+            published=held.published,
+            optimizer=held.optimizer,
+            state_bytes=held.held_bytes,
             saved_bytes=cost.saved_bytes,
         )
 
@@ -233,20 +232,8 @@ class _Tables:
         before = {position for position in self.kept[index] if self.is_kept_before(operator.inputs[position].tensor)}
         return [data for data in operator.saved if data.of not in before]
 
-    def parameter(self, index: int, position: int) -> ParameterColumns:
-        """A parameter as one of its readers holds it."""
-        operator, rows = self.network.operators[index], self.space.operators[index]
-        view = reader_view(operator, operator.inputs[position], rows)
-        shape = self.network.tensors[operator.inputs[position].tensor].shape
-        elements = np.ones(len(rows))
-        for size, cut in zip(shape, view.cuts.T, strict=True):
-            elements = elements * np.ceil(size / self.prices.size[cut])
-        return ParameterColumns(
-            elements=elements, groups=view.partial.astype(np.int64), unit=self.unit(operator, operator.inputs[position].tensor)
-        )
-
     def unit(self, operator: Operator, tensor: str) -> float:
-        return parameter_unit(self.network, operator, tensor, self.setting, self.layer_parameters)
+        return parameter_share(self.network, operator, tensor, self.setting, self.layer_parameters)
 
     def is_kept_by_readers(self, tensor: str) -> bool:
         return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
@@ -264,7 +251,15 @@ class _Tables:
         key = ("held", id(layouts), shape, bool(saved.any()))
         if key not in self.known_vertices:
             self.known_vertices[key] = VertexColumns(
-                forward=zero, backward=zero, own=zero, reductions=zero, gathers=zero, optimizer=zero, state_bytes=zero, saved_bytes=saved
+                forward=zero,
+                backward=zero,
+                own=zero,
+                reductions=zero,
+                gathers=zero,
+                published=zero,
+                optimizer=zero,
+                state_bytes=zero,
+                saved_bytes=saved,
             )
         return self.known_vertices[key]
 
@@ -301,17 +296,43 @@ class _Tables:
         """Readers of one parameter hold it alike; its gradient is reduced once, where any of them leaves it partial."""
         found = []
         (first, at), *others = reading
-        own = self.parameter(first, at)
+        if not others:
+            return []
+        operator = self.network.operators[first]
+        tensor = self.network.tensors[operator.inputs[at].tensor]
+        mine = reader_view(operator, operator.inputs[at], self.space.operators[first])
+        share = self.unit(operator, tensor.name)
+        own = self.reductions(tensor, mine.cuts, mine.partial, share)
         for other, position in others:
-            a = reader_view(self.network.operators[first], self.network.operators[first].inputs[at], self.space.operators[first])
-            b = reader_view(self.network.operators[other], self.network.operators[other].inputs[position], self.space.operators[other])
-            same = (a.cuts[:, None, :] == b.cuts[None, :, :]).all(axis=2)
-            union = own.groups[:, None] | b.partial[None, :]
-            joined = ParameterColumns(elements=np.repeat(own.elements, len(b.partial)), groups=union.ravel(), unit=own.unit)
-            more = parameter_times(joined, self.setting, self.prices).reductions.reshape(union.shape)
-            extra = more - parameter_times(own, self.setting, self.prices).reductions[:, None]
+            reader = self.network.operators[other]
+            its = reader_view(reader, reader.inputs[position], self.space.operators[other])
+            same = (mine.cuts[:, None, :] == its.cuts[None, :, :]).all(axis=2)
+            union = mine.partial[:, None] | its.partial[None, :]
+            cuts = mine.cuts[np.repeat(np.arange(len(mine.partial)), len(its.partial))]
+            joined = self.reductions(tensor, cuts, union.ravel(), share)
+            extra = joined.reshape(union.shape) - own[:, None]
             found.append((first, other, np.where(same, np.maximum(extra, 0.0), np.inf)))
         return found
+
+    def reductions(self, tensor: Tensor, cuts: Masks, partial: Masks, share: float) -> Array:
+        """Of a parameter that lies so, its gradient partial so. [s]"""
+        axes = [*map(str, range(len(tensor.shape))), "partial"]
+        masks = dict(zip(axes, (*cuts.T, partial), strict=True))
+        inside = [{axis: tier[mask] for axis, mask in masks.items()} for tier in self.prices.inside]
+        grid = free_grid({axis: self.prices.size[mask] for axis, mask in masks.items()}, inside, len(partial))
+        rows = tensor.num_rows
+        layout = ParameterLayout(
+            name=tensor.name,
+            num_rows=prod(tensor.shape[:rows]),
+            num_columns=prod(tensor.shape[rows:]),
+            row_axes=frozenset(axes[:rows]),
+            column_axes=frozenset(axes[rows:-1]),
+            gradient_axes=frozenset(("partial",)),
+            sum_axes=frozenset(),
+            regions=(),
+            elements=Amount(base=float(tensor.num_elements)),
+        )
+        return parameter_times([layout], [share], self.setting, self.prices.machine, grid).reductions
 
     def copied_bytes(self, tensor: str, source: int, consumer: int, position: int) -> list[tuple[int, int, Array]]:
         """Where both ends keep the tensor: another copy, if the consumer needs it in another layout."""

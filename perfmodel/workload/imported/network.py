@@ -132,7 +132,8 @@ class _Builder:
         self.padded = {piece for piece, first in class_of.items() if first in padded}
         for name, shape in self.shapes.items():
             positions = self.pieces.of_parameter(name, len(shape))
-            self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER)
+            rows = len(positions[0]) if shape else 1
+            self.tensors[name] = Tensor(name=name, shape=_sizes(positions), role=TensorRole.PARAMETER, num_rows=rows)
             self.gradient[name] = True
         read = {(edge.producer, edge.output) for edge in self.graph.edges}
         depends = _depend_on_inputs(self.graph)

@@ -53,15 +53,15 @@ class NetworkBuilder:
         """Data of the step; one that is declared already stays."""
         return self._declare(name, shape, role)
 
-    def parameter(self, name: str, *shape: int) -> str:
-        """A parameter; declared twice it is shared."""
-        return self._declare(name, shape, TensorRole.PARAMETER)
+    def parameter(self, name: str, *shape: int, rows: int = 1) -> str:
+        """A parameter; declared twice it is shared. rows: leading positions that are one dim of it as it is stored."""
+        return self._declare(name, shape, TensorRole.PARAMETER, rows)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         return self._tensors[tensor].shape
 
-    def _declare(self, name: str, shape: tuple[int, ...], role: TensorRole) -> str:
-        tensor = Tensor(name=name, shape=shape, role=role)
+    def _declare(self, name: str, shape: tuple[int, ...], role: TensorRole, rows: int = 1) -> str:
+        tensor = Tensor(name=name, shape=shape, role=role, num_rows=rows)
         if self._tensors.setdefault(name, tensor) != tensor:
             raise InputError(f"tensor {name}: shape={shape}: is declared already with {self._tensors[name].shape}; rename one")
         return name
@@ -127,7 +127,9 @@ class NetworkBuilder:
         weight   the name of a parameter to share, else `name`.weight
         """
         sizes = self.sizes((x, dims), new=new)
-        matrix = self.parameter(weight or f"{name}.weight", *(sizes[dim] for dim in weight_dims.split()))
+        names = weight_dims.split()
+        rows = next((i for i, dim in enumerate(names) if dim in dims.split()), len(names))
+        matrix = self.parameter(weight or f"{name}.weight", *(sizes[dim] for dim in names), rows=max(1, rows))
         y = self.einsum(name, (x, dims), (matrix, weight_dims), output, whole=whole, padded=padded)
         if not bias:
             return y
@@ -137,7 +139,8 @@ class NetworkBuilder:
     def bias(self, name: str, x: str, dims: str, bias_dims: str, *, whole: str = "", padded: str = "") -> str:
         """x + `name`.bias, as operator `name`_bias."""
         sizes = self.sizes((x, dims))
-        vector = self.parameter(f"{name}.bias", *(sizes[dim] for dim in bias_dims.split()))
+        shape = [sizes[dim] for dim in bias_dims.split()]
+        vector = self.parameter(f"{name}.bias", *shape, rows=len(shape))
         return self.pointwise(f"{name}_bias", "bias", (x, dims), (vector, bias_dims), whole=whole, padded=padded)
 
     # --- entry by entry, and rows ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def rnnlm(
         b.layer = name = f"lstm{i}"
         # dim i: the four gates, which the recurrence reads together
         gates = b.linear(f"{name}.input", x, "b s d", "i e d", "b s i e", whole="i", new={"i": 4, "e": hidden})
-        weight = b.parameter(f"{name}.weight", 4, hidden, hidden)
+        weight = b.parameter(f"{name}.weight", 4, hidden, hidden, rows=2)
         recurrence = lstm(name, gates, weight, f"{name}.out", batch=batch, seq_len=seq_len, hidden=hidden, layer=name)
         x = b.add(recurrence, batch, seq_len, hidden)
     b.layer = "projection"

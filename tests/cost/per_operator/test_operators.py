@@ -8,19 +8,13 @@ import pytest
 
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import convolution_time, matmul_time, streaming_time
-from perfmodel.cost.per_operator.operators import (
-    MeshPrices,
-    ParameterColumns,
-    StepSetting,
-    compile_operators,
-    operator_cost,
-    parameter_times,
-)
+from perfmodel.cost.per_operator.operators import StepSetting, compile_operators, operator_cost
+from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import Calibration, ConvolutionModel, KernelClass, MatmulModel, StreamingModel
+from perfmodel.parallel.algebra.derive import Amount, ParameterLayout
 from perfmodel.parallel.grid import free_grid
-from perfmodel.parallel.per_operator.plan import MeshAxis
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import Graph, Operand, Operator, Product, Tensor
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
@@ -47,7 +41,6 @@ STREAMING = {
 CONVOLUTION = {Dtype.FP32: ConvolutionModel(peak_fraction=2.0, memory_fraction=0.5, floor_time=1e-6)}
 CPU = make_machine(calibration=Calibration(**PARTS, streaming=STREAMING, convolution=CONVOLUTION), dtype=Dtype.FP32)
 PLAIN = make_machine(calibration=Calibration(**PARTS, streaming=STREAMING), dtype=Dtype.FP32)
-ONE = np.zeros(1, dtype=np.int64)
 
 
 def setting(optimizer=Optimizer.SGD):
@@ -124,15 +117,31 @@ def test_pooling_takes_time_for_every_entry_of_every_window():
     assert cost(operator, CPU)[0] == pytest.approx(num_bytes / 1e10 + 9 * written * 2e-9 + 1e-5)
 
 
+def held(step, *, num_elements=1e6, ways=1):
+    """What one parameter whose gradient is partial on so many ranks takes, with them all on one node."""
+    sizes = {"samples": np.array([float(ways)])}
+    layout = ParameterLayout(
+        name="w",
+        num_rows=int(num_elements),
+        num_columns=1,
+        row_axes=frozenset(),
+        column_axes=frozenset(),
+        gradient_axes=frozenset(("samples",)),
+        sum_axes=frozenset(),
+        regions=(),
+        elements=Amount(base=num_elements),
+    )
+    grid = free_grid(sizes, [sizes] * len(CPU.tier_sizes), 1)
+    return parameter_times([layout], [1.0], step, CPU, grid)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [(Optimizer.SGD, 12e6 / 5e9 + 1e6 * 1e-11), (Optimizer.ADAMW, 28e6 / 2e10 + 1e6 * 3e-10)],
 )
 def test_an_optimizer_takes_time_for_bytes_and_elements(optimizer, expected):
     """Of a million parameters, without a kernel's floor: sgd is a pass that adds (w, g, w), AdamW as its kernel was measured."""
-    prices = MeshPrices(axes=(), machine=CPU)
-    column = ParameterColumns(elements=np.array([1e6]), groups=ONE, unit=1.0)
-    found = parameter_times(column, setting(optimizer), prices).optimizer[0]
+    found = held(setting(optimizer)).optimizer[0]
     assert found == pytest.approx(expected, rel=1e-3)
     kernel = KernelClass.OPTIMIZER if optimizer is Optimizer.ADAMW else KernelClass.ADD
     num_bytes = 28e6 if optimizer is Optimizer.ADAMW else 12e6
@@ -141,9 +150,26 @@ def test_an_optimizer_takes_time_for_bytes_and_elements(optimizer, expected):
 
 
 @pytest.mark.parametrize(("zero", "per_step"), [(1, 1), (2, 4), (3, 4)])
-def test_gradients_of_which_a_shard_stays_are_scattered_each_microbatch(zero, per_step):
-    prices = MeshPrices(axes=(MeshAxis(name="a", size=4, tier=0),), machine=CPU)
-    column, group = ParameterColumns(elements=np.array([1e6]), groups=np.array([1]), unit=1.0), np.array([1])
-    found = parameter_times(column, replace(setting(), zero=zero, num_microbatches=4), prices)
-    scatter, gather = (prices.time(kind, group, np.array([4e6]))[0] for kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER))
-    assert 4 * found.reductions[0] == pytest.approx(per_step * scatter + (gather if zero < 3 else 0.0))
+def test_gradients_of_which_a_shard_stays_are_scattered_as_often_as_the_framework_does(zero, per_step):
+    """torch's each microbatch, and weights that lie as shards are gathered each pass; Megatron's once a step."""
+
+    def collective(kind, num_bytes):
+        return collective_time(kind, num_bytes, group_size=np.array([4.0]), inside=[np.array([4.0])] * len(CPU.tier_sizes), machine=CPU)[0]
+
+    scatter, gather = collective(CollectiveKind.REDUCE_SCATTER, 4e6), collective(CollectiveKind.ALL_GATHER, 4e6)
+    step = replace(setting(), zero=zero, num_microbatches=4)
+    found, once = held(step, ways=4), held(replace(step, profile=load_profile("megatron")), ways=4)
+    stores_shards = step.gathers
+    assert 4 * found.reductions[0] == pytest.approx(per_step * scatter)
+    assert 4 * once.reductions[0] == pytest.approx(scatter)
+    assert found.gathers[0] == pytest.approx({1: 0.0, 2: float(stores_shards), 3: 2.0}[zero] * gather)
+    assert 4 * found.published[0] == pytest.approx(0.0 if stores_shards else gather)
+
+
+def test_memory_of_parameters_has_the_profile_s_copies():
+    """bf16 weights and gradients, AdamW: gradients of Megatron are float32; torch's FSDP stores float32 weights alone."""
+    mixed = replace(setting(Optimizer.ADAMW), policy=PRECISION_POLICIES[Precision.BF16_MIXED])
+    megatron, torch = (replace(mixed, profile=load_profile(name)) for name in ("megatron", "torch-fsdp2"))
+    assert held(megatron).held_bytes[0] == pytest.approx(1e6 * (2 + 4 + 12))
+    assert held(replace(megatron, zero=1), ways=4).held_bytes[0] == pytest.approx(1e6 * (2 + 4 + 12 / 4))
+    assert held(replace(torch, zero=3), ways=4).held_bytes[0] == pytest.approx(1e6 * (4 + 4 + 8) / 4)
