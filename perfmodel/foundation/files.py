@@ -1,22 +1,18 @@
-"""The edge of the program: YAML files become plain data that is known to have the right shape, or an `InputError`.
+"""The edge of the program: YAML files become plain data, or an `InputError`. `foundation/shapes.py` checks what they hold.
 
-A shape is a pydantic-core schema in which every mapping forbids fields that it does not know. The classes of full pydantic would say the
-same and cost 80 ms of every command; nothing here is imported before the first file is read.
+PyYAML is imported when the first file is read.
 """
 
 import os
 import select
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
-
-if TYPE_CHECKING:
-    from pydantic_core import CoreSchema
+from perfmodel.foundation.errors import InputError, one_line, shown
 
 MAX_FILE_BYTES = 8 * 2**20
 MAX_DEPTH = 64
@@ -184,104 +180,9 @@ def dump_yaml(data: Mapping[str, Any]) -> str:
         raise InputError(f"YAML: {shown(error.object)} is no text that a file can hold ({error.reason}); rename it") from None
 
 
-def record(required: Mapping[str, "CoreSchema"], optional: Mapping[str, "CoreSchema"] | None = None) -> "CoreSchema":
-    """The shape of a mapping with exactly these fields."""
-    from pydantic_core import core_schema
-
-    fields = {name: core_schema.typed_dict_field(schema, required=True) for name, schema in required.items()}
-    fields |= {name: core_schema.typed_dict_field(schema, required=False) for name, schema in (optional or {}).items()}
-    return core_schema.typed_dict_schema(fields, extra_behavior="forbid", strict=True)
-
-
-def quantity(kind: str) -> "CoreSchema":
-    """The shape of a text that holds a quantity with its unit; it stays the text that it is."""
-    from pydantic_core import core_schema
-
-    from perfmodel.foundation.units import parse_quantity
-
-    def check(text: str) -> str:
-        parse_quantity(text, kind, field=_FIELD)
-        return text
-
-    return core_schema.no_info_after_validator_function(check, core_schema.str_schema(min_length=1))
-
-
-_FIELD = "quantity"
-
-
-def check_shape(data: object, schema: "CoreSchema", *, where: str) -> Any:
-    """`data` if it has the shape; else an `InputError` that names file, field, value, rule and the nearest known field."""
-    from pydantic_core import SchemaValidator, ValidationError
-
-    try:
-        return SchemaValidator(schema).validate_python(data, strict=True)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-    problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")  # a misspelt field before the one that it should be
-    raise InputError(f"{where}: {listed(list(dict.fromkeys(_fault(problem, schema) for problem in problems)))}")
-
-
 def listed(sentences: Sequence[str]) -> str:
     """What is wrong with a file: one fault as it is, of several the first ten with their numbers."""
     if len(sentences) == 1:
         return sentences[0]
     first = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences[:MOST_FAULTS], 1))
     return f"{len(sentences)} faults: {first}" + (f"; and {len(sentences) - MOST_FAULTS} more" if len(sentences) > MOST_FAULTS else "")
-
-
-def _fault(problem: Any, schema: Any) -> str:
-    """One thing that is wrong with a file: field, value, rule, remedy."""
-    location = list(problem["loc"])
-    field = ".".join(one_line(part, 60) for part in location)
-    if problem["type"] == "missing":
-        return f"{field}: required field is missing; add it"
-    if problem["type"] in ("extra_forbidden", "invalid_key"):
-        return f"{field}: unknown field{suggest(location[-1], _known_fields(schema, location[:-1])) or '; take it out'}"
-    if problem["type"] == "value_error":
-        return f"{field}{str(problem['ctx']['error']).removeprefix(_FIELD)}"
-    rule = problem["msg"][:1].lower() + problem["msg"][1:]
-    return str(bad_field(field or "file", shown(problem["input"]), rule, _remedy(problem, [str(part) for part in location[-2:]])))
-
-
-def _remedy(problem: Any, names: list[str]) -> str:
-    """What to write instead, by the rule that was broken and, where a bare number stands for a quantity, by the field's name.
-
-    names   of the field and of what holds it: an entry of `peak_flop_rate` is a rate
-    """
-    from perfmodel.foundation.units import example_of, quantity_of
-
-    value, kind = problem["input"], next(filter(None, map(quantity_of, reversed(names))), "")
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    match problem["type"]:
-        case "string_type" if kind:
-            return f"write {example_of(kind, value if is_number else None)}"
-        case "string_type":
-            return f"write '{shown(value)}' in quotes" if is_number else "write one text"
-        case "string_too_short":
-            return "write a text"
-        case "list_type":
-            return "write a list: [a, b], or a line '- a' for each"
-        case "dict_type":
-            return "write a line 'name: value' for each entry"
-        case "bool_type":
-            return "write true or false"
-        case "int_type" | "int_from_float" | "float_type":
-            return "write a number without quotes or unit"
-        case "literal_error":
-            return "use one of these"
-        case "too_short" | "too_long":
-            return "write as many entries as that"
-        case _:
-            return "correct it"
-
-
-def _known_fields(schema: Any, location: Iterable[int | str]) -> list[str]:
-    """The fields that the mapping at `location` may have."""
-    for part in location:
-        if schema["type"] == "typed-dict":
-            schema = schema["fields"][part]["schema"]
-        elif schema["type"] == "list":
-            schema = schema["items_schema"]
-        elif schema["type"] == "dict":
-            schema = schema["values_schema"]
-    return list(schema.get("fields", ()))

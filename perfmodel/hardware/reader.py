@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
-from perfmodel.foundation.files import check_shape, parse_yaml, quantity, read_bytes, read_yaml, record
+from perfmodel.foundation.files import parse_yaml, read_bytes, read_yaml
 from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.shapes import check_shape, count, list_of, map_of, number, one_of, quantity, record, text, yes_or_no
 from perfmodel.foundation.units import parse_quantity
 from perfmodel.foundation.values import check_name, check_path, is_path
 from perfmodel.hardware.chip import PROVENANCES, USABLE_FRACTION_ELSE, USABLE_FRACTIONS, Chip, MemoryTier
@@ -23,8 +24,6 @@ from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.power import power_limited_fraction
 
 if TYPE_CHECKING:
-    from pydantic_core import CoreSchema
-
     from perfmodel.hardware.calibration import Calibration
 
 LOCALHOST = "localhost"
@@ -53,7 +52,7 @@ def load_chip(name_or_path: str | Path) -> Chip:
     """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path."""
     check_path(name_or_path, "chip")
     path = _find(chip_called(str(name_or_path)) or name_or_path, "chips", "chip", list_chips)
-    data = check_shape(read_yaml(path), _chip_schema(), where=str(path))
+    data = check_shape(read_yaml(path), _CHIP_FILE, where=str(path))
     return _located(path, lambda: _chip(data))
 
 
@@ -116,7 +115,7 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
     content = read_yaml(path)
     if "peak_flop_rate" in content and "tiers" not in content:
         return _around_chip(state_chip_cluster(path), num_chips)
-    data = check_shape(content, _cluster_schema(), where=str(path))
+    data = check_shape(content, _CLUSTER_FILE, where=str(path))
     chip = load_chip(_relative_chip(data["chip"], path))
     cluster = _located(path, lambda: _cluster(data, chip))
     return cluster if num_chips is None else cluster.with_chips(num_chips)
@@ -460,93 +459,69 @@ def _read_calibration(path: Path) -> "Calibration":
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
     """A cluster from the text of a cluster file whose chip is a shipped one."""
-    data = check_shape(parse_yaml(text, where=where), _cluster_schema(), where=where)
+    data = check_shape(parse_yaml(text, where=where), _CLUSTER_FILE, where=where)
     return _located(Path(where), lambda: _cluster(data, load_chip(data["chip"])))
 
 
 def parse_chip(text: str, *, where: str = "chip") -> Chip:
     """A chip from the text of a chip file."""
-    data = check_shape(parse_yaml(text, where=where), _chip_schema(), where=where)
+    data = check_shape(parse_yaml(text, where=where), _CHIP_FILE, where=where)
     return _located(Path(where), lambda: _chip(data))
 
 
-@lru_cache(maxsize=1)
-def _chip_schema() -> "CoreSchema":
-    from pydantic_core import core_schema as shape
+_TEXT, _COUNT, _BYTES = text(), count(), quantity("bytes")
+_PROVENANCE = one_of(PROVENANCES)
 
-    text = shape.str_schema(min_length=1)
-    count = shape.int_schema(ge=1, le=2**31)
-    memory = quantity("bytes")
-    fact = record({"provenance": _provenance(), "source": text})
-    return record(
-        {
-            "name": text,
-            "vendor": text,
-            "launch_year": count,
-            "peak_flop_rate": shape.dict_schema(text, quantity("flop_rate"), min_length=1),
-            "memory": record({"name": text, "capacity": memory, "bandwidth": quantity("bandwidth")}, {"usable_capacity": memory}),
-            "on_chip": record({"compute_units": count, "unit_kind": text}, {"capacity": memory}),
-            "facts": shape.dict_schema(text, fact),
-        },
-        {
-            "title": text,
-            "aliases": shape.list_schema(text, max_length=16),
-            "devices_per_chip": count,
-            "tdp": quantity("power"),
-            "chips_per_node": count,
-            "scale_up": shape.list_schema(_tier_schema(), max_length=8),
-            "scale_out": _tier_schema(),
-            "notes": shape.str_schema(),
-        },
-    )
+_TIER_FILE = record(
+    {
+        "name": _TEXT,
+        "topology": one_of([str(member) for member in Topology]),
+        "size": _COUNT,
+        "bandwidth": quantity("bandwidth"),
+        "latency": quantity("time"),
+        "provenance": _PROVENANCE,
+        "source": _TEXT,
+    },
+    {
+        "pair_bandwidth": quantity("bandwidth"),
+        "torus_shape": list_of(_COUNT, least=1, most=6),
+        "wrap_multiple": _COUNT,
+        "oversubscription": number(1, 1000),
+        "peer_to_peer": yes_or_no(),
+    },
+)
 
+_CHIP_FILE = record(
+    {
+        "name": _TEXT,
+        "vendor": _TEXT,
+        "launch_year": _COUNT,
+        "peak_flop_rate": map_of(quantity("flop_rate")),
+        "memory": record({"name": _TEXT, "capacity": _BYTES, "bandwidth": quantity("bandwidth")}, {"usable_capacity": _BYTES}),
+        "on_chip": record({"compute_units": _COUNT, "unit_kind": _TEXT}, {"capacity": _BYTES}),
+        "facts": map_of(record({"provenance": _PROVENANCE, "source": _TEXT}), may_be_empty=True),
+    },
+    {
+        "title": _TEXT,
+        "aliases": list_of(_TEXT, most=16),
+        "devices_per_chip": _COUNT,
+        "tdp": quantity("power"),
+        "chips_per_node": _COUNT,
+        "scale_up": list_of(_TIER_FILE, most=8),
+        "scale_out": _TIER_FILE,
+        "notes": text(may_be_empty=True),
+    },
+)
 
-@lru_cache(maxsize=1)
-def _cluster_schema() -> "CoreSchema":
-    from pydantic_core import core_schema as shape
-
-    text = shape.str_schema(min_length=1)
-    count = shape.int_schema(ge=1, le=2**31)
-    return record(
-        {
-            "name": text,
-            "chip": text,
-            "num_chips": count,
-            "chips_per_node": count,
-            "tiers": shape.list_schema(_tier_schema(), min_length=1, max_length=8),
-            "source": text,
-            "provenance": _provenance(),
-        },
-        {"title": text, "notes": shape.str_schema(), "largest_job": count},
-    )
-
-
-def _tier_schema() -> "CoreSchema":
-    from pydantic_core import core_schema as shape
-
-    text = shape.str_schema(min_length=1)
-    count = shape.int_schema(ge=1, le=2**31)
-    return record(
-        {
-            "name": text,
-            "topology": shape.literal_schema([str(member) for member in Topology]),
-            "size": count,
-            "bandwidth": quantity("bandwidth"),
-            "latency": quantity("time"),
-            "provenance": _provenance(),
-            "source": text,
-        },
-        {
-            "pair_bandwidth": quantity("bandwidth"),
-            "torus_shape": shape.list_schema(count, min_length=1, max_length=6),
-            "wrap_multiple": count,
-            "oversubscription": shape.float_schema(ge=1, le=1000, allow_inf_nan=False),
-            "peer_to_peer": shape.bool_schema(),
-        },
-    )
-
-
-def _provenance() -> "CoreSchema":
-    from pydantic_core import core_schema as shape
-
-    return shape.literal_schema(list(PROVENANCES))
+_CLUSTER_FILE = record(
+    {
+        "name": _TEXT,
+        "chip": _TEXT,
+        "num_chips": _COUNT,
+        "chips_per_node": _COUNT,
+        "tiers": list_of(_TIER_FILE, least=1, most=8),
+        "source": _TEXT,
+        "provenance": _PROVENANCE,
+    },
+    {"title": _TEXT, "notes": text(may_be_empty=True), "largest_job": _COUNT},
+)
