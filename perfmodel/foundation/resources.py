@@ -3,7 +3,6 @@
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field
@@ -47,6 +46,8 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     A symbolic link stays, and what it points to is written; a device, a pipe or a terminal (`/dev/null`, `/dev/stdout`) is written to,
     never replaced.
     """
+    import tempfile
+
     target = Path(path)
     temporary = ""
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -88,6 +86,9 @@ class Plan:
 
     def hash(self) -> str:
         """Twelve hex digits that identify the plan, the same on every machine."""
+        import hashlib
+        import json
+
         content = plan_to_dict(self)
         if self.assignment is None and is_shipped(self.rules):
             del content["rules"]  # the name, which `rule_set` says
