@@ -112,10 +112,7 @@ def compile_program(
         if len(readers) > 1:
             # gradients of several readers are added: two reads and a write for each after the first
             for reader, i in readers[1:]:
-                sharding, added = shardings[reader.name], segment(place[reader.layer], "backward")
-                gradient = amount_of(reader, sharding, reader.inputs[i].dims)
-                num_bytes = gradient.scaled(graph.tensors[op.output.tensor].itemsize)
-                compiler.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=added, is_backward=True)
+                compiler.added_gradient(reader, shardings[reader.name], i, segment=segment(place[reader.layer], "backward"))
 
     regathers = _add_traffic(run, profile, phases, place, compiler)
     core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}

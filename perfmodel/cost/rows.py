@@ -18,7 +18,7 @@ from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
-from perfmodel.parallel.algebra.derive import Amount, extent_amount
+from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Sharding
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operator, Product, Stream, TensorRole, Work
@@ -192,6 +192,12 @@ class RowCompiler:
             "backward": int(is_backward),
         }
         self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(each) for each in accesses]))
+
+    def added_gradient(self, reader: Operator, sharding: Sharding, place: int, *, segment: int) -> None:
+        """Adding its gradient of an input, which others read before it, to theirs: two reads and a write."""
+        gradient = amount_of(reader, sharding, reader.inputs[place].dims)
+        num_bytes = gradient.scaled(self.graph.tensors[reader.inputs[place].tensor].itemsize)
+        self.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=segment, is_backward=True)
 
     def collective(self, kind: CollectiveKind, axes: frozenset[str], amount: Amount, *, segment: int, name: str, repeats: int = 1) -> None:
         columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}

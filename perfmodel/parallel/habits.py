@@ -7,7 +7,7 @@ is a function here; what comes out is a graph again, which is compiled as any ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from perfmodel.parallel.algebra.derive import Derivation
@@ -24,6 +24,33 @@ _ENTRYWISE = ("elementwise", "dropout")
 def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation:
     """The same graph with the same layouts, as the framework of `profile` runs it."""
     graph = derivation.graph
+    epilogues = {op.name for op in _epilogues(graph) if not derivation.left[op.inputs[0].tensor].partial}
+    internal = {
+        tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
+    }
+    return replace(
+        derivation,
+        graph=_rewritten(graph, profile, epilogues, internal),
+        parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
+    )
+
+
+def with_all_fused(graph: Graph, profile: ExecutionProfile) -> Graph:
+    """The graph as it is run where all that can be one kernel lies alike."""
+    epilogues = {op.name for op in _epilogues(graph)}
+    return _rewritten(graph, profile, epilogues, {tensor for tensor, _ in _internal(graph, epilogues)})
+
+
+def with_biases_apart(graph: Graph, profile: ExecutionProfile) -> Graph:
+    """`with_all_fused` where products leave partial sums: biases are added after their reduction, in the chains that follow."""
+    return _rewritten(graph, profile, set(), {tensor for tensor, _ in _internal(graph, set())})
+
+
+def _rewritten(graph: Graph, profile: ExecutionProfile, epilogues: set[str], internal: set[str]) -> Graph:
+    """Each habit in turn.
+
+    epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
+    """
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
     if profile.fused_cross_entropy and graph.loss:
         operators |= _gradient_in_logits(graph, operators)
@@ -32,17 +59,13 @@ def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation
     if profile.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
         operators = {name: op if op.kind == "embedding" else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
-    epilogues = _epilogues(derivation)
     operators |= {name: replace(operators[name], forward=()) for name in epilogues}
-    internal = _internal(derivation, epilogues) if profile.fuses_elementwise else set()
+    if not profile.fuses_elementwise:
+        internal = set()
     if internal:
         operators = {name: _without(op, internal, graph) for name, op in operators.items()}
     tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
-    return replace(
-        derivation,
-        graph=replace(graph, operators=tuple(operators.values()), tensors=tensors),
-        parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
-    )
+    return replace(graph, operators=tuple(operators.values()), tensors=tensors)
 
 
 # --- of one kind ----------------------------------------------------------------------------------------------------
@@ -99,32 +122,24 @@ def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict
     return {loss.name: replace(loss, saved=()), maker.name: replace(maker, saved=(*maker.saved, gradient))}
 
 
-def _epilogues(derivation: Derivation) -> set[str]:
-    """Biases that the matrix multiplication before them adds itself: nothing is redistributed in between."""
-    graph = derivation.graph
-    found = set()
+def _epilogues(graph: Graph) -> Iterator[Operator]:
+    """Biases that the matrix multiplication before them adds itself, if nothing is redistributed in between."""
     for op in graph.operators:
-        if op.settings.get("function") != "bias":
-            continue
-        tensor = op.inputs[0].tensor
-        producer = graph.producer(tensor)
-        if producer is not None and producer.is_product and not derivation.left[tensor].partial:
-            found.add(op.name)
-    return found
+        if op.settings.get("function") == "bias":
+            producer = graph.producer(op.inputs[0].tensor)
+            if producer is not None and producer.is_product:
+                yield op
 
 
-def _internal(derivation: Derivation, epilogues: set[str]) -> set[str]:
-    """Tensors that a fused kernel never writes: made and read, once, by elementwise operators in the same layout."""
-    graph = derivation.graph
-    found = set()
+def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Operator, int]]]:
+    """Tensors, each with its reader, that a fused kernel never writes if the reader needs it as it is left: made and read, once, by
+    elementwise operators."""
     for op in graph.operators:
         readers = graph.consumers(op.output.tensor)
         if op.kind not in _ENTRYWISE or op.name in epilogues or len(readers) != 1:
             continue
-        reader, i = readers[0]
-        if reader.kind in _ENTRYWISE and derivation.needed[reader.name, i] == derivation.left[op.output.tensor]:
-            found.add(op.output.tensor)
-    return found
+        if readers[0][0].kind in _ENTRYWISE:
+            yield op.output.tensor, readers[0]
 
 
 def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:

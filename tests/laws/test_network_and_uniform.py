@@ -56,7 +56,9 @@ def _both(model: str, *, batch: int, microbatches: int, seq_len: int, tp: int, z
 )
 def test_a_uniform_plan_costs_as_a_network_what_it_costs_as_a_plan(model, batch, microbatches, seq_len, tp, zero):
     uniform, network = _both(model, batch=batch, microbatches=microbatches, seq_len=seq_len, tp=tp, zero=zero)
-    assert network.step_time == pytest.approx(uniform.step_time, rel=0.05)
+    assert network.step_time == pytest.approx(uniform.step_time, rel=0.035)
+    work = sum(network.parts[part] for part in ("forward", "backward"))
+    assert work == pytest.approx(sum(uniform.parts[part] for part in ("forward", "backward")), rel=1e-5 if model == "llama-3-8b" else 0.01)
     assert network.memory["total"] == pytest.approx(uniform.memory["total"], rel=0.012)
     # parameters go one road: events, element sizes, optimizer, adding up
     assert network.parts["optimizer"] == pytest.approx(uniform.parts["optimizer"] + uniform.parts["gradient_accumulation"], rel=1e-3)

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
+from perfmodel.cost.per_operator.operators import StepSetting
 from perfmodel.cost.per_operator.predict import predict_network
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.per_operator.plan import mesh_axes
 from perfmodel.parallel.profile import load_profile
-from perfmodel.planner.per_operator.space import network_space
-from perfmodel.planner.per_operator.tables import network_tables
+from perfmodel.planner.per_operator.search import network_planner
+from perfmodel.planner.per_operator.strategies import data_parallel
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
 
@@ -41,14 +40,14 @@ def _machine(name: str, chips: int):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_choice_costs_in_the_tables_what_its_plan_is_predicted_to_cost(name: str, zero: int) -> None:
+    """Work of kernels that could be one but do not lie alike is more than the tables say; all else is equal."""
     network = load_network(name, **NETWORKS[name])  # type: ignore[arg-type]
     machine, setting = _machine("pase-1080ti", 16), _setting(zero=zero)
-    axes = mesh_axes(16, machine.tier_sizes)
-    space = network_space(network, axes, most_dims=2)
-    tables = network_tables(space, setting, MeshPrices(axes=axes, machine=machine))
+    planner = network_planner(network, cluster="pase-1080ti", num_chips=16, machine=machine, setting=setting, most_dims=2)
+    space, tables = planner.space, planner.tables
+    alike = list(space.choice(planner.search(data_parallel(network)).best.plan))
     rng = random.Random(7)
-    for _ in range(4):
-        choice = [rng.randrange(count) for count in space.num_configurations]
+    for choice in (alike, *([rng.randrange(count) for count in space.num_configurations] for _ in range(4))):
         edges = [float(matrix[choice[u], choice[v]]) for u, v, matrix in tables.edges]
         if not np.isfinite(edges).all():
             continue  # readers of one parameter that hold it unlike
@@ -56,9 +55,13 @@ def test_a_choice_costs_in_the_tables_what_its_plan_is_predicted_to_cost(name: s
         assert space.choice(plan) == tuple(choice)
         predicted = predict_network(network, plan, setting, machine)
         columns = list(zip(tables.vertices, choice, strict=True))
+        work = sum(v.forward[c] + v.backward[c] for v, c in columns) + sum(edges)
+        expected = sum(predicted.parts[part] for part in ("forward", "backward", "redistributions"))
+        if choice is alike:
+            assert work == pytest.approx(expected, rel=1e-9)
+        elif not any(len(r) > 1 and network.tensors[t].role == "parameter" for t, r in network.readers().items()):
+            assert 0.9 * expected < work < (1.0 + 1e-9) * expected
         additive = {
-            "forward": sum(v.forward[c] for v, c in columns),
-            "backward": sum(v.backward[c] for v, c in columns),
             "operator_collectives": sum(v.own[c] for v, c in columns),
             "optimizer": sum(v.optimizer[c] for v, c in columns),
         }
@@ -67,5 +70,3 @@ def test_a_choice_costs_in_the_tables_what_its_plan_is_predicted_to_cost(name: s
         saved = sum(v.saved_bytes[c] for v, c in columns) + sum(float(m[choice[u], choice[v]]) for u, v, m in tables.edge_bytes)
         assert saved == pytest.approx(predicted.memory["saved_activations"], rel=1e-9)
         assert sum(v.state_bytes[c] for v, c in columns) == pytest.approx(predicted.memory["parameters_and_state"], rel=1e-9)
-        if not any(len(r) > 1 and network.tensors[t].role == "parameter" for t, r in network.readers().items()):
-            assert sum(edges) == pytest.approx(predicted.parts["redistributions"], rel=1e-9)

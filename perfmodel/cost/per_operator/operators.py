@@ -10,7 +10,7 @@ also bit masks (bit i is axis i of the mesh, outermost first).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,7 +30,7 @@ from perfmodel.parallel.grid import LayoutGrid, free_grid
 from perfmodel.parallel.per_operator.plan import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Graph, Operator
+from perfmodel.workload.graph import Data, Graph, Operator, TensorRole
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 
 Array = NDArray[np.float64]
@@ -140,6 +140,13 @@ def mesh_grid(axes: Sequence[MeshAxis], num_tiers: int) -> LayoutGrid:
     return free_grid({axis.name: one * axis.size for axis in axes}, inside, 1)
 
 
+def sized(network: Graph, setting: StepSetting) -> Graph:
+    """With bytes of an element where a tensor does not say them."""
+    of_role = {TensorRole.ACTIVATION: setting.activation_bytes, TensorRole.PARAMETER: setting.sizes.gathered, TensorRole.INDEX: 8.0}
+    tensors = {name: each if each.itemsize else replace(each, itemsize=of_role[each.role]) for name, each in network.tensors.items()}
+    return replace(network, tensors=tensors)
+
+
 #: Segments of an operator's rows.
 _FORWARD, _BACKWARD = 0, 1
 
@@ -170,6 +177,8 @@ def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Shardi
         for segment, works in ((_FORWARD, operator.forward), (_BACKWARD, operator.backward)):
             for work in works:
                 compiler.work(operator, sharding, work, segment=segment, name=operator.name, is_backward=segment == _BACKWARD)
+        for place in adding_places(network, operator):
+            compiler.added_gradient(operator, sharding, place, segment=_BACKWARD)
         for own in operator.traffic:
             axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
             if axes:
@@ -179,6 +188,16 @@ def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Shardi
         kept += [(0, operator.name, {"amount": amount}) for amount in amounts]
     timed = compiler.rows(attention_kernel=setting.attention, num_segments=2, num_traffic_segments=1)
     return OperatorRows(timed=timed, saved=plain_rows(kept, ("amount",)))
+
+
+def adding_places(network: Graph, operator: Operator) -> list[int]:
+    """Inputs that operators before it read too: their gradients are added."""
+    found = []
+    for place, operand in enumerate(operator.inputs):
+        index, first = network.readers()[operand.tensor][0]
+        if operand.tensor in network.producers() and (network.operators[index].name, first) != (operator.name, place):
+            found.append(place)
+    return found
 
 
 def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> OperatorCost:

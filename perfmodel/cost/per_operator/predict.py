@@ -20,12 +20,14 @@ from perfmodel.cost.per_operator.operators import (
     parameter_share,
     saved_inputs,
     saves_output,
+    sized,
 )
 from perfmodel.cost.per_operator.overlap import exposed_time
 from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, verdict
 from perfmodel.parallel.algebra.derive import Derivation, tensor_amount
 from perfmodel.parallel.algebra.sharding import Layout
+from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
 from perfmodel.parallel.per_operator.traffic import derive_network, traffic_on
 from perfmodel.workload.graph import Graph, Operand, Operator
@@ -64,16 +66,22 @@ def predict_network(
 ) -> NetworkPrediction:
     """Time and memory of one training step.
 
+    Work is that of the framework's kernels; what is kept that of each operator by itself, as moments of memory are not told apart.
+
     step = m (forward + backward + own collectives + redistributions) + what shows of parameter collectives + optimizer + constant
     """
     check_plan(plan, network)
     prices = MeshPrices(axes=plan.axes, machine=machine)
     times = setting.num_microbatches
-    own_data = ((op, plan.shardings[op.name], [data for data in op.saved if data.of is None]) for op in network.operators)
+    derivation = derive_network(sized(network, setting), plan)
+    run = with_habits(derivation, setting.profile)
+    own_data = (
+        (as_run, plan.shardings[op.name], [data for data in op.saved if data.of is None])
+        for op, as_run in zip(network.operators, run.graph.operators, strict=True)
+    )
     grid = mesh_grid(plan.axes, len(machine.tier_sizes))
-    cost = operator_cost(compile_operators(network, own_data, setting), grid, machine)
+    cost = operator_cost(compile_operators(run.graph, own_data, setting), grid, machine)
     forward, backward, own, extras = (float(c[0]) for c in (cost.forward, cost.backward, cost.own, cost.saved_bytes))
-    derivation = derive_network(network, plan)
     moved = sent = 0.0
     for row in traffic_on(plan, derivation):
         item = setting.sizes.reduced if row.itemsize < 0 else row.itemsize or setting.activation_bytes

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from perfmodel.cost.per_operator.operators import (
     MeshPrices,
     StepSetting,
+    adding_places,
     compile_operators,
     operator_cost,
     parameter_share,
     saved_inputs,
     saves_output,
+    sized,
 )
 from perfmodel.cost.per_operator.overlap import mixed_exposure
 from perfmodel.cost.per_operator.parameters import parameter_times
@@ -30,8 +32,9 @@ from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter
 from perfmodel.parallel.algebra.redistribution import collectives, differing
 from perfmodel.parallel.algebra.sharding import lacking
 from perfmodel.parallel.grid import LayoutGrid, free_grid
+from perfmodel.parallel.habits import with_all_fused, with_biases_apart
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
-from perfmodel.workload.graph import Data, Graph, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.graph import Data, Operand, Operator, Tensor, TensorRole
 
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]
@@ -130,12 +133,15 @@ def table_entries(space: NetworkSpace) -> float:
 class _Tables:
     def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> None:
         self.space, self.setting, self.prices = space, setting, prices
-        self.network: Graph = space.network
+        self.network = sized(space.network, setting)
+        self.run = with_all_fused(self.network, setting.profile)
+        self.apart = with_biases_apart(self.network, setting.profile)
         self.readers = self.network.readers()
         self.producers = self.network.producers()
         self.held = {tensor: len(space.operators) + i for i, tensor in enumerate(space.held)}
         self.known_vertices: dict[object, VertexColumns] = {}
         self.known_edges: dict[object, Array] = {}
+        self.known_biases: dict[object, tuple[object, Array]] = {}
         self.known_bytes: dict[object, Array] = {}
         self.layer_parameters = self.network.layer_parameters
         self.known_grids: dict[int, LayoutGrid] = {}
@@ -175,13 +181,14 @@ class _Tables:
         key = (
             id(rows),
             tuple(operator.dims.items()),
-            operator.forward,
-            operator.backward,
+            self.run.operators[index].forward,
+            self.run.operators[index].backward,
             operator.traffic,
             operator.saved,
             tuple((self._signature(operator.inputs[p]), self.unit(operator, operator.inputs[p].tensor)) for p in parameters),
             kept,
             tuple(self._signature(operator.inputs[p]) for p in self.kept[index]),
+            tuple(self._signature(operator.inputs[p]) for p in adding_places(self.network, operator)),
         )
         if key not in self.known_vertices:
             self.known_vertices[key] = self._operator_vertex(index, operator, rows, parameters)
@@ -194,7 +201,7 @@ class _Tables:
     def _operator_vertex(self, index: int, operator: Operator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
         setting, prices = self.setting, self.prices
         whole = {dim: (dim,) for dim in operator.dims}
-        compiled = compile_operators(self.network, [(operator, whole, self.saved_beside(index))], setting)
+        compiled = compile_operators(self.run, [(self.run.operators[index], whole, self.saved_beside(index))], setting)
         cost = operator_cost(compiled, self.grid(rows), prices.machine)
         tensors = [self.network.tensors[operator.inputs[position].tensor] for position in parameters]
         layouts = [parameter_layout(t, [(operator, p)], {operator.name: whole}) for t, p in zip(tensors, parameters, strict=True)]
@@ -277,20 +284,49 @@ class _Tables:
         return ("read", id(rows), operand.dims), reader_view(operator, operand, rows)
 
     def edge(self, tensor: str, source: int, consumer: int, position: int) -> Array:
-        """Seconds of the redistributions of a tensor and of its gradient along one edge, for each pair of configurations."""
+        """Seconds of the redistributions of a tensor and of its gradient along one edge, for each pair of configurations.
+
+        And of a bias that is no part of the product before it, as that leaves partial sums.
+        """
         source_key, left = self.view(source, -1)
         reader_key, read = self.view(consumer, position)
         found = self.network.tensors[tensor]
         is_held = source >= len(self.space.operators)
         is_activation = found.role is TensorRole.ACTIVATION  # and made by an operator: every edge's tensor is
-        key = (source_key, reader_key, found.shape, is_activation)
+        bias_key, bias = self.bias_apart(consumer) if position == 0 and not is_held else (None, np.zeros(0))
+        key = (source_key, reader_key, found.shape, is_activation, bias_key)
         if key not in self.known_edges:
             if is_activation:
                 total = found.num_elements * self.setting.activation_bytes
-                self.known_edges[key] = edge_times(left, read, total, self.prices, from_held=is_held)
+                matrix = edge_times(left, read, total, self.prices, from_held=is_held)
             else:
-                self.known_edges[key] = np.zeros((len(left.partial), len(read.partial)))
+                matrix = np.zeros((len(left.partial), len(read.partial)))
+            if bias_key is not None:
+                matrix = matrix + np.where(left.partial != 0, 1.0, 0.0)[:, None] * bias[None, :]
+            self.known_edges[key] = matrix
         return self.known_edges[key]
+
+    def bias_apart(self, index: int) -> tuple[object, Array]:
+        """What a bias takes more after a reduction than as part of a product, with the operator that reads it alone and lies alike. [s]"""
+        operator = self.run.operators[index]
+        if operator.forward or not self.apart.operators[index].forward:
+            return None, np.zeros(0)
+        rows, readers = self.space.operators[index], self.readers.get(operator.output.tensor, [])
+        members = [(index, {dim: (dim,) for dim in operator.dims})]
+        if len(readers) == 1:
+            reader, place = readers[0]
+            names = zip(self.run.operators[reader].inputs[place].dims, operator.output.dims, strict=True)
+            members.append((reader, {its: (dim,) for its, dim in names if its and dim}))
+        works = [(graph.operators[i].forward, graph.operators[i].backward) for graph in (self.run, self.apart) for i, _ in members]
+        key = (id(rows), tuple(operator.dims.items()), tuple(works), tuple(tuple(cut.items()) for _, cut in members))
+        if key not in self.known_biases:
+            times = []
+            for graph in (self.run, self.apart):
+                compiled = compile_operators(graph, [(graph.operators[i], cut, ()) for i, cut in members], self.setting)
+                cost = operator_cost(compiled, self.grid(rows), self.prices.machine)
+                times.append(cost.forward + cost.backward)
+            self.known_biases[key] = (len(self.known_biases), times[1] - times[0])
+        return self.known_biases[key]
 
     def shared_parameter(self, reading: Sequence[tuple[int, int]]) -> list[tuple[int, int, Array]]:
         """Readers of one parameter hold it alike; its gradient is reduced once, where any of them leaves it partial."""
