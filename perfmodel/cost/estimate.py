@@ -323,6 +323,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     again = recomputed_phases(plan.recompute, profile)
     works = ((micro.matmul + micro.attention) + micro.streaming)[:, 0].tolist()
     sent = micro.communication[:, 0].tolist()
+    shown = [exposed_communication(profile, name) for name in COMM]
     for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
@@ -333,7 +334,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = sent[segment * len(COMM) + j] * exposed_communication(profile, name)
+                time = sent[segment * len(COMM) + j] * shown[j]
                 if name == "regather":
                     time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):

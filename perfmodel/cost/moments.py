@@ -205,7 +205,7 @@ class _Moments:
 
     def whole(self) -> list[Moment]:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
-        a, runs, sizes = self.a, self.runs, self.sizes
+        a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
         stays = int(keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient)
         gradient = 0.0 if self.profile.fuses_gradient_accumulation else self.tied * sizes.produced
@@ -226,7 +226,7 @@ class _Moments:
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
                 temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
-                gone = freed + self.of_turn(i, a.kept) if self.regions[i].turn else freed
+                gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 moments.append(
                     Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
                 )

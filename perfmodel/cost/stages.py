@@ -196,12 +196,12 @@ def _column(values: tuple[float, ...]) -> Any:
 
 def stage_sums(values: ByRegion, stages: Stages) -> Ranks:
     """A quantity of each region on each of the ranks that are told apart."""
-    return tuple([_added(values, terms) for terms in stages.sums])
+    return _added(values, stages.sums)
 
 
 def total_pass(values: ByRegion, stages: Stages) -> Any:
     """A quantity of each region over all ranks."""
-    return _added(values, stages.total_sum)
+    return _added(values, (stages.total_sum,))[0]
 
 
 def _sum(runs: ByRegion) -> _Sum:
@@ -209,12 +209,15 @@ def _sum(runs: ByRegion) -> _Sum:
     return tuple((i, None if isinstance(times, float) and times == 1.0 else times) for i, times in numbers)
 
 
-def _added(values: ByRegion, terms: _Sum) -> Any:
-    total: Any = None
-    for region, times in terms:
-        more = values[region] if times is None else times * values[region]
-        total = more if total is None else total + more
-    return 0.0 if total is None else total
+def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
+    found = []
+    for terms in sums:
+        total: Any = None
+        for region, times in terms:
+            more = values[region] if times is None else times * values[region]
+            total = more if total is None else total + more
+        found.append(0.0 if total is None else total)
+    return tuple(found)
 
 
 def run_times(times: Any, value: Any) -> Any:
