@@ -48,9 +48,9 @@ class Amount:
         """On a mesh with groups of these sizes; of one sample where it counts samples."""
         return self.base * ceil(self.padded_size / size(self.padded_axes)) / size(self.axes)
 
-    def even(self) -> Amount:
+    def mean_on(self, size: Callable[[frozenset[str]], float]) -> float:
         """The mean over the chips, where padding makes the largest share."""
-        return Amount(base=self.base * self.padded_size, per_sample=self.per_sample, axes=self.axes | self.padded_axes)
+        return self.base * self.padded_size / size(self.axes | self.padded_axes)
 
     def scaled(self, factor: float) -> Amount:
         return Amount(
@@ -143,7 +143,8 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
     base, per_sample, cutting, uneven = scale, False, set[str](), ""
     padded_size, padded_axes = 1.0, frozenset[str]()
     for size, name in extent:
-        per_sample = per_sample or name in operator.per_sample
+        if name in operator.per_sample:
+            per_sample = True
         if name in operator.stretched:
             continue
         of_dim = sharding.get(name, ())
@@ -151,7 +152,8 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
             uneven, padded_size, padded_axes = name, float(size), frozenset(of_dim)
         else:
             base *= size
-            cutting.update(of_dim)
+            if of_dim:
+                cutting.update(of_dim)
     return Amount(base=base, per_sample=per_sample, axes=frozenset(cutting), padded_size=padded_size, padded_axes=padded_axes)
 
 

@@ -212,6 +212,8 @@ def chunks_between(source: Layout, target: Layout, steps: Sequence[Step]) -> tup
 
 def sliced_towards(layout: Layout, goal: Layout) -> Layout:
     """The layout after all slices on the way to `goal` that need no communication: inside the cuts that it already has."""
+    if layout.cuts == goal.cuts:
+        return layout
     used = layout.cut_axes | layout.partial
     cuts = []
     for have, want in zip(layout.cuts, goal.cuts, strict=True):

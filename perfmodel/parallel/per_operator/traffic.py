@@ -7,6 +7,7 @@ mesh. A parameter's gradient is all-reduced over the axes on which it is partial
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Derivation, Traffic, derive
@@ -53,6 +54,8 @@ def traffic_on(plan: NetworkPlan, derivation: Derivation) -> tuple[NetworkTraffi
     made, readers = graph.producers(), graph.readers()
     place = {operator.name: index for index, operator in enumerate(graph.operators)}
 
+    size = cache(plan.size)
+
     def turn(row: Traffic) -> tuple[bool, int, int]:
         """Of an operator its inputs come first, then what it does itself, then its output goes to the layout that holds it."""
         at = place[row.operator]
@@ -64,7 +67,7 @@ def traffic_on(plan: NetworkPlan, derivation: Derivation) -> tuple[NetworkTraffi
             kind=row.kind,
             axes=row.axes,
             # what an edge moves in uneven shares is padded when it is run: priced by the mean
-            num_elements=(row.elements if row.is_own else row.elements.even()).on(plan.size),
+            num_elements=row.elements.on(size) if row.is_own else row.elements.mean_on(size),
             phase=row.phase,
             tensor=row.tensor,
             operator=row.operator,
@@ -72,13 +75,13 @@ def traffic_on(plan: NetworkPlan, derivation: Derivation) -> tuple[NetworkTraffi
             repeats=row.repeats,
             itemsize=row.itemsize,
         )
-        for row in sorted((row for row in derivation.traffic if plan.size(row.axes) > 1), key=turn)
+        for row in sorted((row for row in derivation.traffic if size(row.axes) > 1), key=turn)
     ]
     reduced = [
         NetworkTraffic(
             kind=CollectiveKind.ALL_REDUCE,
             axes=parameter.gradient_axes,
-            num_elements=parameter.elements.on(plan.size),
+            num_elements=parameter.elements.on(size),
             phase=Pass.BACKWARD,
             tensor=parameter.name,
             operator=graph.operators[readers[parameter.name][0][0]].name,
@@ -86,6 +89,6 @@ def traffic_on(plan: NetworkPlan, derivation: Derivation) -> tuple[NetworkTraffi
             itemsize=-1.0,
         )
         for parameter in derivation.parameters
-        if plan.size(parameter.gradient_axes) > 1
+        if size(parameter.gradient_axes) > 1
     ]
     return (*issued, *reduced)
