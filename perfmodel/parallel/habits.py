@@ -3,6 +3,9 @@
 The kinds of `workload/kinds/` say what an operator does as a kernel of its own. A framework adds biases inside the product before them,
 runs chains of elementwise operators as one kernel, keeps a softmax in float32, writes the loss's gradient over the logits. Each such habit
 is a function here; what comes out is a graph again, which is compiled as any other. Nothing else looks at a kind.
+
+Any graph that says the bytes of its elements is rewritten: of a decoder, folded or unrolled, of a network, of an imported module. Kinds
+and facts of operators decide (works, what is kept, which operands are parameters), never what a model calls them or where they stand.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import replace
 from perfmodel.parallel.algebra.derive import Derivation
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Data, Graph, Operator, Stream, Work
+from perfmodel.workload.graph import Data, Extent, Graph, Operator, Stream, TensorRole, Work
 
 FLOAT32_BYTES = 4.0
 
@@ -52,13 +55,13 @@ def _rewritten(graph: Graph, profile: ExecutionProfile, epilogues: set[str], int
     epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
     """
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
-    if profile.fused_cross_entropy and graph.loss:
+    if profile.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
     if profile.elementwise_traffic != 1.0:
         operators = {name: _more_traffic(op, graph, profile.elementwise_traffic) for name, op in operators.items()}
     if profile.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
-        operators = {name: op if op.kind == "embedding" else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
+        operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
     operators |= {name: replace(operators[name], forward=()) for name in epilogues}
     if not profile.fuses_elementwise:
         internal = set()
@@ -73,14 +76,14 @@ def _rewritten(graph: Graph, profile: ExecutionProfile, epilogues: set[str], int
 
 def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Its kernels' traffic is the profile's, half of it forward. Apart from its gradient's kernel it works in float32, and keeps that."""
-    logits = op.extent(op.inputs[0].dims)
+    logits = _in_memory(op, 0, graph)
     work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.logit_bytes / 2),)),)
     return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
 
 
 def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Fused it holds nothing for itself. Where v is cut from the same tensor as q and k, what they were before the rotation stays."""
-    unrotated = Data(extent=op.extent(op.inputs[0].dims), of=0)
+    unrotated = Data(extent=_in_memory(op, 0, graph), of=0)
     return replace(
         op,
         scratch=() if profile.fuses_elementwise else op.scratch,
@@ -93,7 +96,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     itemsize = graph.tensors[op.output.tensor].itemsize
     if not profile.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
         return op
-    scores = op.extent(op.output.dims)
+    scores = _in_memory(op, len(op.inputs), graph)
     return replace(
         op,
         saved=(Data(extent=scores, itemsize=FLOAT32_BYTES),),
@@ -113,32 +116,40 @@ _OF_KIND: Mapping[str, Callable[[Operator, Graph, ExecutionProfile], Operator]] 
 
 def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict[str, Operator]:
     """A fused loss writes the gradient over the logits, in the dtype of activations, where it lives until the product before reads it."""
-    loss = operators[graph.loss]
-    maker = graph.producer(loss.inputs[0].tensor)
-    if maker is None:
-        return {}
-    maker = operators[maker.name]
-    gradient = Data(extent=maker.extent(maker.output.dims), itemsize=graph.tensors[maker.output.tensor].itemsize)
-    return {loss.name: replace(loss, saved=()), maker.name: replace(maker, saved=(*maker.saved, gradient))}
+    found: dict[str, Operator] = {}
+    for loss in operators.values():
+        maker = graph.producer(loss.inputs[0].tensor) if loss.kind == "cross_entropy" and loss.backward else None
+        if maker is not None:
+            made = operators[maker.name]
+            itemsize = graph.tensors[made.output.tensor].itemsize
+            gradient = Data(extent=_in_memory(made, len(made.inputs), graph), itemsize=itemsize)
+            found |= {loss.name: replace(loss, saved=()), made.name: replace(made, saved=(*made.saved, gradient))}
+    return found
 
 
 def _epilogues(graph: Graph) -> Iterator[Operator]:
     """Biases that the matrix multiplication before them adds itself, if nothing is redistributed in between."""
     for op in graph.operators:
-        if op.settings.get("function") == "bias":
-            producer = graph.producer(op.inputs[0].tensor)
-            if producer is not None and producer.is_product:
-                yield op
+        producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
+        if producer is not None and producer.is_product and len(graph.consumers(producer.output.tensor)) == 1:
+            yield op
+
+
+def _is_bias(op: Operator, graph: Graph) -> bool:
+    """Whether it adds a parameter to its first input and keeps nothing: the gradient of the sum is that of the input."""
+    if op.kind != "elementwise" or len(op.inputs) != 2 or op.is_linear or not op.passes_gradient:
+        return False
+    return graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
 
 
 def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Operator, int]]]:
     """Tensors, each with its reader, that a fused kernel never writes if the reader needs it as it is left: made and read, once, by
-    elementwise operators."""
+    elementwise operators of one layer."""
     for op in graph.operators:
         readers = graph.consumers(op.output.tensor)
         if op.kind not in _ENTRYWISE or op.name in epilogues or len(readers) != 1:
             continue
-        if readers[0][0].kind in _ENTRYWISE:
+        if readers[0][0].kind in _ENTRYWISE and readers[0][0].layer == op.layer:
             yield op.output.tensor, readers[0]
 
 
@@ -169,7 +180,7 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
 
 def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
     """Kernels that move more than they must; those of tables and of the loss have a traffic of their own."""
-    if op.kind in ("embedding", "cross_entropy"):
+    if _looks_up(op) or op.kind == "cross_entropy":
         return op
 
     def more(accesses: tuple[Data, ...]) -> Iterable[Data]:
@@ -177,6 +188,17 @@ def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
         return (replace(data, itemsize=data.itemsize * factor) for data in sized)
 
     return replace(op, forward=_streams(op.forward, more), backward=_streams(op.backward, more))
+
+
+def _looks_up(op: Operator) -> bool:
+    """Whether it reads rows of a table, into which its backward scatters."""
+    return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
+
+
+def _in_memory(op: Operator, place: int, graph: Graph) -> Extent:
+    """The elements of one of its operands, also those at positions that it reads whole."""
+    operand = op.operands[place]
+    return tuple(zip(graph.tensors[operand.tensor].shape, operand.dims, strict=True))
 
 
 def _streams(works: tuple[Work, ...], change: Callable[[tuple[Data, ...]], Iterable[Data]]) -> tuple[Work, ...]:

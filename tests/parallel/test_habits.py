@@ -1,16 +1,21 @@
-"""What frameworks make of a decoder's operators."""
+"""What frameworks make of operators: of a decoder's, of a network's, of an imported module's."""
 
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
+from perfmodel import import_graph
 from perfmodel.parallel.algebra.derive import Derivation, derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
-from perfmodel.parallel.habits import with_habits
+from perfmodel.parallel.habits import with_biases_apart, with_habits
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import Operator
+from perfmodel.workload.imported.network import network_of
 from perfmodel.workload.models import load_model
+from perfmodel.workload.networks import load_network
 from perfmodel.workload.transformer import build_graph
+from perfmodel.workload.unroll import unrolled
 
 PLAIN = replace(
     load_profile("torch-fsdp2"),
@@ -80,3 +85,66 @@ def test_more_traffic_is_more_bytes_of_every_access():
 def test_weights_gradients_are_added_in_place_but_for_tables():
     fused = run(derivation_of(), fuses_gradient_accumulation=True)
     assert {op.name for op in fused.graph.operators if op.makes_weight_gradients} == {"token_embedding", "position_embedding"}
+
+
+# --- any graph ------------------------------------------------------------------------------------------------------
+
+
+def without_names(op: Operator) -> tuple:
+    return op.kind, op.forward, op.backward, op.saved, op.scratch, op.makes_weight_gradients
+
+
+@pytest.mark.parametrize("rules", ["ddp", "megatron"])
+@pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torch-fsdp2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "falcon-7b", "gemma-2-9b"])
+def test_layers_written_out_are_run_as_the_folded_layer(name, profile, rules):
+    """Rewritten and written out is written out and rewritten."""
+    sizes = {"seq_len": 128, "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
+    folded = build_graph(load_model(name), attention="unfused", **sizes)
+    flat, rule_set, habits = unrolled(folded, batch=2, layers=3), load_rule_set(rules), load_profile(profile)
+    expected = unrolled(with_habits(derive(folded, apply_rules(folded, rule_set)), habits).graph, batch=2, layers=3)
+    found = with_habits(derive(flat, apply_rules(flat, rule_set)), habits).graph
+    assert [op.name for op in found.operators] == [op.name for op in expected.operators]
+    for ours, theirs in zip(found.operators, expected.operators, strict=True):
+        assert without_names(ours) == without_names(theirs), ours.name
+    assert {name for name, tensor in found.tensors.items() if not tensor.is_stored} == {
+        name for name, tensor in expected.tensors.items() if not tensor.is_stored
+    }
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3)
+
+    def forward(self, images):
+        return nn.functional.relu(self.convolution(images)).flatten(1)
+
+
+class Convolved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.linear = Block(), nn.Linear(32, 10)
+
+    def forward(self, images, labels):
+        return nn.functional.cross_entropy(self.linear(self.block(images)), labels)
+
+
+def test_networks_and_imported_modules_have_the_same_habits():
+    network = load_network("bert-large", batch=2, seq_len=8, layers=1, hidden=16, heads=2, intermediate=32, vocabulary=20, positions=8)
+    module = network_of(import_graph(Convolved, "float32[4,3,4,4] int64[4]")).network
+    for graph, biases, losses in (
+        (network, {"layer0.up_proj_bias", "decoder_bias"}, {"loss"}),
+        (module, {"linear.bias"}, {"cross_entropy_loss"}),
+    ):
+        sized = replace(graph, compute_bytes=2.0, tensors={name: replace(tensor, itemsize=2.0) for name, tensor in graph.tensors.items()})
+        whole = derive(sized, {op.name: {} for op in sized.operators})
+        found = run(whole, fuses_elementwise=True, fused_cross_entropy=True, fuses_gradient_accumulation=True)
+        epilogues = {op.name for op in found.graph.operators if op.backward and not op.forward}
+        assert biases <= epilogues
+        assert {op.name for op in found.graph.operators if op.kind == "cross_entropy" and not op.saved} == losses
+        assert {op.kind for op in found.graph.operators if op.makes_weight_gradients} <= {"embedding"}
+    # of the module: where a reduction comes between, bias and relu are one kernel
+    apart = with_biases_apart(sized, replace(PLAIN, fuses_elementwise=True))
+    assert apart.operator("conv2d.bias").forward
+    assert not apart.tensors["conv2d"].is_stored

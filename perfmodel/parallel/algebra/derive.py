@@ -353,11 +353,6 @@ def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> I
             )
 
 
-def _sum_axes(graph: Graph, left: Mapping[str, Layout], product: str) -> frozenset[str]:
-    """The axes over which the product with that name leaves its output partial."""
-    return left[graph.operator(product).output.tensor].partial if product else frozenset()
-
-
 def _parameters(
     graph: Graph,
     shardings: Mapping[str, Sharding],
@@ -369,6 +364,7 @@ def _parameters(
 ) -> tuple[ParameterLayout, ...]:
     found: list[ParameterLayout] = []
     ends = {region.name for region in (graph.regions[0], graph.regions[-1]) if not region.is_block}
+    outputs = {op.name: op.output.tensor for op in graph.operators}
     for name, tensor in graph.tensors.items():
         if tensor.role is not TensorRole.PARAMETER:
             continue
@@ -384,7 +380,8 @@ def _parameters(
             names = dict.fromkeys(op.logical_name(op.inputs[i].dims[position]) for position in differ for op, i in uses)
             readers = " and ".join(dict.fromkeys(op.name for op, _ in uses))
             raise InputError(f"parameter {name}: {readers} need it in {len(layouts)} layouts; cut {' and '.join(names)} alike, by one rule")
-        sums = _sum_axes(graph, left, tensor.bias_of)
+        # a stage of a pipeline may begin between a product and its bias
+        sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
         found.append(replace(layout, is_end=ends.issuperset(layout.regions), is_last=graph.regions[-1].name in layout.regions))
     return tuple(found)

@@ -365,6 +365,9 @@ class _Builder:
         partial = replace(final, operand=replace(final.operand, tensor=product), has_gradient=any(factors))
         made = KINDS[seen.vertex.kind](replace(seen, output=partial))
         self.operators.append(made)
+        if seen.inputs[added].is_parameter:
+            vector = seen.inputs[added].operand.tensor
+            self.tensors[vector] = replace(self.tensors[vector], bias_of=made.name)
         self.operators.append(bias(replace(seen, name=f"{seen.name}.bias", inputs=(partial, seen.inputs[added]), output=final)))
 
     def _describe_part(self, index: int, number: int) -> None:

@@ -53,15 +53,15 @@ class NetworkBuilder:
         """Data of the step; one that is declared already stays."""
         return self._declare(name, shape, role)
 
-    def parameter(self, name: str, *shape: int, rows: int = 1) -> str:
+    def parameter(self, name: str, *shape: int, rows: int = 1, bias_of: str = "") -> str:
         """A parameter; declared twice it is shared. rows: leading positions that are one dim of it as it is stored."""
-        return self._declare(name, shape, TensorRole.PARAMETER, rows)
+        return self._declare(name, shape, TensorRole.PARAMETER, rows, bias_of)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         return self._tensors[tensor].shape
 
-    def _declare(self, name: str, shape: tuple[int, ...], role: TensorRole, rows: int = 1) -> str:
-        tensor = Tensor(name=name, shape=shape, role=role, num_rows=rows)
+    def _declare(self, name: str, shape: tuple[int, ...], role: TensorRole, rows: int = 1, bias_of: str = "") -> str:
+        tensor = Tensor(name=name, shape=shape, role=role, num_rows=rows, bias_of=bias_of)
         if self._tensors.setdefault(name, tensor) != tensor:
             raise InputError(f"tensor {name}: shape={shape}: is declared already with {self._tensors[name].shape}; rename one")
         return name
@@ -140,7 +140,7 @@ class NetworkBuilder:
         """x + `name`.bias, as operator `name`_bias."""
         sizes = self.sizes((x, dims))
         shape = [sizes[dim] for dim in bias_dims.split()]
-        vector = self.parameter(f"{name}.bias", *shape, rows=len(shape))
+        vector = self.parameter(f"{name}.bias", *shape, rows=len(shape), bias_of=name)
         return self.pointwise(f"{name}_bias", "bias", (x, dims), (vector, bias_dims), whole=whole, padded=padded)
 
     # --- entry by entry, and rows ---------------------------------------------------------------------------
