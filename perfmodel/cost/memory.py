@@ -204,7 +204,8 @@ class Unreduced:
     early    those that are there while most activations are
     later    all of them, when some activations have gone (`freed`)
     coming   beside the early ones: of the units above the block that runs the first backward pass of its virtual stage, for the last
-             block and for the first, before which the activations of those above it have gone (`passed`)
+             block and for the first, before which the activations of those above it have gone (`passed`); and of the block itself, where
+             nothing is there that its gradients could be added to
     below    beside the first region's own as they are made, when it runs backward for the first time: all others, or all where waiting
              ones have another dtype and are made of them
     """
@@ -259,11 +260,13 @@ def unreduced_gradients(
     ends = (stages.is_last(rank) * comes_first) * (sum_of(terms.full[after:]) * size)
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
+    staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
+    own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return Unreduced(
         early=live.present * gradients,
         later=gradients,
         freed=freed * factor,
-        coming=(ends, ends + above * (full * size)),
+        coming=(ends + own, (ends + own) + above * (full * size)),
         passed=above * (kept * factor),
         below=gradients - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
     )

@@ -425,9 +425,16 @@ class _Sharded:
             ),
         ]
         after = self.reduced[i + 1] if i < self.last else 0.0
+        in_buffer: Any = None
         if self.frees:
             at_last = at_previous = (g + on_its_way) + lasting
             at_first = g + before + lasting
+            if follows == i:
+                # of two blocks the one before the last is the first: once its own weights are there, those of the region before are on
+                # their way
+                is_first = several - np.minimum(np.maximum(runs - 2.0, 0.0), 1.0)
+                at_previous = at_previous - is_first * (on_its_way - before)
+                in_buffer = is_first * (on_its_way - before)
         else:
             at_last, at_previous, at_first = runs * g + below, (runs - several) * g + below, g + below
         if not rank.regions[i].is_block:
@@ -459,7 +466,7 @@ class _Sharded:
                 at=at,
                 freed=gone - several * kept,
                 gathered=at_previous,
-                temporary=peak,
+                temporary=peak if in_buffer is None else np.maximum(peak, in_buffer),
                 buffers=leaving * several,
                 gradients=self.gradients(so_far + held),
             ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.cost.counts import AuditRow, audit_rows
 from perfmodel.execute.audit.audit import ranks_to_audit
-from perfmodel.workload.job import Precision
+from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.audit.test_audit import predicted
 from tests.execute.jobs import tiny, tiny_plan
 from tests.execute.random_plans import grown, plans
@@ -105,6 +105,21 @@ MOMENTS = {
         ),
         0.01,
     ),
+    "weights of a layer and their buffer, where the layer before the last is the first": (
+        dict(num_chips=16, zero=3, tp=4, cp=2),
+        dict(
+            model=tiny(num_hidden_layers=2, vocab_size=5, tie_word_embeddings=True),
+            batch=2,
+            optimizer=Optimizer.SGD,
+            precision=Precision.BF16_MIXED,
+        ),
+        0.02,
+    ),
+    "a layer's own gradients, while it runs backward for the first time": (
+        dict(num_chips=32, pp=4, cp=4, zero=2, schedule="gpipe", recompute="selective"),
+        dict(model=tiny("falcon", vocab_size=5, hidden_size=16, intermediate_size=56), optimizer=Optimizer.SGD),
+        0.03,
+    ),
     "gradients of the keys that the first rank of a sequence looks at, not of all": (
         dict(num_chips=4, cp=4, recompute="full", micro_batch=2),
         dict(model=tiny("gpt2", num_hidden_layers=2, vocab_size=5, intermediate_size=24), seq_len=64),
@@ -119,7 +134,8 @@ MOMENTS = {
 
 
 #: Of these plans a rank that is not the last.
-FIRST_CHUNKS = {
+OTHER_RANKS = {
+    "a layer's own gradients, while it runs backward for the first time": 17,
     "gradients of the keys that the first rank of a sequence looks at, not of all": 0,
     "copies of a part of the keys beside all of them, which a function that is recomputed is given": 2,
 }
@@ -130,7 +146,7 @@ FIRST_CHUNKS = {
 def test_peaks_of_gradients_that_wait_and_of_weights_that_come(counting, moment):
     knobs, job, share = MOMENTS[moment]
     plan = grown(tiny_plan(**knobs, **job))
-    rank = FIRST_CHUNKS.get(moment, plan.num_chips - 1)
+    rank = OTHER_RANKS.get(moment, plan.num_chips - 1)
     rows = audit_rows(predicted(plan, rank), counting.count(plan, rank).counts)
     peak = next(row for row in rows if row.name == "peak")
     assert peak.passes(share), peak
