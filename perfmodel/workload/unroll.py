@@ -7,9 +7,8 @@ saved and scratch are those of the folded graph, layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.workload.config import MAX_SIZE
@@ -42,28 +41,55 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
     tensors: dict[str, Tensor] = {}
     given = _tensors_of_batch(graph, batch)
     now: dict[str, str] = {}  # a tensor of the folded graph -> what an operator that is written next reads in its place
-    for layer, members in groupby(graph.operators, key=lambda operator: operator.layer):
-        run = list(members)
-        sized = [_of_batch(operator, batch) for operator in run if not is_left_out(operator)]
-        own = {tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor)}
-        places = {operator.output.tensor: operator.inputs[0].tensor for operator in run if is_left_out(operator)}
-        for index in range(counts.get(layer, 1)):
-            prefix = f"{layer}{index}." if layer in repeats else ""
-            if index:
-                entry = graph.producer(repeats[layer].carried)
-                assert entry is not None
-                now[entry.inputs[0].tensor] = now[_handed_on(graph, layer)]
-            now |= {tensor: prefix + tensor for tensor in own}
-            for place, source in places.items():
-                now[place] = now[source]
-            for operator in sized:
-                for tensor in _tensors(operator):
-                    name = now.setdefault(tensor, tensor)
-                    product = given[tensor].bias_of
-                    tensors.setdefault(name, replace(given[tensor], name=name, bias_of=product and prefix + product))
-                operators.append(_named(operator, prefix, now))
+    before: dict[str, str] = {}  # what the run before handed on, of each repeat or turn
+    runs = {layer: _Run.of(graph, layer, batch, is_left_out) for layer in dict.fromkeys(op.layer for op in graph.operators)}
+    for layer, index in _in_order(graph, counts):
+        run, repeat = runs[layer], repeats.get(layer)
+        prefix = f"{layer}{index}." if repeat else ""
+        if repeat and (repeat.turn or layer) in before:
+            entry = graph.producer(repeat.carried)
+            assert entry is not None
+            now[entry.inputs[0].tensor] = before[repeat.turn or layer]
+        now |= {tensor: prefix + tensor for tensor in run.own}
+        for place, source in run.places.items():
+            now[place] = now[source]
+        for operator in run.operators:
+            for tensor in _tensors(operator):
+                name = now.setdefault(tensor, tensor)
+                product = given[tensor].bias_of
+                tensors.setdefault(name, replace(given[tensor], name=name, bias_of=product and prefix + product))
+            operators.append(_named(operator, prefix, now))
+        if repeat:
+            before[repeat.turn or layer] = now[_handed_on(graph, layer)]
     blocks = {f"{layer}{index}": 1.0 for layer, count in counts.items() for index in range(count)}
     return replace(graph, operators=tuple(operators), tensors=tensors, batch=batch, repeats=(), blocks=blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A layer at the batch's size: operators, tensors that are made by it or given to it alone, and what left-out places hand on."""
+
+    operators: tuple[Operator, ...]
+    own: frozenset[str]
+    places: Mapping[str, str]
+
+    @classmethod
+    def of(cls, graph: Graph, layer: str, batch: int, is_left_out: Callable[[Operator], bool]) -> _Run:
+        members = [operator for operator in graph.operators if operator.layer == layer]
+        sized = tuple(_of_batch(operator, batch) for operator in members if not is_left_out(operator))
+        own = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
+        return cls(sized, own, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
+
+
+def _in_order(graph: Graph, counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """(layer, run) as they come: those that take turns each as its share of the others has run."""
+    begins: dict[str, int] = {}
+    order = []
+    for place, region in enumerate(graph.regions):
+        begin = begins.setdefault(region.turn, place) if region.turn else place
+        count = counts.get(region.name, 1)
+        order += [(begin, (index + 1) / count, place, index) for index in range(count)]
+    return [(graph.regions[place].name, index) for *_, place, index in sorted(order)]
 
 
 def _is_place(operator: Operator) -> bool:

@@ -12,6 +12,7 @@ from perfmodel.workload.models import load_model
 from perfmodel.workload.networks.language_model import transformer_network
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
+from tests.laws.test_regions import stacked
 
 BATCH, SEQ_LEN, LAYERS = 3, 64, 4
 
@@ -87,6 +88,21 @@ def test_layers_read_one_another_and_share_what_is_tied():
     assert network.tensors["layer1.q_proj.bias"].bias_of == "layer1.q_proj"
     assert network.tensors["tokens"].shape == (2, SEQ_LEN)
     assert network.tensors["positions"].shape == (SEQ_LEN,)
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (4, 2)])
+def test_layers_of_two_kinds_take_turns(counts):
+    """As the same layers written down one by one."""
+    plain, gated = ((name, name, count) for name, count in zip(("plain", "gated"), counts, strict=True))
+    turns = "pgpgpg" if counts == (3, 3) else "ppgppg"
+    alone = [(f"{letter}{place}.", {"p": "plain", "g": "gated"}[letter], 1) for place, letter in enumerate(turns)]
+    found, expected = (unrolled(graph, batch=2) for graph in (stacked([plain, gated], turn="both"), stacked(alone, turn="")))
+
+    def linked(graph):
+        return [(facts(operator), [graph.producers().get(operand.tensor) for operand in operator.inputs]) for operator in graph.operators]
+
+    assert linked(found) == linked(expected)
+    assert found.num_parameters == expected.num_parameters
 
 
 @pytest.mark.parametrize("arguments, message", [({"batch": 0}, "batch=0: must be"), ({"batch": 1, "layers": 2000}, "more than 10,000")])
