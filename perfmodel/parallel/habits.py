@@ -11,7 +11,7 @@ and facts of operators decide (works, what is kept, which operands are parameter
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfmodel.parallel.algebra.derive import Derivation
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
@@ -33,27 +33,32 @@ def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation
     }
     return replace(
         derivation,
-        graph=_rewritten(graph, profile, epilogues, internal),
+        graph=_joined(graph, profile, _by_kind(graph, profile), epilogues, internal),
         parameters=with_gathered_bias_gradients(derivation.parameters) if profile.gathers_row_bias_gradients else derivation.parameters,
     )
 
 
-def with_all_fused(graph: Graph, profile: ExecutionProfile) -> Graph:
-    """The graph as it is run where all that can be one kernel lies alike."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fusions:
+    """A graph in which all that can be one kernel lies alike; `apart`: biases are added after their product's partial sums are reduced, in
+    the chains that follow."""
+
+    graph: Graph
+    apart: Graph
+
+
+def all_fused(graph: Graph, profile: ExecutionProfile) -> Fusions:
+    """The graph as the framework runs it where no layout comes in between."""
+    operators = _by_kind(graph, profile)
     epilogues = {op.name for op in _epilogues(graph)}
-    return _rewritten(graph, profile, epilogues, {tensor for tensor, _ in _internal(graph, epilogues)})
+    return Fusions(
+        graph=_joined(graph, profile, operators, epilogues, {tensor for tensor, _ in _internal(graph, epilogues)}),
+        apart=_joined(graph, profile, operators, set(), {tensor for tensor, _ in _internal(graph, set())}),
+    )
 
 
-def with_biases_apart(graph: Graph, profile: ExecutionProfile) -> Graph:
-    """`with_all_fused` where products leave partial sums: biases are added after their reduction, in the chains that follow."""
-    return _rewritten(graph, profile, set(), {tensor for tensor, _ in _internal(graph, set())})
-
-
-def _rewritten(graph: Graph, profile: ExecutionProfile, epilogues: set[str], internal: set[str]) -> Graph:
-    """Each habit in turn.
-
-    epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
-    """
+def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
+    """What it makes of each operator by itself, by name."""
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
     if profile.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
@@ -61,14 +66,29 @@ def _rewritten(graph: Graph, profile: ExecutionProfile, epilogues: set[str], int
         operators = {name: _more_traffic(op, graph, profile.elementwise_traffic) for name, op in operators.items()}
     if profile.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
-        operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
-    operators |= {name: replace(operators[name], forward=()) for name in epilogues}
+        operators = {
+            name: replace(op, makes_weight_gradients=False) if _has_parameter(op, graph) and not _looks_up(op) else op
+            for name, op in operators.items()
+        }
+    return operators
+
+
+def _has_parameter(op: Operator, graph: Graph) -> bool:
+    return any(graph.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in op.inputs)
+
+
+def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
+    """What it makes of neighbours.
+
+    epilogues   biases that the product before them adds; internal: tensors between operators of one kernel, if there are such kernels
+    """
+    joined = {**operators, **{name: replace(operators[name], forward=()) for name in epilogues}}
     if not profile.fuses_elementwise:
         internal = set()
     if internal:
-        operators = {name: _without(op, internal, graph) for name, op in operators.items()}
+        joined = {name: _without(op, internal, graph) for name, op in joined.items()}
     tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
-    return replace(graph, operators=tuple(operators.values()), tensors=tensors)
+    return replace(graph, operators=tuple(joined.values()), tensors=tensors)
 
 
 # --- of one kind ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter
 from perfmodel.parallel.algebra.redistribution import collectives, differing
 from perfmodel.parallel.algebra.sharding import lacking
 from perfmodel.parallel.grid import LayoutGrid, free_grid
-from perfmodel.parallel.habits import with_all_fused, with_biases_apart
+from perfmodel.parallel.habits import all_fused
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace
 from perfmodel.workload.graph import Data, Operand, Operator, Tensor, TensorRole
 
@@ -134,8 +134,8 @@ class _Tables:
     def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> None:
         self.space, self.setting, self.prices = space, setting, prices
         self.network = sized(space.network, setting)
-        self.run = with_all_fused(self.network, setting.profile)
-        self.apart = with_biases_apart(self.network, setting.profile)
+        fused = all_fused(self.network, setting.profile)
+        self.run, self.apart = fused.graph, fused.apart
         self.readers = self.network.readers()
         self.producers = self.network.producers()
         self.held = {tensor: len(space.operators) + i for i, tensor in enumerate(space.held)}
@@ -342,12 +342,13 @@ class _Tables:
         for other, position in others:
             reader = self.network.operators[other]
             its = reader_view(reader, reader.inputs[position], self.space.operators[other])
-            same = (mine.cuts[:, None, :] == its.cuts[None, :, :]).all(axis=2)
-            union = mine.partial[:, None] | its.partial[None, :]
-            cuts = mine.cuts[np.repeat(np.arange(len(mine.partial)), len(its.partial))]
-            joined = self.reductions(tensor, cuts, union.ravel(), share)
-            extra = joined.reshape(union.shape) - own[:, None]
-            found.append((first, other, np.where(same, np.maximum(extra, 0.0), np.inf)))
+            # pairs that hold it alike, and of these the different ones: few beside all pairs
+            i, j = np.nonzero((mine.cuts[:, None, :] == its.cuts[None, :, :]).all(axis=2))
+            joined, of = _distinct(View(cuts=mine.cuts[i], partial=mine.partial[i] | its.partial[j]), len(self.space.axes))
+            more = self.reductions(tensor, joined.cuts, joined.partial, share)[of] - own[i]
+            extra = np.full((len(mine.partial), len(its.partial)), np.inf)
+            extra[i, j] = np.maximum(more, 0.0)
+            found.append((first, other, extra))
         return found
 
     def reductions(self, tensor: Tensor, cuts: Masks, partial: Masks, share: float) -> Array:
