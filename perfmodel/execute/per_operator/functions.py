@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.alibi import alibi_slopes
+from perfmodel.execute.norm import rms_norm, wide
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, wide, with_halo
+from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, with_halo
 from perfmodel.workload.graph import Operand
 
 NetworkFunction = Callable[[Sequence[torch.Tensor], OperatorContext], torch.Tensor]
@@ -174,7 +175,7 @@ def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> to
     if context.parts(*dims) == 1 and operands[0].dims[-len(dims) :] == operands[1].dims == dims:
         if centred:
             return F.layer_norm(x, weight.shape, weight, bias, eps)
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return rms_norm(x, weight, eps) if len(dims) == 1 else F.rms_norm(x, weight.shape, weight, eps)
     rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
     count = prod(context.sizes[dim] for dim in dims)
     return normalise(
@@ -265,19 +266,21 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     batch, queries, groups, shared, depth = q.shape
     keys = k.shape[1]
     heads = q.permute(0, 2, 3, 1, 4).reshape(batch, groups * shared, queries, depth)
-    keys_values = [
-        x.permute(0, 2, 1, 3).unsqueeze(2).expand(batch, groups, shared, keys, depth).reshape(batch, groups * shared, keys, depth)
-        for x in (k, v)
-    ]
+    keys_values = [x.transpose(1, 2) for x in (k, v)]
     window, mask = int(settings["window"]), None  # type: ignore[arg-type]
     if window:
         distance = torch.arange(queries, device=q.device)[:, None] - torch.arange(keys, device=q.device)[None, :]
         mask = (distance >= 0) & (distance < window)
     if settings.get("alibi", False):
         mask = _alibi(q, keys, context)
+    if mask is not None and shared > 1:  # the fused kernels that take a mask want as many key heads as query heads
+        keys_values = [x.repeat_interleave(shared, dim=1) for x in keys_values]
     is_causal = bool(settings["causal"]) and mask is None
+    gqa = mask is None and shared > 1
     scale = float(settings["scale"])  # type: ignore[arg-type]
-    result = F.scaled_dot_product_attention(heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal, scale=scale)
+    result = F.scaled_dot_product_attention(
+        heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
+    )
     return result.view(batch, groups, shared, queries, depth).permute(0, 3, 1, 2, 4)
 
 
@@ -300,13 +303,16 @@ def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     (x,) = inputs
     if not context.operator.settings.get("turns", True):
         return x
-    depth = x.shape[-1]
-    places = context.positions(context.operator.inputs[0].dims[1], x.shape[1], x.device).double()
+    depth, dim = x.shape[-1], context.operator.inputs[0].dims[1]
     base = float(context.operator.settings["base"])  # type: ignore[arg-type]
-    speeds = base ** (-torch.arange(0, depth, 2, device=x.device).double() / depth)
-    angles = (places[:, None] * speeds[None, :]).repeat(1, 2)
+    key = ("angles", context.index(dim), x.shape[1], depth, base, x.dtype)
+    if key not in context.mesh.shared:
+        places = context.positions(dim, x.shape[1], x.device).double()
+        speeds = base ** (-torch.arange(0, depth, 2, device=x.device).double() / depth)
+        angles = (places[:, None] * speeds[None, :]).repeat(1, 2)
+        context.mesh.shared[key] = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     shape = [1, x.shape[1], *([1] * (x.dim() - 3)), depth]
-    cosine, sine = (each.to(x.dtype).view(shape) for each in (angles.cos(), angles.sin()))
+    cosine, sine = (each.view(shape) for each in context.mesh.shared[key])
     turned = torch.cat((-x[..., depth // 2 :], x[..., : depth // 2]), -1)
     return x * cosine + turned * sine
 

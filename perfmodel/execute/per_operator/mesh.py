@@ -45,6 +45,7 @@ class NetworkMesh:
     padding        elements that were issued beyond what is on record, by kind and axes: an uneven cut on the way to a layout makes the
                    shares of a gather or a scatter larger, those of an all-to-all different from rank to rank; halos along a second dim
                    have corners
+    shared         tensors that operators of many layers read, made once
     """
 
     def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1, uses_dtensor: bool = True) -> None:
@@ -55,6 +56,7 @@ class NetworkMesh:
         # one process has a mesh without axes, wherever it stands
         self.stage, self.rank = divmod(worker.rank, self.num_ranks) if self.axes or num_stages > 1 else (0, 0)
         self.record: Record | None = None
+        self.shared: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
         self.padding: Counter[tuple[str, frozenset[str]]] = Counter()
 
     @property

@@ -16,6 +16,7 @@ from types import MappingProxyType
 import torch
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS, NetworkFunction
 from perfmodel.execute.per_operator.interpret import Interpreter, Values
@@ -66,10 +67,6 @@ def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype, microb
         else:
             values = values * 0.1 + (1.0 if name.endswith("weight") else 0.0)
     return values.to(dtype)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 class NetworkProgram:
@@ -180,7 +177,7 @@ class NetworkProgram:
 
     def loss(self, outputs: Values) -> torch.Tensor:
         """Of one microbatch: this rank's share of what is differentiated, in which ranks that have the same count each."""
-        return torch.stack([_wide(outputs[name]).sum() / self._count(name) for name in self.outputs]).sum()
+        return torch.stack([wide(outputs[name]).sum() / self._count(name) for name in self.outputs]).sum()
 
     def _count(self, output: str) -> int:
         """Entries of it in a step, of which the loss is the mean."""
@@ -193,7 +190,7 @@ class NetworkProgram:
         for name in self.outputs:
             left = self.derivation.left[name]
             ways = self.mesh.num_ranks / self.mesh.size(left.cut_axes | left.partial)
-            found = found + _wide(outputs[name].detach()).sum() / (self._count(name) * ways)
+            found = found + wide(outputs[name].detach()).sum() / (self._count(name) * ways)
         return found
 
     def forward_backward(self) -> torch.Tensor:

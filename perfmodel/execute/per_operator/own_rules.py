@@ -11,13 +11,9 @@ from typing import Any
 
 import torch
 
+from perfmodel.execute.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.workload.graph import Pass
-
-
-def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In the precision in which statistics are taken: at least float32."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 class _Normalise(torch.autograd.Function):

@@ -109,8 +109,8 @@ class Parameters:
         for parameter in self.tensors.values():
             parameter.grad = None
 
-    def _note(self, unit: ParameterUnit, ways: int, *, by_rows: bool) -> None:
-        issued = unit.padded_elements(ways, by_rows=by_rows)
+    def _note(self, unit: ParameterUnit, ways: int, *, together: bool) -> None:
+        issued = unit.padded_elements(ways, together=together)
         for row in unit_traffic(unit, self.plan.zero, self.times):
             for _ in range(row.repeats):
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
@@ -150,7 +150,7 @@ class FlatParameters(Parameters):
         for unit, flat in self.flat:
             flat.finish()
             if unit.axes:
-                self._note(unit, self.mesh.size(unit.axes), by_rows=False)
+                self._note(unit, self.mesh.size(unit.axes), together=True)
 
     def update(self) -> None:
         update(self._optimizer, [flat for _, flat in self.flat])
@@ -170,14 +170,22 @@ class FlatParameters(Parameters):
 
 
 class _Holder(nn.Module):
-    """Holds the parameters of a unit for `fully_shard`, and what reads them."""
+    """Holds the parameters of a unit for `fully_shard`, and what reads them.
+
+    Each as a vector: `fully_shard` cuts the first dim, which of a weight with a dim for heads may be shorter than the group.
+    """
 
     def __init__(self, unit: ParameterUnit, tensors: Mapping[str, torch.Tensor], inner: nn.Module) -> None:
         super().__init__()
         self.places = {name: f"p{number}" for number, name in enumerate(unit.parameters)}
         for name, place in self.places.items():
-            self.register_parameter(place, nn.Parameter(tensors[name].detach()))
+            self.register_parameter(place, nn.Parameter(tensors[name].detach().reshape(-1)))
+        self.shapes = {name: tensors[name].shape for name in unit.parameters}
         self.inner = inner
+
+    def read(self, name: str) -> torch.Tensor:
+        """As `fully_shard` has it now: whole while an operator computes with it."""
+        return getattr(self, self.places[name]).view(self.shapes[name])  # type: ignore[no-any-return]
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
         return self.inner(values, microbatch)  # type: ignore[no-any-return]
@@ -230,7 +238,7 @@ class ShardedParameters(Parameters):
 
     def read(self, name: str) -> torch.Tensor:
         holder = self.holder_of.get(name)
-        return self.tensors[name] if holder is None else getattr(holder, holder.places[name])
+        return self.tensors[name] if holder is None else holder.read(name)
 
     def _sharded(self) -> Iterator[tuple[str, nn.Parameter]]:
         for _, holder in self.holders:
@@ -251,7 +259,7 @@ class ShardedParameters(Parameters):
     def finish_gradients(self) -> None:
         super().finish_gradients()
         for unit, _ in self.holders:
-            self._note(unit, self.mesh.size(unit.axes), by_rows=True)
+            self._note(unit, self.mesh.size(unit.axes), together=False)
 
     def _held(self) -> Iterable[torch.Tensor]:
         yield from self.tensors.values()
@@ -262,7 +270,7 @@ class ShardedParameters(Parameters):
         yield from super().gradients()
         for name, parameter in self._sharded():
             assert isinstance(parameter.grad, DTensor)
-            yield name, parameter.grad.full_tensor()
+            yield name, parameter.grad.full_tensor().view(self.holder_of[name].shapes[name])
 
     def stored(self) -> Iterator[torch.Tensor]:
         yield from self.tensors.values()

@@ -22,9 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.alibi import alibi_slopes
+from perfmodel.execute.norm import RMSNorm
 from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
-from perfmodel.execute.uniform.norm import RMSNorm
 from perfmodel.workload.config import TransformerConfig
 
 #: Base of the rotary frequencies; its value moves no time and no memory.

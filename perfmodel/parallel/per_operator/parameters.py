@@ -40,11 +40,10 @@ class ParameterUnit:
     def num_elements(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
-    def padded_elements(self, ways: int, *, by_rows: bool) -> int:
-        """With equal shares for `ways` ranks: rows of each parameter are cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
-        if by_rows:
-            return sum(ceil(shape[0] / ways) * ways * prod(shape[1:]) for shape in self.shapes)
-        return ceil(self.num_elements / ways) * ways
+    def padded_elements(self, ways: int, *, together: bool) -> int:
+        """With equal shares for `ways` ranks: each parameter is cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
+        sizes = [self.num_elements] if together else [prod(shape) for shape in self.shapes]
+        return sum(ceil(size / ways) * ways for size in sizes)
 
 
 def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:

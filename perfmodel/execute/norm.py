@@ -15,17 +15,22 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
 
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In the precision in which statistics are taken: at least float32."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
 @torch.library.custom_op("perfmodel::rms_norm", mutates_args=())
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True).add_(epsilon))
-    return (wide * scale).mul_(weight).to(x.dtype), scale
+    """y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32 at least."""
+    rows = wide(x)
+    scale = torch.rsqrt(rows.square().mean(dim=-1, keepdim=True).add_(epsilon))
+    return (rows * scale).mul_(weight).to(x.dtype), scale
 
 
 @_rms_norm.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 @torch.library.custom_op("perfmodel::rms_norm_backward", mutates_args=())
@@ -33,11 +38,11 @@ def _rms_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
-    normed, wide = x.float() * scale, gradient.float()
-    for_weight = (normed * wide).flatten(0, -2).sum(dim=0).to(weight.dtype)
-    wide = wide * weight
-    correction = (normed * wide).mean(dim=-1, keepdim=True)
-    return wide.sub_(normed.mul_(correction)).mul_(scale).to(x.dtype), for_weight
+    normed, rows = wide(x) * scale, wide(gradient)
+    for_weight = (normed * rows).flatten(0, -2).sum(dim=0).to(weight.dtype)
+    rows = rows * weight
+    correction = (normed * rows).mean(dim=-1, keepdim=True)
+    return rows.sub_(normed.mul_(correction)).mul_(scale).to(x.dtype), for_weight
 
 
 @_rms_norm_backward.register_fake
