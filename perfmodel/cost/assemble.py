@@ -9,7 +9,7 @@ up with the same functions in the same order, so that a row of it equals the sin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -98,6 +98,10 @@ class PlanColumns:
     is_scattered: bool
     terms: ParameterTerms
     once: _Once
+
+    def of(self, estimator: Estimator) -> PlanColumns:
+        """The same, for another estimator with these programs and this machine."""
+        return replace(self, once=replace(self.once, estimator=estimator))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.assemble import step_columns
+from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.foundation.dtypes import Dtype
@@ -24,7 +24,6 @@ from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.frameworks import framework_of, with_settings
 from perfmodel.lab.plan_choice import Choice
 from perfmodel.lab.run_labels import labels_of, plan_group, plan_of
-from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 
 Array = NDArray[np.float64]
@@ -136,7 +135,7 @@ def _machine(hardware: HardwareOfCase, dtype: Dtype, clock: float | None) -> Mac
 
 
 #: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.
-_READ_LATE = frozenset(
+READ_LATE = frozenset(
     {
         "attention_rate_fraction",
         "attention_rate_fraction_since_2022",
@@ -156,16 +155,32 @@ _READ_LATE = frozenset(
         "uneven_stage_weight",
     }
 )
+#: Those of them that change the machine's rates (`with_rates_of`). No other one is read by what a plan's columns are made of.
+_RATES = (
+    "attention_rate_fraction",
+    "attention_rate_fraction_since_2022",
+    "fp8_matmul_rate_fraction",
+    "matmul_rate_fraction",
+    "matmul_rate_fraction_since_2022",
+)
+_MOST_COLUMNS = 8192
+"""Columns that are kept, a few kB each."""
+
 _CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
 _PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
 
 
 @dataclass(slots=True, kw_only=True)
 class StepTimes:
-    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together."""
+    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together.
+
+    _columns   by what they are made of and the runs: most constants of a fit change what is made of columns, not these
+    """
 
     runs: Sequence[PublishedRun]
     _estimators: dict[Any, Estimator] = field(default_factory=dict)
+    _made_of: dict[Any, int] = field(default_factory=dict)
+    _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
@@ -181,7 +196,7 @@ class StepTimes:
         times = np.empty(len(chosen))
         batches: dict[Any, list[int]] = {}
         profiles: dict[Any, ExecutionProfile] = {}
-        estimators: dict[Any, Estimator] = {}
+        estimators: dict[Any, tuple[Estimator, int]] = {}
         for place, index in enumerate(chosen):
             run = self.runs[index]
             habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
@@ -198,25 +213,32 @@ class StepTimes:
             run = self.runs[chosen[places[0]]]
             if key[:4] not in estimators:
                 estimators[key[:4]] = self._estimator(run, key[0], profiles[key[1]], values.get(f"{CLOCK}{run.calibration}"))
-            times[places] = _step_times(estimators[key[:4]], [self.runs[chosen[place]].planned.plan for place in places])
+            times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
         return times
 
-    def _estimator(self, run: PublishedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> Estimator:
+    def _step_times(self, estimator: Estimator, made_of: int, chosen: tuple[int, ...]) -> Array:
+        """Steps of runs that share their programs, as columns. [s]"""
+        plans, key = [self.runs[index].planned.plan for index in chosen], (made_of, chosen)
+        kept = self._columns.get(key)
+        if kept is None:
+            if len(self._columns) >= _MOST_COLUMNS:
+                self._columns.clear()
+            kept = self._columns[key] = plan_columns(estimator, plans)
+        total = step_columns(estimator, plans, kept.of(estimator)).step_time
+        return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
+
+    def _estimator(self, run: PublishedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> tuple[Estimator, int]:
+        """The estimator, and a number for what its programs and its machine are made of."""
         machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
-        compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - _READ_LATE)))
+        compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
         estimator.graphs = twin.graphs
-        return estimator
+        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, clock, tuple(getattr(profile, name) for name in _RATES))
+        return estimator, self._made_of.setdefault(made_of, len(self._made_of))
 
 
 @lru_cache(maxsize=64)
 def load_profile_once(name: str) -> ExecutionProfile:
     return load_profile(name)
-
-
-def _step_times(estimator: Estimator, plans: Sequence[Plan]) -> Array:
-    """Steps of plans that share their programs, as columns. [s]"""
-    total = step_columns(estimator, plans).step_time
-    return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))

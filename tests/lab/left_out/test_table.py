@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.left_out.fits import FITS, LeftOut, with_prior
-from perfmodel.lab.left_out.runs import StepTimes, read_runs
+from perfmodel.lab.left_out.runs import READ_LATE, StepTimes, read_runs
 from perfmodel.lab.left_out.table import COLUMNS, judge, main
 from perfmodel.lab.validate import CasePredictor
 
@@ -50,6 +50,16 @@ def test_a_lower_clock_and_a_slower_host_are_slower(runs):
     shipped = times.predict(every, {})
     assert np.all(times.predict(every, {"clock.h100": 0.5, "clock.a100": 0.5, "clock.b200": 0.5}) > shipped)
     assert np.all(times.predict(every, {"step_time_constant": 1.0}) > shipped)
+
+
+def test_what_is_kept_is_as_what_is_made_anew(runs):
+    """Columns of other constants are used again where these do not reach them."""
+    runs = runs[::45]
+    chosen, times = range(len(runs)), StepTimes(runs=runs)
+    times.predict(chosen, {})
+    for constant in sorted(READ_LATE):
+        values = {constant: 2.0 if constant.endswith("_factor") else 0.5, "clock.h100": 0.6}
+        assert times.predict(chosen, values).tolist() == StepTimes(runs=runs).predict(chosen, values).tolist(), constant
 
 
 @pytest.mark.slow
