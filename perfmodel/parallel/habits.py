@@ -66,15 +66,8 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
         operators = {name: _more_traffic(op, graph, profile.elementwise_traffic) for name, op in operators.items()}
     if profile.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
-        operators = {
-            name: replace(op, makes_weight_gradients=False) if _has_parameter(op, graph) and not _looks_up(op) else op
-            for name, op in operators.items()
-        }
+        operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
     return operators
-
-
-def _has_parameter(op: Operator, graph: Graph) -> bool:
-    return any(graph.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in op.inputs)
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:

@@ -8,7 +8,7 @@ from torch import nn
 from perfmodel import import_graph
 from perfmodel.parallel.algebra.derive import Derivation, derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
-from perfmodel.parallel.habits import with_biases_apart, with_habits
+from perfmodel.parallel.habits import all_fused, with_habits
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.network import network_of
@@ -145,6 +145,6 @@ def test_networks_and_imported_modules_have_the_same_habits():
         assert {op.name for op in found.graph.operators if op.kind == "cross_entropy" and not op.saved} == losses
         assert {op.kind for op in found.graph.operators if op.makes_weight_gradients} <= {"embedding"}
     # of the module: where a reduction comes between, bias and relu are one kernel
-    apart = with_biases_apart(sized, replace(PLAIN, fuses_elementwise=True))
+    apart = all_fused(sized, replace(PLAIN, fuses_elementwise=True)).apart
     assert apart.operator("conv2d.bias").forward
     assert not apart.tensors["conv2d"].is_stored
