@@ -3,8 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from perfmodel.execute.audit.count import _before_first_backward, torch_counts
+from perfmodel.execute.audit.program import fake_group
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
+from perfmodel.execute.per_operator import model as network_model
+from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.model import NetworkProgram
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan
@@ -15,6 +21,7 @@ from perfmodel.execute.uniform.weights import fill
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.executable import not_executable_reason, not_modules_reason
 from perfmodel.parallel.per_operator.by_rules import graph_of, interpreter_reason, plan_by_rules
+from perfmodel.workload.graph import TensorRole
 from perfmodel.workload.job import Precision
 from tests.execute.jobs import VARIANTS, tiny, tiny_plan
 
@@ -98,3 +105,36 @@ def test_what_neither_way_runs_has_a_reason(knobs, says):
     plan = tiny_plan(chips, rules=MLP_ONLY, **degrees)
     assert not_executable_reason(plan).endswith(says)
     assert bool(interpreter_reason(plan)) == bool(says) or not not_modules_reason(plan)
+
+
+@pytest.mark.slow
+def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
+    """Eight ranks of which none exists: tensor and sequence parallelism, ZeRO 3. Weights of norms are reduced once, with their shards."""
+    config = tiny("llama", num_hidden_layers=2, hidden_size=128, num_attention_heads=16, num_key_value_heads=8, intermediate_size=256)
+    plan = tiny_plan(8, model=config, tp=4, dp_shard=2, zero=3, micro_batch=1, batch=2, seq_len=64)
+    modules = torch_counts(plan, 0)
+    graph = graph_of(plan)
+    own = plan_by_rules(plan, graph)
+    monkeypatch.setattr(network_model, "make_tensor", _without_values)
+    saved = []
+    with fake_group(0, plan.num_chips) as worker:
+        for axes in ({"tp_kv"}, {"dp_shard"}, {"dp_shard", "tp_kv"}):
+            NetworkMesh(worker, own.axes).group(axes)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            program = NetworkProgram(worker, graph, own, optimizer="", learning_rate=1e-4, uses_dtensor=False)
+            program.step()
+            counter = CollectiveCounter(program.mesh.label, times_them=False)
+            with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
+                program.step()
+    sent = {key: (count, counter.tally.num_bytes[key]) for key, count in counter.tally.counts.items()}
+    for kind in ("all_gather", "reduce_scatter"):
+        assert sent[kind, "tp_kv"] == modules.collectives[kind, "tp"]
+    scattered = sent["reduce_scatter", "dp_shard"][1] + sent["reduce_scatter", "dp_shard+tp_kv"][1]
+    assert scattered == pytest.approx(modules.collectives["reduce_scatter", "dp_shard"][1], rel=0.01)
+    assert saved[0] == pytest.approx(modules.saved, rel=0.01)
+    assert 0.9 * modules.peak < tracker.peak < 1.01 * modules.peak
+
+
+def _without_values(network, name, seed, dtype, microbatch=0):
+    tensor = network.tensors[name]
+    return torch.zeros(tensor.shape, dtype=torch.int64 if tensor.role is TensorRole.INDEX else dtype)
