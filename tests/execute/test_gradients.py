@@ -1,6 +1,7 @@
 """Loss and every gradient of each form of parallelism equal those of one process."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -108,23 +109,31 @@ TRAINED = {
 }
 
 
+@pytest.fixture(scope="session")
+def losses(groups):
+    """Of the first steps of a plan on two ranks, run once however many tests compare with it."""
+
+    @cache
+    def run(plan, steps):
+        return [sum(shares) for shares in zip(*groups(2).call(losses_of_steps, plan, steps), strict=True)]
+
+    return run
+
+
 @pytest.mark.parametrize("optimizer", [Optimizer.ADAMW, Optimizer.MOMENTUM])
 @pytest.mark.parametrize("form", TRAINED)
-def test_training_follows_data_parallel_training(form, optimizer, groups):
+def test_training_follows_data_parallel_training(form, optimizer, losses):
     """The optimizer's shards and the published weights: losses of later steps depend on both."""
     options = dict(model=tiny("gpt2"), optimizer=optimizer)
-    expected = [sum(shares) for shares in zip(*groups(2).call(losses_of_steps, tiny_plan(2, **options), 4), strict=True)]
-    found = [sum(shares) for shares in zip(*groups(2).call(losses_of_steps, tiny_plan(2, **options, **TRAINED[form]), 4), strict=True)]
+    expected, found = losses(tiny_plan(2, **options), 4), losses(tiny_plan(2, **options, **TRAINED[form]), 4)
     assert found == pytest.approx(expected, rel=2e-5)
     assert expected[3] < expected[0]
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16_MIXED, Precision.BF16])
 @pytest.mark.parametrize("form", ["data parallel", *TRAINED, "context"])
-def test_bf16_training_stays_near_fp32(form, precision, groups):
+def test_bf16_training_stays_near_fp32(form, precision, losses):
     knobs = {**TRAINED, "data parallel": {}, "context": dict(cp=2)}[form]
-    expected = [sum(shares) for shares in zip(*groups(2).call(losses_of_steps, tiny_plan(2), 3), strict=True)]
-    plan = tiny_plan(2, precision=precision, **knobs)
-    found = [sum(shares) for shares in zip(*groups(2).call(losses_of_steps, plan, 3), strict=True)]
+    expected, found = losses(tiny_plan(2), 3), losses(tiny_plan(2, precision=precision, **knobs), 3)
     # pure bf16 has no finer copy of the weights: its first updates are mostly rounded away
     assert found == pytest.approx(expected, rel=1e-2 if precision is Precision.BF16_MIXED else 4e-2)
