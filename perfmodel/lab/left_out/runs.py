@@ -163,8 +163,8 @@ _RATES = (
     "matmul_rate_fraction",
     "matmul_rate_fraction_since_2022",
 )
-_MOST_COLUMNS = 8192
-"""Columns that are kept, a few kB each."""
+_MOST_COLUMNS = 4096
+"""Columns that are kept, some 25 kB each."""
 
 _CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
 _PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
