@@ -78,7 +78,7 @@ def test_alexnet_is_the_one_written_by_hand(alexnets):
 def test_alexnet_is_planned_as_the_one_written_by_hand(alexnets, num_chips, strategy):
     """Equal but for the order in which dims are placed on the mesh."""
     ours, theirs = (planner_of(network, num_chips).search(strategy(network) if strategy else None).best.step_time for network in alexnets)
-    assert ours == pytest.approx(theirs, rel=1e-9 if strategy is data_parallel else 0.01)
+    assert ours == pytest.approx(theirs, rel=1e-9 if strategy is data_parallel else 0.015)
 
 
 @pytest.mark.parametrize("name", mostly_slow(["gpt2", "llama-3-8b"]))
