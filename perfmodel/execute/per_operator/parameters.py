@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_reduce
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
-from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer
+from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, state_of
 from perfmodel.parallel.per_operator.parameters import ParameterUnit, unit_traffic
 from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.workload.graph import Pass
@@ -101,8 +101,9 @@ class Parameters:
                 yield name, parameter.grad
 
     def stored(self) -> Iterator[torch.Tensor]:
-        """What lives between steps, without the optimizer's state."""
+        """What lives between steps."""
         yield from self.tensors.values()
+        yield from state_of(self._updates.optimizer)
 
     def release(self) -> None:
         """Free what lives between steps besides the weights."""
@@ -165,6 +166,7 @@ class FlatParameters(Parameters):
         for _, flat in self.flat:
             yield flat.weights
             yield flat.gradients
+        yield from state_of(self._optimizer)
 
     def release(self) -> None: ...
 
@@ -273,7 +275,7 @@ class ShardedParameters(Parameters):
             yield name, parameter.grad.full_tensor().view(self.holder_of[name].shapes[name])
 
     def stored(self) -> Iterator[torch.Tensor]:
-        yield from self.tensors.values()
+        yield from super().stored()
         for _, parameter in self._sharded():
             yield parameter.to_local() if isinstance(parameter, DTensor) else parameter
 

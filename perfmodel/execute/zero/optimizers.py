@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -26,6 +26,12 @@ def build_optimizer(kind: Optimizer, shards: list[torch.Tensor], *, learning_rat
         case Optimizer.SGD:
             return torch.optim.SGD(shards, lr=learning_rate, fused=fused)
     raise AssertionError(kind)
+
+
+def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    """The tensors that it keeps between steps; none before its first."""
+    for state in optimizer.state.values() if optimizer is not None else ():
+        yield from (tensor for tensor in state.values() if torch.is_tensor(tensor))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

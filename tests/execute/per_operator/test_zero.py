@@ -88,12 +88,14 @@ def test_a_stage_issues_its_own_part_of_the_traffic():
 
 
 def test_plans_with_zero_and_stages_are_measured(groups):
-    """Shards take less than whole parameters with AdamW's state; every rank of every stage has a peak."""
+    """The optimizer's state is part of the peak; every rank of every stage has one."""
     network = toys.two_layers(batch=4, features=64, hidden=64, classes=64)
     data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
     plans = [data, replace(data, zero=3), replace(data, zero=1, num_microbatches=2)]
     found = measure_network_plans(network, plans, steps=2, group=groups(2))
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+    # weights, gradients and two states of 8,192 parameters in float32
+    assert found[0].peak_memory > 4 * 4 * 8192
     (staged,) = measure_network_plans(network, [in_stages(network, TWO, 2, num_microbatches=2)], steps=2, group=groups(4))
     assert len(staged.memory_by_rank) == staged.num_ranks == 4
     assert staged.parts["communication.pp"] > 0
