@@ -45,8 +45,6 @@ _HOME: dict[str, tuple[str, ...]] = {
     ),
     "perfmodel.workload.graph": ("Graph", "Operator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),
-    "perfmodel.parallel.per_operator.plan": ("NetworkPlan",),
-    "perfmodel.parallel.per_operator.plan_file": ("read_network_plan", "write_network_plan"),
     "perfmodel.verbs.limits": ("find_limits",),
     "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }

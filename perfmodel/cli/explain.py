@@ -49,7 +49,8 @@ def explain(
             print(f"Why not {answer.reason}.")
         print()
     print_facts(job_line(first.prediction.plan), headline(first.prediction))
-    print_tables([parts_table(first.prediction), memory_table(first.prediction), neighbours_table(first)])
+    turned = [neighbours_table(first)] if first.neighbours else []
+    print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned])
 
 
 @command(assumed=options.ASSUMED, files=Words(options.Files, only="plot"))

@@ -60,20 +60,21 @@ def predict(
     files.check(json=json)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     num_tokens = options.parse_tokens(tokens)
-    if plan and _is_network_plan(plan):
-        from perfmodel.cli.network_plan import predict_file
+    found = load_plan(plan) if plan else None
+    if found is not None and found.assignment is not None:
+        from perfmodel.cli.network_plan import predict_network_file
 
         decided = {name: getattr(asked, name) for name in words_of(Request) if name not in _OF_NETWORK_PLANS}
         others = {"tokens": tokens, "plot": files.plot, "save": files.save, "csv": files.csv, "interval": interval or None}
         _refuse_beside_a_network_plan(plan, **decided, **others, **knobs.given())
-        predict_file(plan, asked, network=network, json=json)
+        predict_network_file(found, asked, network=network, json=json)
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
     requests = make_requests(asked, of_plan=bool(plan), spelled=flag)
     if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
-    answers, failures = predict_requests(requests, knobs, plan=load_plan(plan) if plan else None)
+    answers, failures = predict_requests(requests, knobs, plan=found)
     predictions = [each.prediction for each in answers]
     _save_and_plot(predictions, files.save, files.plot)
     if files.csv is not None:
@@ -89,12 +90,6 @@ def predict(
     for what, path in (("figure", files.plot), ("table", files.csv), ("plan", files.save)):
         if path is not None and not json:
             print(f"\n{what}: {path}")
-
-
-def _is_network_plan(plan: str) -> bool:
-    from perfmodel.parallel.per_operator.plan_file import is_network_plan
-
-    return is_network_plan(plan)
 
 
 def _refuse_beside_a_network_plan(plan: str, **flags: Any) -> None:

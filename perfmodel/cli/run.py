@@ -16,6 +16,7 @@ from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.results import Comparison
     from perfmodel.verbs.demo import DemoResult
 
@@ -43,22 +44,23 @@ def run(
 
     Plans of `search` (a model's) and of `shard` (a network's, every operator by itself, in stages or not) are told apart by themselves.
     """
-    from perfmodel.parallel.per_operator.plan_file import is_network_plan
     from perfmodel.verbs.api import run_plan
+    from perfmodel.verbs.setting import load_plan
 
     if save is not None:
         check_can_be_written(save, "save")
-    if is_network_plan(plan):
+    found = load_plan(plan)
+    if found.assignment is not None:
         if shrink or save is not None:
             flag = "shrink" if shrink else "save"
             raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
-        _run_network(plan, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=assumed.calibration, json=json)
+        _run_network(found, steps=steps, warmup=warmup, strategies=strategies, device=device, calibration=assumed.calibration, json=json)
         return
     if strategies:
         raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
     with Progress("run") as progress:
         comparison = run_plan(
-            plan, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
+            found, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
         )
     try:
         if json:
@@ -76,9 +78,9 @@ def run(
         print(f"\nmeasurement: {save}")
 
 
-def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, json: bool) -> None:
-    from perfmodel.cost.per_operator.predict import NetworkPrediction
-    from perfmodel.report.networks import measured_table, mesh_line, prediction_object, rests_on_line, trained_line
+def _run_network(plan: Plan, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, json: bool) -> None:
+    from perfmodel.report.networks import measured_table, trained_line
+    from perfmodel.report.predictions import prediction_object, rests_on_lines
     from perfmodel.verbs.networks import run_network_plan
 
     with Progress("run") as progress:
@@ -104,14 +106,12 @@ def _run_network(plan: str, *, steps: int, warmup: int, strategies: bool, device
     measured = found.measurements[0]
     software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
     facts = [
-        ("ran on", f"{mesh_line(measured.plan)}, {measured.chip} ({measured.device}); {software}"),
+        ("ran on", f"{measured.plan.cuts.described()}, {measured.chip} ({measured.device}); {software}"),
         ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
         ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
         ("trained", trained_line(measured.plan)),
     ]
-    predicted = found.predictions[0]
-    if isinstance(predicted, NetworkPrediction):
-        facts.append(("prediction", f"rests on {rests_on_line(predicted.rests_on)}"))
+    facts.append(("prediction", f"rests on {'; '.join(rests_on_lines(found.predictions[0]))}"))
     print_facts(f"{found.network.name}, batch {found.network.batch * measured.plan.num_microbatches}", facts)
     print_tables([measured_table(found.names, found.predictions, found.measurements)])
     _print_busy(measured.busy_fraction, "run it")

@@ -20,7 +20,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
-    from perfmodel.planner.per_operator.pipeline import PipelinePrediction
+    from perfmodel.planner.per_operator.pipeline import PipelineSearch
     from perfmodel.verbs.networks import ShardResult
 
 OWN, PASE = "own", "pase"
@@ -104,7 +104,7 @@ def shard(
     if stages:
         _with_pipeline(network, batch, stages, microbatches, given, save=save, json=json)
         return
-    from perfmodel.parallel.per_operator.plan_file import write_network_plan
+    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.verbs.networks import shard_network
 
     counts = _counts(microbatches, "microbatches") or [1]
@@ -122,7 +122,7 @@ def shard(
             **given,
         )
     if save is not None:
-        write_network_plan(result.best.plan, save)
+        write_plan(result.best.plan, save)
     if json:
         print_json(_as_object(result))
         return
@@ -175,7 +175,7 @@ def _counts(text: str, name: str) -> list[int]:
 
 
 def _as_object(result: ShardResult) -> dict[str, Any]:
-    from perfmodel.report.networks import network_prediction_object
+    from perfmodel.report.predictions import prediction_object
 
     search = result.search
     return {
@@ -184,7 +184,7 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
         "num_parameters": result.network.num_parameters,
         "flops": result.network.flops,
         "zero": result.zero,
-        "best": network_prediction_object(result.best),
+        "best": prediction_object(result.best),
         "zero_searched": list(result.searches),
         "lower_bound": result.lower_bound,
         "is_proved": result.is_proved,
@@ -196,14 +196,15 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
         "num_configurations": search.num_configurations,
         "table_time": search.table_time,
         "search_time": search.search_time,
-        "strategies": {name: network_prediction_object(prediction) for name, prediction in result.strategies.items()},
+        "strategies": {name: prediction_object(prediction) for name, prediction in result.strategies.items()},
         "treatments": result.treatments,
     }
 
 
 def _show(result: ShardResult, cluster: str) -> None:
     from perfmodel.foundation.units import format_count, format_time
-    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, rests_on_line, strategies_table, tiers_line
+    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, strategies_table
+    from perfmodel.report.predictions import rests_on_lines
 
     network, search, best = result.network, result.search, result.best
     counts = search.num_configurations
@@ -222,7 +223,7 @@ def _show(result: ShardResult, cluster: str) -> None:
             "network",
             f"{len(network.operators):,} operators, {network.num_parameters:,} parameters, {format_count(network.flops)} FLOP forward",
         ),
-        ("cluster", f"{cluster}, {tiers_line(best.plan)}"),
+        ("cluster", f"{cluster}, {best.plan.cuts.described()}"),
         (
             "searched",
             f"up to {max(counts):,} configurations an operator ({sum(counts) / len(counts):,.0f} on average); "
@@ -232,7 +233,7 @@ def _show(result: ShardResult, cluster: str) -> None:
                       f"{format_time(result.lower_bound)}"),
         ("ZeRO", f"{result.zero}{others}; " + price_line(search.price)),
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
-        ("rests on", rests_on_line(best.rests_on)),
+        ("rests on", "; ".join(rests_on_lines(best))),
     ]  # fmt: skip
     print_facts(f"{network.name}, batch {batch}", facts)
     print_tables([strategies_table(best, result.strategies), parts_table(best.parts, best.step_time), operators_table(network, best.plan)])
@@ -247,12 +248,12 @@ def _show(result: ShardResult, cluster: str) -> None:
 def _with_pipeline(
     network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, save: Path | None, json: bool
 ) -> None:
-    from perfmodel.parallel.per_operator.plan_file import write_network_plan
+    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.verbs.networks import shard_pipeline
 
     options.needed(("--batch", batch, "the samples of a step"))
     with Progress("shard") as progress:
-        zero, best = shard_pipeline(
+        best = shard_pipeline(
             network,
             global_batch=batch or 0,
             stages=[] if stages == "auto" else _counts(stages, "stages"),
@@ -261,46 +262,40 @@ def _with_pipeline(
             **given,
         )
     if save is not None:
-        write_network_plan(best.plan, save)
+        write_plan(best.best.plan, save)
     if json:
         from perfmodel.report.networks import pipeline_object
 
-        print_json({"network": network, "zero": zero, **pipeline_object(best)})
+        print_json({"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)})
         return
-    _show_pipeline(network, batch or 0, zero, best, given)
+    _show_pipeline(network, batch or 0, best, given)
     if save is not None:
         print(f"\nplan: {save}")
 
 
-def _show_pipeline(network: str, batch: int, zero: int, best: PipelinePrediction, given: dict[str, Any]) -> None:
-    from perfmodel.foundation.memory_room import verdict
+def _show_pipeline(network: str, batch: int, found: PipelineSearch, given: dict[str, Any]) -> None:
     from perfmodel.foundation.units import format_time
-    from perfmodel.report.networks import memory_line, mesh_line, operators_table, parts_table, price_line, stages_table
-    from perfmodel.workload.networks import load_network
+    from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table
+    from perfmodel.verbs.networks import network_of_plan
 
-    fullest = max(best.stages, key=lambda stage: stage.memory["total"])
-    cut_off = f"; cut off by the {best.cut_off}" if best.cut_off else ""
-    room = verdict(fullest.memory["total"], best.memory_usable, given["memory_headroom"])
+    best, plan = found.best, found.best.plan
+    cut_off = f"; cut off by the {found.cut_off}" if found.cut_off else ""
     facts = [
-        (
-            "plan",
-            f"{mesh_line(best.plan)}, {best.num_microbatches} microbatches of {best.plan.batch}; ZeRO {zero}",
-        ),
-        ("searched", f"{best.num_candidates} pairs of stages and microbatches in {format_time(best.search_time)}{cut_off}"),
+        ("plan", f"{plan.cuts.described()}, {plan.num_microbatches} microbatches of {plan.micro_batch}; ZeRO {int(plan.zero)}"),
+        ("searched", f"{found.num_candidates} pairs of stages and microbatches in {format_time(found.search_time)}{cut_off}"),
         (
             "step time",
-            f"{format_time(best.step_time)}; with as many stages and microbatches and ZeRO {zero} none can take less than "
-            f"{format_time(best.lower_bound)} "
-            f"(gap {best.gap:.1%})",
+            f"{format_time(best.step_time)}; with as many stages and microbatches and ZeRO {int(plan.zero)} none can take less than "
+            f"{format_time(found.lower_bound)} "
+            f"(gap {found.gap:.1%})",
         ),
         (
             "memory",
-            f"fullest chip {memory_line(fullest.memory, best.memory_usable, room)}; {price_line(best.price * best.num_microbatches)}",
+            f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; {price_line(found.price * plan.num_microbatches)}",
         ),
     ]
-    print_facts(f"{network}, batch {batch}, on {best.num_chips} chips of {given['cluster']}", facts)
-    built = load_network(network, batch=best.plan.batch, **given["sizes"])
-    print_tables([stages_table(best), parts_table(best.parts, best.step_time), operators_table(built, best.plan)])
+    print_facts(f"{network}, batch {batch}, on {plan.num_chips} chips of {given['cluster']}", facts)
+    print_tables([stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan)])
 
 
 def _by_pase_cost(network: str, chips: int, inputs: list[str], *, json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from perfmodel.cost.assigned import assigned_grid, is_scattered, stage_blocks
+from perfmodel.cost.assigned import assigned_grid, is_scattered
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
@@ -127,7 +127,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     program = estimator.program_of(first)
-    grid, dealt = _placed(estimator, plans, program)
+    grid, dealt = _placed(estimator, plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None)
     micro_batch = _column(plan.micro_batch for plan in plans)
     parameters = estimator.parameter_program(program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1)
@@ -143,11 +143,11 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     )
 
 
-def _placed(estimator: Estimator, plans: Sequence[Plan], program: Program) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
+def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
     """The plans' axes on the network, and the blocks of each one's virtual stages."""
     first, tiers = plans[0], estimator.machine.tier_sizes
     if first.assignment is not None:
-        return assigned_grid(first.assignment, tiers), [stage_blocks(program.derivation.graph, first.assignment)]
+        return assigned_grid(first.assignment, tiers), [estimator.stage_layers(first)]
     grid = make_grid(
         {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
         [first.order],

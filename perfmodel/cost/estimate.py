@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
-from perfmodel.cost.assigned import derive_assigned, handed_on, priced_graph
+from perfmodel.cost.assigned import derive_assigned, handed_on, priced_graph, stage_blocks
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import kept_by_moment, static_memory
 from perfmodel.cost.moments import At, activation_terms
@@ -45,7 +45,8 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.layout import AttentionKernel, Recompute
-from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
+from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
@@ -107,6 +108,8 @@ class Estimator:
             return self.program(plan.rules, plan.attention, plan.recompute_operators)
         key = assignment, plan.attention, plan.micro_batch
         if key not in self.programs:
+            check_assignment(assignment, self.network(plan.micro_batch))
+            stage_runs(self.network(plan.micro_batch), plan)
             self.programs[key] = compile_program(
                 derive_assigned(self.assigned_graph(plan, assignment), assignment),
                 self.profile,
@@ -115,6 +118,12 @@ class Estimator:
                 handed_on=handed_on(self.network(plan.micro_batch), assignment),
             )
         return self.programs[key]
+
+    def stage_layers(self, plan: Plan) -> tuple[int, ...]:
+        """Blocks of each virtual stage."""
+        if plan.assignment is None:
+            return plan.stage_layers
+        return stage_blocks(self.program_of(plan).derivation.graph, plan.assignment)
 
     def assigned_graph(self, plan: Plan, assignment: Assignment) -> Graph:
         """The network at the plan's micro-batch, as it is priced."""
@@ -369,8 +378,22 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     detail["gradient_accumulation"] = scalar(beside.accumulation)
     detail["optimizer"] = scalar(beside.optimizer)
     detail["host"] += beside.constant
+    if plan.assignment is not None and not plan.assignment.has_named_axes:
+        # axes of no name are neither: all that operators send to each other
+        moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
+        detail = {"redistributions": moved} | detail
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
     return adding_up(detail, step)
+
+
+def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
+    """Forward and backward of one microbatch on each pipeline rank, with collectives of activations and the host's floor. [s]"""
+    regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
+    found = []
+    for rank in range(plan.layout.pp):
+        runs = rank_runs(stages.regions, estimator.stage_layers(plan), plan.layout.pp, rank)
+        found.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
+    return tuple(found)
 
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
@@ -379,11 +402,10 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     of, p = found.of, plan.layout.pp
     stages = of.stages
     place = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
-    runs = rank_runs(stages.regions, plan.stage_layers, p, rank)
+    stage_layers = estimator.stage_layers(plan)
+    runs = rank_runs(stages.regions, stage_layers, p, rank)
     stages = replace(stages, runs=(*stages.runs[:place], runs, *stages.runs[place + 1 :]))
-    live = live_layers(
-        schedule=plan.schedule, chunks=plan.stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches
-    )
+    live = live_layers(schedule=plan.schedule, chunks=stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)
     kept_of = partial(
         kept_by_moment,
         of.activations,
@@ -423,6 +445,7 @@ def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
         "recompute": rests["matmul"],
         "tensor_parallel_communication": inner,
         "context_parallel_communication": inner,
+        "redistributions": outer,
         "host": "profile",
         "pipeline_bubble": rests["matmul"],
         "pipeline_communication": outer,

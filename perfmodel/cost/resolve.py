@@ -8,6 +8,7 @@ profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from perfmodel.cost.estimate import Estimator, make_estimator
@@ -19,6 +20,7 @@ from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 
 ACCELERATOR_PROFILE, CPU_PROFILE = "megatron", "torch-gloo"
@@ -55,10 +57,17 @@ def choose_profile(chip: Chip, name: str | Path = "") -> ExecutionProfile:
     return load_profile(name or default_profile(chip))
 
 
-def resolve_estimator(job: TrainingJob, cluster: Cluster, *, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
-    """Predicts plans of the job on the cluster."""
+def resolve_estimator(
+    job: TrainingJob,
+    cluster: Cluster,
+    *,
+    calibration: Calibration,
+    profile: ExecutionProfile,
+    network_at: Callable[[int], Graph] | None = None,
+) -> Estimator:
+    """Predicts plans of the job on the cluster. network_at: of a job that trains a network, its graph at a micro-batch."""
     machine = resolve_machine(cluster, calibration, dtype=job.policy.compute)
-    return make_estimator(job, cluster, machine, profile)
+    return make_estimator(job, cluster, machine, profile, network_at)
 
 
 def user_folders() -> tuple[Path, ...]:

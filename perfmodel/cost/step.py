@@ -146,7 +146,7 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
                 b = b + phase["regather"]  # full recomputation gathers its inputs anyway
             for name in recomputed_phases(recompute, profile):
                 b = b + phase[name]
-            if profile.has_host_floor:
+            if profile.has_host_floor and it.host_layers:
                 host = it.host_layers * least_host_time(profile, tp, micro.crosses_nodes)
                 f = with_host_floor(f, FORWARD_LAUNCHES * host)
                 b = with_host_floor(b, (host_factor(profile, recompute) - FORWARD_LAUNCHES) * host)

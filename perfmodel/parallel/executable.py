@@ -12,6 +12,7 @@ from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.job import Precision
+from perfmodel.workload.network_model import NetworkModel
 
 #: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
 RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
@@ -26,6 +27,9 @@ def realised_as(plan: Plan) -> str:
 
 def not_executable_reason(plan: Plan) -> str:
     """Why no machine could run a plan of this form with torch; empty if one could."""
+    network = plan.job.model
+    if isinstance(network, NetworkModel):
+        return f"network={network.name}: is code of one's own, whose operators are not imported" if network.is_imported else ""
     reason = not_modules_reason(plan)
     if not reason:
         return ""

@@ -84,6 +84,13 @@ class Plan:
     def num_microbatches(self) -> int:
         return self.job.global_batch // (self.layout.data_parallel * self.micro_batch)
 
+    @property
+    def cuts(self) -> Assignment:
+        """The sharding of each operator, of a plan that says them one by one."""
+        if self.assignment is None:
+            raise bad_field("rules", self.rule_set, "cut all operators; this is of plans that say each one's sharding", "use one of those")
+        return self.assignment
+
     def hash(self) -> str:
         """Twelve hex digits that identify the plan, the same on every machine."""
         import hashlib
@@ -262,7 +269,7 @@ def _check_assigned(plan: Plan, assignment: Assignment) -> None:
     if layout != ParallelLayout(pp=assignment.num_stages):
         degrees = "*".join(str(layout.degree(axis)) for axis in DEFAULT_ORDER)
         raise bad_field("layout", degrees, "operators are cut over the mesh of the assignment", f"use pp={assignment.num_stages} alone")
-    if batch % plan.micro_batch:
+    if plan.micro_batch < 1 or batch % plan.micro_batch:
         raise bad_field("micro_batch", plan.micro_batch, f"must divide global_batch={batch}", "use a divisor")
 
 
@@ -295,7 +302,7 @@ def assigned_plan(
         schedule=PipelineSchedule.ONE_F_ONE_B,
         virtual_stages=1,
         stage_layers=(),
-        attention=AttentionKernel(attention),
+        attention=_chosen(AttentionKernel, "attention", attention),
         profile=text_of(profile, "profile", "its name"),
         calibration=text_of(calibration, "calibration", "its name, or nothing"),
         assignment=assignment,

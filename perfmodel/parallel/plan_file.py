@@ -191,12 +191,19 @@ def _assigned(data: Any, job: TrainingJob, values: Mapping[str, Any], where: str
     chips, stated = assignment.num_stages * assignment.num_chips, values["num_chips"]
     if stated != chips:
         raise InputError(f"{where}: num_chips={stated}: the assignment is for {chips} (stages times the mesh of one); correct one of them")
-    return assigned_plan(
+    plan = assigned_plan(
         job,
         cluster=values["cluster"],
         assignment=assignment,
         **{name: values[name] for name in ("micro_batch", "zero", "attention", "profile", "calibration")},
     )
+    fixed = {axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}
+    fixed |= {name: getattr(plan, name) for name in ("recompute", "schedule", "virtual_stages")}
+    for name, value in fixed.items():
+        if values[name] != value:
+            rule = f"is {value} where every operator has a sharding of its own and there are {assignment.num_stages} stages"
+            raise InputError(f"{where}: {name}={shown(values[name])}: {rule}; correct it")
+    return plan
 
 
 def _check_rules_agree(plan: Plan, given: _Fields, where: str) -> None:

@@ -10,6 +10,8 @@ from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.units import format_bytes, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
+from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.network_model import NetworkModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +142,9 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
     zero = f"; ZeRO {int(plan.zero)}" if int(plan.zero) else ""
     knobs = f"{_degrees(plan)}{zero}; micro-batch {plan.micro_batch}; recompute {plan.recompute}"
     return [
-        ("job", f"{job.model.name}, {job.global_batch:,} sequences of {job.seq_len:,} tokens, {job.precision}, {job.optimizer}"),
+        ("job", f"{job.model.name}, {batch_text(job)}, {job.precision}, {job.optimizer}"),
         ("plan", f"{plan.num_chips:,} chips of {plan.cluster}: {knobs}"),
-        ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} tokens/s a chip"),
+        ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
         ("utilisation", f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
         ("memory", _room(prediction)),
         ("rests on", f"{prediction.rests_on['forward']}; {plan.profile} as the framework"),
@@ -155,8 +157,17 @@ def notes(prediction: Prediction) -> list[str]:
     return [*prediction.warnings, *([f"not a plan for this framework: {prediction.not_runnable}"] if prediction.not_runnable else [])]
 
 
+def batch_text(job: TrainingJob) -> str:
+    """What a step trains on."""
+    if isinstance(job.model, NetworkModel):
+        return f"{job.global_batch:,} {job.unit}"
+    return f"{job.global_batch:,} sequences of {job.seq_len:,} tokens"
+
+
 def _degrees(plan: Plan) -> str:
     layout = plan.layout
+    if plan.assignment is not None:
+        return plan.assignment.described()
     return ", ".join(f"{axis} {layout.degree(axis)}" for axis in reversed(DEFAULT_ORDER) if layout.degree(axis) > 1) or "one chip"
 
 

@@ -128,7 +128,11 @@ def explain(
 ) -> Explanation:
     """What decides this plan's time and memory, what turning one knob would do, and why a plan with other knobs was not chosen."""
     own = estimator.predict(plan, memory_headroom=memory_headroom)
-    neighbours = tuple(_compare(estimator, own, turned, memory_headroom, space=_around(plan, turned)) for turned in _turns(plan))
+    if plan.assignment is not None and why_not:
+        rule = "asks for knobs, which a plan whose operators have shardings of their own does not have"
+        raise bad_field("why_not", ",".join(why_not), rule, "leave it out, or use a plan of `perfmodel search`")
+    turns = _turns(plan) if plan.assignment is None else []
+    neighbours = tuple(_compare(estimator, own, turned, memory_headroom, space=_around(plan, turned)) for turned in turns)
     asked = (_answer(estimator, own, dict(why_not), memory_headroom),) if why_not else ()
     return Explanation(prediction=own, bottleneck=max(own.parts, key=lambda part: own.parts[part]), neighbours=neighbours, why_not=asked)
 

@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfmodel.cost.per_operator.predict import NetworkPrediction
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
-from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
-from perfmodel.planner.per_operator.pipeline import PipelinePrediction
-from perfmodel.report.predictions import fits_cell, room_text
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
+from perfmodel.report.predictions import fits_cell, prediction_object, room_text
 from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.workload.graph import Graph, Operator
 
@@ -22,27 +21,20 @@ _NUMBER = re.compile(r"\d+")
 _MANY = 10.0
 
 
-def cut_of(plan: NetworkPlan, operator: Operator) -> str:
+def cut_of(plan: Plan, operator: Operator) -> str:
     """`b 4x8, n 2`: parts of each dim that is cut, those across the outer network tiers first."""
     words_of = []
-    sharding = plan.shardings[operator.name]
+    sharding = plan.cuts.shardings[operator.name]
     for dim in operator.dims:
         axes = set(sharding.get(dim, ()))
-        tiers = sorted({axis.tier for axis in plan.axes}, reverse=True)
-        parts = [plan.size(tuple(axis.name for axis in plan.axes if axis.name in axes and axis.tier == tier)) for tier in tiers]
+        tiers = sorted({axis.tier for axis in plan.cuts.axes}, reverse=True)
+        parts = [plan.cuts.size(tuple(axis.name for axis in plan.cuts.axes if axis.name in axes and axis.tier == tier)) for tier in tiers]
         if max(parts) > 1:
             words_of.append(f"{dim} {'x'.join(map(str, parts))}")
     return ", ".join(words_of) or "whole"
 
 
-def tiers_line(plan: NetworkPlan) -> str:
-    """`4 x 8 chips`: chips of each tier, the outermost first."""
-    tiers = sorted({axis.tier for axis in plan.axes}, reverse=True)
-    sizes = [plan.size(tuple(axis.name for axis in plan.axes if axis.tier == tier)) for tier in tiers] or [1]
-    return " x ".join(map(str, sizes)) + " chips" + (" (across nodes x within one)" if len(sizes) > 1 else "")
-
-
-def operators_table(network: Graph, plan: NetworkPlan) -> Table:
+def operators_table(network: Graph, plan: Plan) -> Table:
     """Operators that differ only by the numbers in their names and are cut alike are one row, in the order of the network."""
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for operator in network.operators:
@@ -75,7 +67,7 @@ def parts_table(parts: Mapping[str, float], step_time: float) -> Table:
     )
 
 
-def strategies_table(best: NetworkPrediction, strategies: Mapping[str, NetworkPrediction]) -> Table:
+def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> Table:
     """The best plan and what others would take; a strategy that does not fit says so."""
     rows = [_strategy_row("every operator by itself", best, best)]
     rows += [_strategy_row(name, prediction, best) for name, prediction in strategies.items()]
@@ -87,7 +79,7 @@ def strategies_table(best: NetworkPrediction, strategies: Mapping[str, NetworkPr
     )
 
 
-def _strategy_row(name: str, prediction: NetworkPrediction, best: NetworkPrediction) -> tuple[str, ...]:
+def _strategy_row(name: str, prediction: Prediction, best: Prediction) -> tuple[str, ...]:
     times = prediction.step_time / best.step_time
     return (
         name,
@@ -108,17 +100,9 @@ def price_line(price: float) -> str:
     return f"{format_time(price * 1e9)} of a step for each GB more" if price > 0 else "memory does not bind"
 
 
-def rests_on_line(rests_on: Mapping[str, str]) -> str:
-    """What the numbers come from, parts of one source together."""
-    by_source: dict[str, list[str]] = {}
-    for part, source in rests_on.items():
-        by_source.setdefault(source, []).append(words(part))
-    return "; ".join(source if len(by_source) == 1 else f"{source} ({', '.join(parts)})" for source, parts in by_source.items())
-
-
-def stages_table(prediction: PipelinePrediction) -> Table:
+def stages_table(stages: Sequence[Stage]) -> Table:
     rows = []
-    for index, stage in enumerate(prediction.stages):
+    for index, stage in enumerate(stages):
         rows.append(
             (
                 str(index + 1),
@@ -133,61 +117,28 @@ def stages_table(prediction: PipelinePrediction) -> Table:
     return Table(title="Stages", headers=headers, rows=tuple(rows), right=("stage", "number", "in flight", "a microbatch", "memory"))
 
 
-def network_prediction_object(prediction: NetworkPrediction) -> dict[str, Any]:
+def pipeline_object(found: PipelineSearch) -> dict[str, Any]:
     return {
-        "step_time": prediction.step_time,
-        "parts": prediction.parts,
-        "memory": prediction.memory,
-        "memory_capacity": prediction.memory_capacity,
-        "memory_usable": prediction.memory_usable,
-        "memory_spare": prediction.memory_spare,
-        "fits": prediction.fits,
-        "verdict": str(prediction.verdict),
-        "sent_bytes": prediction.sent_bytes,
-        "rests_on": prediction.rests_on,
-        "plan": network_plan_to_dict(prediction.plan),
+        **prediction_object(found.best),
+        "lower_bound": found.lower_bound,
+        "gap": found.gap,
+        "cut_off": found.cut_off,
+        "num_microbatches": found.best.plan.num_microbatches,
+        "num_candidates": found.num_candidates,
+        "price": found.price,
+        "search_time": found.search_time,
+        "stages": found.stages,
     }
 
 
-def pipeline_object(prediction: PipelinePrediction) -> dict[str, Any]:
-    return {
-        "step_time": prediction.step_time,
-        "parts": prediction.parts,
-        "lower_bound": prediction.lower_bound,
-        "gap": prediction.gap,
-        "cut_off": prediction.cut_off,
-        "num_microbatches": prediction.num_microbatches,
-        "num_candidates": prediction.num_candidates,
-        "price": prediction.price,
-        "search_time": prediction.search_time,
-        "stages": prediction.stages,
-        "memory_capacity": prediction.memory_capacity,
-        "memory_usable": prediction.memory_usable,
-        "memory_spare": prediction.memory_usable - max(stage.memory["total"] for stage in prediction.stages),
-        "plan": network_plan_to_dict(prediction.plan),
-    }
-
-
-def prediction_object(prediction: NetworkPrediction | PipelinePrediction) -> dict[str, Any]:
-    """Of a plan of one stage or of several."""
-    return network_prediction_object(prediction) if isinstance(prediction, NetworkPrediction) else pipeline_object(prediction)
-
-
-def trained_line(plan: NetworkPlan) -> str:
+def trained_line(plan: Plan) -> str:
     """How a plan is trained, beside its shardings."""
     count = plan.num_microbatches
-    times = f", {count} microbatches of {plan.batch}" if count > 1 else ""
-    return f"float32, {plan.optimizer}, ZeRO {plan.zero}{times}"
+    times = f", {count} microbatches of {plan.micro_batch}" if count > 1 else ""
+    return f"{plan.job.precision}, {plan.job.optimizer}, ZeRO {int(plan.zero)}{times}"
 
 
-def mesh_line(plan: NetworkPlan) -> str:
-    """The chips of a plan, stage by stage."""
-    return f"{len(plan.stages)} stages of {tiers_line(plan)}" if plan.stages else tiers_line(plan)
-
-
-def measured_table(
-    names: Sequence[str], predictions: Sequence[NetworkPrediction | PipelinePrediction], measurements: Sequence[NetworkMeasurement]
-) -> Table:
+def measured_table(names: Sequence[str], predictions: Sequence[Prediction], measurements: Sequence[NetworkMeasurement]) -> Table:
     rows = []
     for name, predicted, measured in zip(names, predictions, measurements, strict=True):
         error = predicted.step_time / measured.step_time - 1.0

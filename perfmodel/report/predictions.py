@@ -12,9 +12,11 @@ from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
-from perfmodel.parallel.prediction import Prediction, notes
+from perfmodel.parallel.prediction import Prediction, batch_text, notes
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.network_model import NetworkModel
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 #: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
@@ -96,13 +98,16 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
 
 
 def workload_line(plan: Plan) -> str:
-    job = plan.job
-    parameters = format_count(job.transformer.num_parameters)
-    without = f", without {job.transformer.left_out}" if job.transformer.left_out else ""
-    return (
-        f"{job.model.name} ({parameters} parameters{without}), {job.global_batch:,} sequences of {job.seq_len:,} tokens a step, "
-        f"{job.precision}, {job.optimizer}"
-    )
+    job, model = plan.job, plan.job.model
+    without = f", without {model.left_out}" if isinstance(model, TransformerConfig) and model.left_out else ""
+    return f"{model_text(model, without)}, {batch_text(job)} a step, {job.precision}, {job.optimizer}"
+
+
+def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:
+    """Its name, and the size of a model with a configuration."""
+    if isinstance(model, TransformerConfig):
+        return f"{model.name} ({format_count(model.num_parameters)} parameters{without})"
+    return model.name
 
 
 def job_line(plan: Plan) -> str:
@@ -113,6 +118,8 @@ def job_line(plan: Plan) -> str:
 def degrees_line(plan: Plan) -> str:
     """The degrees that are not 1, outermost first, and the rules where they are not the usual ones."""
     layout = plan.layout
+    if plan.assignment is not None:
+        return f"every operator by itself, on {plan.assignment.described()}"
     axes = [f"{axis} {layout.degree(axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if layout.degree(axis) > 1]
     text = ", ".join(axes) or "one chip"
     return f"{text}, rules {told_rules(plan.rules)}" if told_rules(plan.rules) else text
@@ -159,18 +166,14 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
     plan = prediction.plan
     lines = [
         ("plan", plan_line(plan)),
-        ("assumes", f"{plan.profile} as the framework, axes on the network {'-'.join(plan.order)} (innermost first)"),
-        ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} tokens"),
+        ("assumes", _assumed(plan)),
+        ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",
-            f"{prediction.tokens_per_second_per_chip:,.0f} tokens/s a chip, {format_count(prediction.tokens_per_second)} tokens/s in all",
+            f"{prediction.tokens_per_second_per_chip:,.0f} {plan.job.unit}/s a chip, "
+            f"{format_count(prediction.tokens_per_second)} {plan.job.unit}/s in all",
         ),
-        (
-            "utilisation",
-            f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {percent(prediction.mfu_palm)} (model FLOPs as PaLM counts them: "
-            "attention on the full square)",
-        ),
-        ("", f"MFU {percent(prediction.mfu_causal)} (model FLOPs, attention below the diagonal only)"),
+        *_utilisation(prediction),
         ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, attention below the diagonal only, with what is computed again)"),
         ("", f"each of {format_flop_rate(prediction.peak_flop_rate)} a chip, dense {prediction.peak_dtype}"),
         ("memory", memory_line(prediction)),
@@ -180,6 +183,21 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
         lines.append(("training", f"{format_count(tokens)} tokens take {days:,.1f} days, {format_count(chip_hours)} chip-hours"))
     lines += [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
     return lines + [("note", warning) for warning in notes(prediction)]
+
+
+def _assumed(plan: Plan) -> str:
+    framework = f"{plan.profile} as the framework"
+    return framework if plan.assignment is not None else f"{framework}, axes on the network {'-'.join(plan.order)} (innermost first)"
+
+
+def _utilisation(prediction: Prediction) -> list[tuple[str, str]]:
+    rate, mfu = f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip", f"MFU {percent(prediction.mfu_palm)}"
+    if isinstance(prediction.plan.job.model, NetworkModel):
+        return [("utilisation", f"{rate}, {mfu} (model FLOPs: three times those of a forward pass)")]
+    return [
+        ("utilisation", f"{rate}, {mfu} (model FLOPs as PaLM counts them: attention on the full square)"),
+        ("", f"MFU {percent(prediction.mfu_causal)} (model FLOPs, attention below the diagonal only)"),
+    ]
 
 
 def rests_on_lines(prediction: Prediction) -> list[str]:
@@ -290,7 +308,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
     """What all lines of a table share, and the framework that is assumed."""
     job, varying = predictions[0].plan.job, _varying(predictions)
     shared = {
-        "model": f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters)",
+        "model": model_text(job.model),
         "batch": f"{job.global_batch:,} sequences a step",
         "seq": f"{job.seq_len:,} tokens a sequence",
         "precision": str(job.precision),
@@ -378,7 +396,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
 
 def is_one_job(predictions: Sequence[Prediction]) -> bool:
     """Their steps do the same work on as many chips, so that their times can be compared."""
-    jobs = ((each.plan.job.transformer, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
+    jobs = ((each.plan.job.model, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
     return len(set(jobs)) == 1
 
 

@@ -3,7 +3,7 @@
     import perfmodel
 
     result = perfmodel.shard_network("alexnet", cluster="pase-1080ti", chips=32)
-    print(result.best.step_time, result.best.plan.shardings["fc1"])
+    print(result.best.step_time, result.best.plan.cuts.shardings["fc1"])
 
 A network is a built-in one by name, any `torch.nn.Module` as `module:factory` with the shapes of its inputs, or a `Graph` object.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,22 +23,21 @@ from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.values import is_path, seconds, share
 from perfmodel.foundation.words import Words, takes
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.parallel.prediction import facts_text
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction, facts_text
 from perfmodel.parallel.request import Request
 from perfmodel.workload.graph import Graph
-from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.network_model import NetworkModel
 
 if TYPE_CHECKING:
-    from perfmodel.cost.machine import Machine
-    from perfmodel.cost.per_operator.operators import StepSetting
-    from perfmodel.cost.per_operator.predict import NetworkPrediction
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
     from perfmodel.parallel.profile import ExecutionProfile
-    from perfmodel.planner.per_operator.pipeline import PipelinePrediction
+    from perfmodel.planner.per_operator.pipeline import PipelineSearch
     from perfmodel.planner.per_operator.search import NetworkPlanner, NetworkSearch
     from perfmodel.search import Budget
+    from perfmodel.verbs.setting import Setting
 
 Name: TypeAlias = str | Path
 Sizes: TypeAlias = Mapping[str, int | tuple[int, ...]]
@@ -58,14 +57,14 @@ class ShardResult:
 
     network: Graph
     zero: int
-    best: NetworkPrediction
-    searches: Mapping[int, NetworkSearch]
-    strategies: Mapping[str, NetworkPrediction]
+    best: Prediction
+    searches: Mapping[int, NetworkSearch[Prediction]]
+    strategies: Mapping[str, Prediction]
     treatments: tuple[str, ...] = ()
     cut_off: str = ""
 
     @property
-    def search(self) -> NetworkSearch:
+    def search(self) -> NetworkSearch[Prediction]:
         """The search that found the best plan."""
         return self.searches[self.zero]
 
@@ -103,24 +102,12 @@ class NetworkComparison:
 
     network: Graph
     names: tuple[str, ...]
-    predictions: tuple[NetworkPrediction | PipelinePrediction, ...]
+    predictions: tuple[Prediction, ...]
     measurements: tuple[NetworkMeasurement, ...]
 
     def error(self, index: int) -> float:
         """Predicted over measured step time, less one."""
         return self.predictions[index].step_time / self.measurements[index].step_time - 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """A cluster with what predicts on it."""
-
-    reference: str
-    cluster: Cluster
-    calibration: Calibration
-    profile: ExecutionProfile
-    machine: Machine
-    policy: Precision = field(default=Precision.FP32)
 
 
 def find_network(
@@ -147,45 +134,56 @@ def find_network(
     return imported.network, imported.treatments
 
 
-def find_place(
-    cluster: Name | Cluster,
-    *,
-    chips: int | None,
-    precision: str | None,
-    calibration: Name | Calibration | None,
-    profile: Name | ExecutionProfile | None,
-) -> Place:
-    """Cluster, calibration and profile; the precision is bf16-mixed where an accelerator has bf16, else fp32."""
-    from perfmodel.cost.estimate import with_rates_of
-    from perfmodel.cost.machine import resolve_machine
+def default_precision(cluster: Cluster, asked: str | None = None) -> Precision:
+    """What is asked for; else bf16-mixed where an accelerator has bf16, else fp32."""
     from perfmodel.foundation.dtypes import Dtype
-    from perfmodel.verbs.setting import constants_of, find_cluster
+    from perfmodel.foundation.values import choice_of
 
-    reference, found = find_cluster(cluster, chips)
-    chosen, habits = constants_of(found, calibration, profile)
-    has_bf16 = found.chip.unit_kind != "core" and Dtype.BF16 in found.chip.peak_flop_rate
-    try:
-        policy = Precision(precision) if precision is not None else Precision.BF16_MIXED if has_bf16 else Precision.FP32
-    except ValueError:
-        raise bad_field("precision", precision, "is not known", f"use one of {', '.join(Precision)}") from None
-    machine = with_rates_of(habits, resolve_machine(found, chosen, dtype=PRECISION_POLICIES[policy].compute), found.chip.launch_year)
-    return Place(reference=reference, cluster=found, calibration=chosen, profile=habits, machine=machine, policy=policy)
+    if asked is not None:
+        return choice_of(Precision, asked, "precision")
+    has_bf16 = cluster.chip.unit_kind != "core" and Dtype.BF16 in cluster.chip.peak_flop_rate
+    return Precision.BF16_MIXED if has_bf16 else Precision.FP32
 
 
-def _place_of(asked: Request) -> Place:
-    return find_place(asked.cluster, chips=asked.chips, precision=asked.precision, calibration=asked.calibration, profile=asked.profile)
+def network_setting(
+    network: Name | Graph,
+    asked: Request,
+    *,
+    inputs: Sequence[str] = (),
+    batch: int = 0,
+    sizes: Sizes | None = None,
+    microbatches: int = 1,
+    global_batch: int = 0,
+) -> tuple[Setting, Graph, tuple[str, ...]]:
+    """The training of a network on a cluster, the network at the batch of one microbatch, and what had to stay whole of an imported one.
 
+    batch          of one microbatch; global_batch: of a step, in its place: the network is then built at every batch that is asked for
+    """
+    from perfmodel.foundation.values import choice_of
+    from perfmodel.verbs.setting import constants_of, find_cluster, make_setting
+    from perfmodel.workload.networks import load_network
 
-def step_setting(place: Place, *, optimizer: str, zero: int, num_microbatches: int = 1) -> StepSetting:
-    from perfmodel.cost.per_operator.operators import StepSetting
-
-    try:
-        chosen = Optimizer(optimizer)
-    except ValueError:
-        raise bad_field("optimizer", optimizer, "is not known", f"use one of {', '.join(Optimizer)}") from None
-    return StepSetting(
-        policy=PRECISION_POLICIES[place.policy], optimizer=chosen, profile=place.profile, zero=zero, num_microbatches=num_microbatches
+    _, cluster = find_cluster(asked.cluster, asked.chips)
+    _, profile = constants_of(cluster, asked.calibration, asked.profile)
+    sizes = _as_run_by(profile, network, sizes)
+    found, treatments = find_network(network, inputs=inputs, batch=batch or global_batch, sizes=sizes)
+    given = dict(sizes or {})
+    job = TrainingJob(
+        model=NetworkModel(name=found.name, sizes=given, inputs=tuple(inputs)),
+        global_batch=global_batch or found.batch * microbatches,
+        seq_len=1,
+        precision=default_precision(cluster, asked.precision),
+        optimizer=choice_of(Optimizer, asked.optimizer or Optimizer.ADAMW, "optimizer"),
     )
+    setting = make_setting(
+        job,
+        asked.cluster,
+        chips=asked.chips,
+        calibration=asked.calibration,
+        profile=asked.profile,
+        network_at=(lambda size: load_network(str(network), batch=size, **given)) if global_batch else (lambda _: found),
+    )
+    return setting, found, treatments
 
 
 #: What a per-operator search takes of a request: where it runs and what is assumed.
@@ -218,14 +216,12 @@ def shard_network(
     from perfmodel.search.budget import MOST_WORK
 
     budget = _budget(time_limit)
-    place, optimizer, calibration = _place_of(asked), asked.optimizer or Optimizer.ADAMW, asked.calibration
-    sizes = _as_run_by(place.profile, network, sizes)
-    found, treatments = find_network(network, inputs=inputs, batch=batch, sizes=sizes)
     memory_headroom = share(asked.memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
-    limit = room(place.machine.memory_usable, memory_headroom)
-    searches: dict[int, NetworkSearch] = {}
-    planners: dict[int, NetworkPlanner] = {}
+    setting, found, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
+    limit = room(setting.estimator.machine.memory_usable, memory_headroom)
+    searches: dict[int, NetworkSearch[Prediction]] = {}
+    planners: dict[int, NetworkPlanner[Prediction]] = {}
     reasons: list[InputError] = []
     stages = _ZERO_STAGES if zero is None else (zero,)
     cut_off = ""
@@ -235,7 +231,7 @@ def shard_network(
             break
         if progress is not None:
             progress(index / len(stages), f"ZeRO {stage}")
-        planners[stage] = make_planner(found, place, optimizer=optimizer, zero=stage, microbatches=microbatches)
+        planners[stage] = make_planner(setting, zero=stage, microbatches=microbatches)
         try:
             searches[stage] = planners[stage].search(memory_limit=limit, budget=budget.part(MOST_WORK))
             cut_off = cut_off or searches[stage].cut_off
@@ -245,23 +241,34 @@ def shard_network(
                 cut_off = budget.spent or "work limit"
     if not searches:
         raise reasons[-1]
-    best = min(searches, key=lambda stage: searches[stage].best.step_time)
-    strategies = _strategies(planners[best], found) if with_strategies else {}
+    zero = min(searches, key=lambda stage: searches[stage].best.step_time)
+    strategies = _strategies(planners[zero], found) if with_strategies else {}
 
-    def with_record(prediction: NetworkPrediction) -> NetworkPrediction:
-        plan = replace(prediction.plan, inputs=tuple(inputs), num_microbatches=microbatches)
-        plan = _recorded(plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=calibration)
-        return replace(prediction, plan=plan, memory_headroom=memory_headroom)
+    def predicted(prediction: Prediction) -> Prediction:
+        return _predicted(setting, prediction.plan, memory_headroom)
 
     return ShardResult(
         network=found,
-        zero=best,
-        best=with_record(searches[best].best),
+        zero=zero,
+        best=predicted(_best(searches[zero].best, strategies.values(), limit)),
         searches=searches,
-        strategies={name: with_record(prediction) for name, prediction in strategies.items()},
+        strategies={name: predicted(prediction) for name, prediction in strategies.items()},
         treatments=treatments,
         cut_off=cut_off,
     )
+
+
+def _best(found: Prediction, strategies: Iterable[Prediction], limit: float) -> Prediction:
+    """What a search found, or a strategy of the same space that the whole prediction likes better than the search's additive costs did."""
+    fitting = [each for each in strategies if each.memory["total"] <= limit]
+    return min([found, *fitting], key=lambda each: each.step_time)
+
+
+def _predicted(setting: Setting, plan: Plan, memory_headroom: float) -> Prediction:
+    """A plan with the names of what predicts it, and what its prediction rests on."""
+    from perfmodel.verbs.setting import placed, predict_in
+
+    return predict_in(setting, placed(plan, setting), memory_headroom=memory_headroom)
 
 
 def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
@@ -286,42 +293,22 @@ def _budget(time_limit: float | str | None) -> Budget:
     return Budget(math.inf, time_limit=math.inf if time_limit is None else seconds(time_limit, "time_limit"))
 
 
-def _recorded(
-    plan: NetworkPlan, place: Place, *, sizes: Sizes | None, zero: int, optimizer: str, calibration: Name | Calibration | None
-) -> NetworkPlan:
-    """The plan with all that predicts it again. A calibration that was merely the best known is not part of it."""
-    from perfmodel.verbs.setting import file_reference
-
-    named = calibration if isinstance(calibration, Name) else calibration.name if calibration is not None else ""
-    return replace(
-        plan,
-        sizes=dict(sizes or {}),
-        zero=zero,
-        optimizer=str(Optimizer(optimizer)),
-        precision=str(place.policy),
-        profile=place.profile.name,
-        calibration=file_reference(named),
-    )
-
-
-def make_planner(network: Graph, place: Place, *, optimizer: str = Optimizer.ADAMW, zero: int = 0, microbatches: int = 1) -> NetworkPlanner:
+def make_planner(setting: Setting, *, zero: int = 0, microbatches: int = 1) -> NetworkPlanner[Prediction]:
     """Space and tables of a network on a cluster."""
-    from perfmodel.parallel.per_operator.plan import mesh_axes
+    from perfmodel.parallel.per_operator.mesh import mesh_axes
     from perfmodel.planner.per_operator.pipeline import MOST_AXES
     from perfmodel.planner.per_operator.search import network_planner
 
-    chips = place.cluster.num_chips
     return network_planner(
-        network,
-        cluster=place.reference,
-        num_chips=chips,
-        machine=place.machine,
-        setting=step_setting(place, optimizer=optimizer, zero=zero, num_microbatches=microbatches),
-        axes=mesh_axes(chips, place.machine.tier_sizes, most=MOST_AXES),
+        setting.estimator,
+        cluster=setting.reference,
+        num_microbatches=microbatches,
+        zero=zero,
+        axes=mesh_axes(setting.cluster.num_chips, setting.estimator.machine.tier_sizes, most=MOST_AXES),
     )
 
 
-def _strategies(planner: NetworkPlanner, network: Graph) -> dict[str, NetworkPrediction]:
+def _strategies(planner: NetworkPlanner[Prediction], network: Graph) -> dict[str, Prediction]:
     """Data parallelism and, where there are convolutions, one weird trick; predicted whether they fit or not."""
     from perfmodel.planner.per_operator.strategies import data_parallel, one_weird_trick
 
@@ -349,7 +336,7 @@ def shard_pipeline(
     zero: int | None = None,
     time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
-) -> tuple[int, PipelinePrediction]:
+) -> PipelineSearch:
     """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
 
     network   a built-in one by its name; global_batch: samples of a step
@@ -361,9 +348,10 @@ def shard_pipeline(
     budget = _budget(time_limit)
     if ":" in network:
         raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
-    place, optimizer = _place_of(asked), asked.optimizer or Optimizer.ADAMW
-    sizes = _as_run_by(place.profile, network, sizes)
-    found: dict[int, PipelinePrediction] = {}
+    memory_headroom = share(asked.memory_headroom, "memory_headroom")
+    check_headroom(memory_headroom)
+    setting, _, _ = network_setting(network, asked, sizes=sizes, global_batch=global_batch)
+    found: dict[int, PipelineSearch] = {}
     reasons: list[InputError] = []
     tried = (3, 1) if zero is None else (zero,)
     is_late = False
@@ -378,16 +366,13 @@ def shard_pipeline(
 
         try:
             found[stage] = search_pipeline(
-                lambda batch: _built_in(network, batch, sizes or {}),
-                global_batch=global_batch,
-                cluster=place.reference,
-                num_chips=place.cluster.num_chips,
-                machine=place.machine,
-                setting=step_setting(place, optimizer=optimizer, zero=stage),
-                memory_limit=room(place.machine.memory_usable, share(asked.memory_headroom, "memory_headroom")),
+                setting.estimator,
+                cluster=setting.reference,
+                zero=stage,
+                memory_limit=room(setting.estimator.machine.memory_usable, memory_headroom),
                 stages=stages,
                 microbatches=microbatches,
-                beat=min((plan.step_time for plan in found.values()), default=math.inf),
+                beat=min((each.step_time for each in found.values()), default=math.inf),
                 budget=budget,
                 progress=report,
             )
@@ -395,72 +380,102 @@ def shard_pipeline(
             reasons.append(error)
     if not found:
         raise reasons[-1]
-    best = min(found, key=lambda stage: found[stage].step_time)
-    plan = replace(found[best], cut_off="time limit") if is_late else found[best]
-    recorded = _recorded(plan.plan, place, sizes=sizes, zero=best, optimizer=optimizer, calibration=asked.calibration)
-    return best, replace(plan, plan=recorded)
+    best = min(found.values(), key=lambda each: each.step_time)
+    return replace(best, best=_predicted(setting, best.best.plan, memory_headroom), cut_off="time limit" if is_late else best.cut_off)
 
 
 def predict_network_plan(
-    plan: NetworkPlan | Name,
+    plan: Plan | Name,
     *,
     network: Graph | str | None = None,
     cluster: Name | Cluster | None = None,
     precision: str | None = None,
     optimizer: str | None = None,
     zero: int | None = None,
-    memory_headroom: float = DEFAULT_HEADROOM,
+    memory_headroom: float | str = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
     calibration: Name | Calibration | None = None,
-) -> NetworkPrediction | PipelinePrediction:
+) -> Prediction:
     """Step time and memory of a plan of a network, on the cluster that it names or another, by what it records or what is said.
 
     network   the network itself, or the name that the plan has: needed where that is a module of one's own
     """
     memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
-    found = load_network_plan(plan)
-    place = find_place(
-        found.cluster if cluster is None else cluster,
-        chips=found.num_chips * max(1, len(found.stages)),
-        precision=found.precision or None if precision is None else precision,
-        calibration=found.calibration or None if calibration is None else calibration,
-        profile=found.profile or None if profile is None else profile,
+    found = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
+    setting = setting_of_network_plan(found, network=network, cluster=cluster, profile=profile, calibration=calibration)
+    return _predicted(setting, on_tiers(found, setting), memory_headroom)
+
+
+def trained_otherwise(plan: Plan, *, precision: str | None = None, optimizer: str | None = None, zero: int | None = None) -> Plan:
+    """The plan with another precision, optimizer or ZeRO stage."""
+    from perfmodel.foundation.values import choice_of
+    from perfmodel.parallel.layout import ZeroStage
+
+    job = replace(
+        plan.job,
+        precision=plan.job.precision if precision is None else choice_of(Precision, precision, "precision"),
+        optimizer=plan.job.optimizer if optimizer is None else choice_of(Optimizer, optimizer, "optimizer"),
     )
-    own = network if isinstance(network, Graph) else network_of_plan(found, named=network)
-    setting = step_setting(
-        place,
-        optimizer=found.optimizer if optimizer is None else optimizer,
-        zero=found.zero if zero is None else zero,
-        num_microbatches=found.num_microbatches,
-    )
-    placed = _recorded(
-        replace(found, cluster=place.reference),
-        place,
-        sizes=found.sizes,
-        zero=setting.zero,
-        optimizer=setting.optimizer,
-        calibration=found.calibration if calibration is None else calibration,
-    )
-    return _predicted(own, placed, place, memory_headroom=memory_headroom)
+    if zero is not None and (isinstance(zero, bool) or zero not in list(ZeroStage)):
+        raise bad_field("zero", shown(zero), "is no stage of ZeRO", "use 0, 1, 2 or 3")
+    return replace(plan, job=job, zero=plan.zero if zero is None else ZeroStage(zero))
 
 
-def load_network_plan(plan: NetworkPlan | Name) -> NetworkPlan:
-    from perfmodel.parallel.per_operator.plan_file import read_network_plan
+def setting_of_network_plan(
+    plan: Plan,
+    *,
+    network: Graph | str | None = None,
+    cluster: Name | Cluster | None = None,
+    profile: Name | ExecutionProfile | None = None,
+    calibration: Name | Calibration | None = None,
+) -> Setting:
+    """What predicts a plan of a network: a built-in one, or a module that the caller names too, as a plan file alone starts no code."""
+    from perfmodel.verbs.setting import setting_of_plan
 
-    return plan if isinstance(plan, NetworkPlan) else read_network_plan(plan)
+    check_network(plan, network)
+    network_at: Callable[[int], Graph] | None = None
+    if isinstance(network, Graph) or (network is not None and ":" in network):
+        own = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
+        network_at = lambda _: own  # noqa: E731
+    return setting_of_plan(plan, cluster=cluster, profile=profile, calibration=calibration, network_at=network_at)
 
 
-def network_of_plan(plan: NetworkPlan, *, named: str | None = None) -> Graph:
-    """The network that a plan is for: a built-in one, or a module that the caller names too, as a plan file alone starts no code."""
-    if named is not None and named != plan.network:
-        raise bad_field("network", named, f"the plan is for {plan.network}", "name that one")
-    if plan.is_imported and named is None:
+def on_tiers(plan: Plan, setting: Setting) -> Plan:
+    """On a cluster with fewer network tiers than the plan's: what lay across nodes lies across its outermost tier."""
+    outermost = len(setting.estimator.machine.tier_sizes) - 1
+    axes = tuple(replace(axis, tier=min(axis.tier, outermost)) for axis in plan.cuts.axes)
+    return replace(plan, assignment=replace(plan.cuts, axes=axes))
+
+
+def load_network_plan(plan: Plan | Name) -> Plan:
+    """A plan in which every operator has a sharding of its own."""
+    from perfmodel.verbs.setting import load_plan
+
+    found = load_plan(plan)
+    _ = found.cuts
+    return found
+
+
+def check_network(plan: Plan, network: Graph | str | None) -> None:
+    """A network that is named or given must be the plan's."""
+    named = network.name if isinstance(network, Graph) else network
+    if named is not None and named != plan.job.model.name:
+        raise bad_field("network", named, f"the plan is for {plan.job.model.name}", "name that one")
+
+
+def network_of_plan(plan: Plan, *, named: str | None = None) -> Graph:
+    """The network that a plan is for, at its micro-batch; a module of one's own only where the caller names it too."""
+    model = plan.job.model
+    check_network(plan, named)
+    if not isinstance(model, NetworkModel):
+        raise bad_field("model", model.name, "is no network", "use a plan of `perfmodel shard`")
+    if model.is_imported and named is None:
         rule = "is Python code of your own, which a plan alone does not start"
-        raise bad_field("network", plan.network, rule, f"name it again if you trust it: --network {shlex.quote(plan.network)}")
-    if plan.is_imported:
-        return find_network(plan.network, inputs=plan.inputs)[0]
-    return find_network(plan.network, batch=plan.batch, sizes=plan.sizes)[0]
+        raise bad_field("network", model.name, rule, f"name it again if you trust it: --network {shlex.quote(model.name)}")
+    if model.is_imported:
+        return find_network(model.name, inputs=model.inputs)[0]
+    return find_network(model.name, batch=plan.micro_batch, sizes=model.sizes)[0]  # type: ignore[arg-type]
 
 
 def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
@@ -476,7 +491,7 @@ def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
 
 
 def run_network_plan(
-    plan: NetworkPlan | Name,
+    plan: Plan | Name,
     *,
     network: Graph | None = None,
     steps: int = 10,
@@ -497,23 +512,24 @@ def run_network_plan(
     require_torch("run a plan")
     from perfmodel.execute.per_operator.run import measure_network_plans
     from perfmodel.execute.runner import pick_device
+    from perfmodel.hardware.reader import LOCALHOST
 
-    found = load_network_plan(plan)
-    if network is None and found.is_imported:
+    found = trained_otherwise(load_network_plan(plan), precision=Precision.FP32)
+    model, stages = found.job.model, found.cuts.stages
+    if network is None and isinstance(model, NetworkModel) and model.is_imported:
         rule = "a plan of an imported module is predicted, not run: what its operators compute is not imported"
-        raise bad_field("network", found.network, rule, "use `perfmodel predict`, or a plan of a built-in network")
-    if with_strategies and found.stages:
+        raise bad_field("network", model.name, rule, "use `perfmodel predict`, or a plan of a built-in network")
+    if with_strategies and stages:
         raise bad_field("strategies", "yes", "are plans of one stage, this one has several", "leave it out")
     own = network if network is not None else network_of_plan(found)
-    device = pick_device(device, found.num_ranks)
-    where = "localhost" if device == "cpu" else found.cluster  # the prediction is of what is measured
-    place = find_place(where, chips=found.num_ranks, precision=Precision.FP32, calibration=calibration, profile=None)
-    plans = {"this plan": _on_tiers(found, place.machine)}
+    device = pick_device(device, found.num_chips)
+    where = LOCALHOST if device == "cpu" else found.cluster  # the prediction is of what is measured
+    setting = setting_of_network_plan(replace(found, profile=""), network=_dropping_nothing(own), cluster=where, calibration=calibration)
+    plans = {"this plan": on_tiers(found, setting)}
     if with_strategies:
-        planner = make_planner(own, place, optimizer=found.optimizer, zero=found.zero, microbatches=found.num_microbatches)
-        for name, prediction in _strategies(planner, own).items():
-            plans[name] = replace(prediction.plan, zero=found.zero, optimizer=found.optimizer, num_microbatches=found.num_microbatches)
-    predictions = tuple(_predicted(_dropping_nothing(own), each, place) for each in plans.values())
+        planner = make_planner(setting, zero=int(found.zero), microbatches=found.num_microbatches)
+        plans |= {name: prediction.plan for name, prediction in _strategies(planner, own).items()}
+    predictions = tuple(_predicted(setting, each, 0.0) for each in plans.values())
     measurements = measure_network_plans(own, list(plans.values()), steps=steps, warmup=warmup, device=device, on_progress=progress)
     return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
 
@@ -522,22 +538,3 @@ def _dropping_nothing(network: Graph) -> Graph:
     """As a run has it, whose gradients are compared: dropout is there and does nothing."""
     operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in network.operators)
     return replace(network, operators=tuple(operators))
-
-
-def _on_tiers(plan: NetworkPlan, machine: Machine) -> NetworkPlan:
-    """On a machine with fewer network tiers than the plan's: what lay across nodes lies across its outermost tier."""
-    outermost = len(machine.tier_sizes) - 1
-    return replace(plan, axes=tuple(replace(axis, tier=min(axis.tier, outermost)) for axis in plan.axes))
-
-
-def _predicted(
-    network: Graph, plan: NetworkPlan, place: Place, *, memory_headroom: float = DEFAULT_HEADROOM
-) -> NetworkPrediction | PipelinePrediction:
-    """Step time and memory of a plan as it says that it is trained, in the precision of the place."""
-    from perfmodel.cost.per_operator.predict import predict_network
-    from perfmodel.planner.per_operator.pipeline import predict_pipeline
-
-    setting = step_setting(place, optimizer=plan.optimizer, zero=plan.zero, num_microbatches=plan.num_microbatches)
-    if plan.stages:
-        return replace(predict_pipeline(network, plan, machine=place.machine, setting=setting), plan=plan)
-    return predict_network(network, plan, setting, place.machine, memory_headroom=memory_headroom)

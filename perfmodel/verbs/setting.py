@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.hardware.cluster import Cluster
@@ -14,6 +16,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.network_model import NetworkModel
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.residuals import StepInterval
+    from perfmodel.workload.graph import Graph
 
 Name: TypeAlias = str | Path
 Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
@@ -72,12 +76,14 @@ def make_setting(
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     notes: tuple[str, ...] = (),
+    network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
     """Find cluster, calibration and profile, and compile what predicts the job's plans there.
 
     chips         None: as many as the cluster object, one's own cluster file or this machine has; a shipped cluster needs the number
     calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
     profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
+    network_at    of a job that trains a network: its graph at a micro-batch; None: that of the built-in network
     """
     from perfmodel.cost.resolve import calibration_reference, resolve_estimator
     from perfmodel.hardware.calibration import MOST_BUSY
@@ -99,9 +105,24 @@ def make_setting(
         cluster=found,
         calibration=asked,
         rests_on=asked or calibration_reference(chosen),
-        estimator=resolve_estimator(job, found, calibration=chosen, profile=habits),
+        estimator=resolve_estimator(job, found, calibration=chosen, profile=habits, network_at=network_at or _network_at(job)),
         notes=notes,
     )
+
+
+def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
+    """Of a job that trains a built-in network."""
+    model = job.model
+    if not isinstance(model, NetworkModel):
+        return None
+    if model.is_imported:
+        rule = "is Python code of your own, which a plan alone does not start"
+        raise bad_field("network", model.name, rule, f"name it again if you trust it: --network {shlex.quote(model.name)}")
+    from perfmodel.workload.networks import load_network
+
+    if "batch" in model.sizes:
+        raise bad_field("size", f"batch={model.sizes['batch']}", "the batch is no size of a network", "give it as micro_batch")
+    return lambda batch: load_network(model.name, batch=batch, **model.sizes)  # type: ignore[arg-type]
 
 
 def constants_of(
@@ -193,20 +214,12 @@ def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT
 def told(prediction: Prediction, setting: Setting) -> Prediction:
     """The prediction with the names that its setting goes by, and with what a person should know beside it."""
     job = prediction.plan.job
-    warnings = [*setting.notes]
-    if job.seq_len > job.transformer.max_position_embeddings:
-        warnings.append(
-            f"seq_len={job.seq_len} is beyond the {job.transformer.max_position_embeddings} positions of {job.model.name} "
-            "(max_position_embeddings): time and memory are predicted as if it took them"
-        )
+    warnings = [*setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
     if 0 < setting.cluster.largest_job < prediction.plan.num_chips:
         warnings.append(
             f"chips={prediction.plan.num_chips}: the largest job of {setting.cluster.name} is {setting.cluster.largest_job} chips; "
             "time and memory are predicted as if it took more"
         )
-    if job.transformer.left_out:
-        counted = f"only the {job.transformer.num_parameters:,} parameters of its language model are counted"
-        warnings.append(f"{job.model.name}: {job.transformer.left_out} is left out; {counted}")
     if recomputes_nothing_kept(prediction.plan):
         warnings.append("recompute=selective saves next to nothing beside flash attention, which keeps no scores: it costs time")
     if prediction.mfu_palm > 1.0:
@@ -214,6 +227,18 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
     return replace(prediction, plan=placed(prediction.plan, setting), calibration=setting.rests_on, warnings=tuple(warnings))
+
+
+def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
+    """What a job asks of a model beyond what it is."""
+    if job.seq_len > model.max_position_embeddings:
+        yield (
+            f"seq_len={job.seq_len} is beyond the {model.max_position_embeddings} positions of {model.name} "
+            "(max_position_embeddings): time and memory are predicted as if it took them"
+        )
+    if model.left_out:
+        counted = f"only the {model.num_parameters:,} parameters of its language model are counted"
+        yield f"{model.name}: {model.left_out} is left out; {counted}"
 
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
@@ -243,6 +268,7 @@ def setting_of_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
     """Where a plan file says that its plan runs, or on another cluster, with as many chips unless that is said; for its job or another.
 
@@ -267,6 +293,7 @@ def setting_of_plan(
         calibration=measured if calibration is None else calibration,
         profile=habits if profile is None else profile,
         notes=tuple(notes),
+        network_at=network_at,
     )
 
 

@@ -159,6 +159,11 @@ class TrainingJob:
         raise bad_field("model", self.model.name, rule, "use a plan of `perfmodel search`, or `perfmodel shard` for networks")
 
     @property
+    def unit(self) -> str:
+        """What its throughput counts."""
+        return "samples" if isinstance(self.model, NetworkModel) else "tokens"
+
+    @property
     def tokens_per_step(self) -> int:
         return self.global_batch * self.seq_len
 

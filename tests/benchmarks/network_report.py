@@ -24,20 +24,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.calibrate.fit_host import fit_measurement
-from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.cost.per_operator.operators import StepSetting
-from perfmodel.cost.per_operator.predict import NetworkPrediction
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.measure.machine import CPU_PROFILE, measure_machine
 from perfmodel.execute.per_operator.run import measure_network_plans
-from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import MOST_BUSY, Calibration
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.search import Filter, fixed_parts, network_planner
 from perfmodel.planner.per_operator.space import Configurations
@@ -46,8 +43,9 @@ from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import Space
 from perfmodel.verbs.demo import TIE, ordered_pairs
 from perfmodel.workload.graph import Graph, Operator, TensorRole
-from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
+from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks import load_network
 
 CHIPS = 2
@@ -137,7 +135,7 @@ class Row:
     """A plan under all the names that it goes by; rounds: its median step in each round that counts."""
 
     names: tuple[str, ...]
-    prediction: NetworkPrediction
+    prediction: Prediction
     measurement: NetworkMeasurement
     rounds: tuple[float, ...]
 
@@ -150,9 +148,18 @@ class Row:
         return self.prediction.step_time / self.measured - 1.0
 
 
-def predictions(case: Case, network: Graph, machine: Machine, calibration: Calibration) -> dict[str, NetworkPrediction]:
-    setting = StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=Optimizer.SGD, profile=load_profile(CPU_PROFILE))
-    planner = network_planner(network, cluster="localhost", num_chips=CHIPS, machine=machine, setting=setting)
+def predictions(case: Case, network: Graph, calibration: Calibration) -> dict[str, Prediction]:
+    job = TrainingJob(
+        model=NetworkModel(name=case.name),
+        global_batch=network.batch,
+        seq_len=1,
+        precision=Precision.FP32,
+        optimizer=Optimizer.SGD,
+    )
+    estimator = resolve_estimator(
+        job, local_cluster(num_chips=CHIPS), calibration=calibration, profile=load_profile(CPU_PROFILE), network_at=lambda _: network
+    )
+    planner = network_planner(estimator, cluster="localhost")
     found = {
         FOUND: planner.search().best,
         DATA: planner.search(data_parallel(network)).best,
@@ -163,9 +170,9 @@ def predictions(case: Case, network: Graph, machine: Machine, calibration: Calib
     return found
 
 
-def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, NetworkPrediction], rounds: int) -> tuple[list[Row], float, int]:
+def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, Prediction], rounds: int) -> tuple[list[Row], float, int]:
     """Rows, the largest share of the processors that others took in a round that counts, and how many rounds were left out."""
-    plans: list[NetworkPrediction] = []
+    plans: list[Prediction] = []
     names: list[list[str]] = []
     for name, prediction in expected.items():
         same = next((i for i, other in enumerate(plans) if other.plan == prediction.plan), None)
@@ -192,11 +199,11 @@ def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, NetworkPr
     return rows, counting[-1][0], len(turns) - len(counting)
 
 
-def cut_otherwise(network: Graph, plan: NetworkPlan) -> str:
+def cut_otherwise(network: Graph, plan: Plan) -> str:
     """Operators with parameters whose cuts are not those of the batch."""
     found = []
     for operator in network.operators:
-        dims = [dim for dim, axes in plan.shardings[operator.name].items() if axes]
+        dims = [dim for dim, axes in plan.cuts.shardings[operator.name].items() if axes]
         if dims != ["b"] and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs):
             found.append(f"{operator.name} {'*'.join(dims) or 'whole'}")
     return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "") or "none"
@@ -244,10 +251,9 @@ def main() -> None:
             start = time.monotonic()
             calibration = fit_measurement(measure_machine(CHIPS, group=group))
             print(f"calibrated in {time.monotonic() - start:.0f} s")
-        machine = resolve_machine(local_cluster(num_chips=CHIPS), calibration, dtype=Dtype.FP32)
         for case in chosen:
             network = load_network(case.name, **case.sizes)
-            expected = predictions(case, network, machine, calibration)
+            expected = predictions(case, network, calibration)
             is_right &= report(case, network, *measure(group, network, expected, options.rounds))
     print("\nas it must be" if is_right else "\nNOT as it must be")
     sys.exit(0 if is_right else 1)

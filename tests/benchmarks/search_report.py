@@ -142,12 +142,12 @@ def measure_own(network: str, num_chips: int) -> dict[str, object]:
     import resource
     import time
 
-    from perfmodel.verbs.networks import find_network, find_place, make_planner
+    from perfmodel.parallel.request import Request
+    from perfmodel.verbs.networks import make_planner, network_setting
 
-    place = find_place("pase-1080ti", chips=num_chips, precision=None, calibration=None, profile=None)
-    built, _ = find_network(network)
+    setting, built, _ = network_setting(network, Request(cluster="pase-1080ti", chips=num_chips, optimizer="momentum"))
     start = time.process_time()
-    planner = make_planner(built, place, optimizer="momentum")
+    planner = make_planner(setting)
     middle = time.process_time()
     found = planner.search()
     end = time.process_time()
@@ -173,15 +173,15 @@ def measure_pipeline() -> dict[str, object]:
     from perfmodel.verbs.networks import shard_pipeline
 
     start, wall = time.process_time(), time.perf_counter()
-    zero, best = shard_pipeline("llama-3-70b", cluster="dgx-h100", chips=512, global_batch=512, sizes={"seq_len": 8192})
+    found = shard_pipeline("llama-3-70b", cluster="dgx-h100", chips=512, global_batch=512, sizes={"seq_len": 8192})
     return {
         "cpu": time.process_time() - start,
         "wall": time.perf_counter() - wall,
-        "zero": zero,
-        "stages": len(best.stages),
-        "microbatches": best.num_microbatches,
-        "step_time": best.step_time,
-        "gap": best.gap,
+        "zero": int(found.best.plan.zero),
+        "stages": len(found.stages),
+        "microbatches": found.best.plan.num_microbatches,
+        "step_time": found.step_time,
+        "gap": found.gap,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 

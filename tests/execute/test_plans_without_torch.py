@@ -55,8 +55,10 @@ def test_gpus_that_are_not_there_are_refused(shrink, monkeypatch):
 def test_a_network_is_predicted_where_it_is_measured(device, cluster, monkeypatch):
     plan = shard_network(load_network("alexnet", batch=8), cluster="dgx-h100", chips=2).best.plan
     places, measured = [], []
-    find = network_verbs.find_place
-    monkeypatch.setattr(network_verbs, "find_place", lambda name, **given: (places.append(name), find(name, **given))[1])
+    find = network_verbs.setting_of_network_plan
+    monkeypatch.setattr(
+        network_verbs, "setting_of_network_plan", lambda plan, **given: (places.append(given["cluster"]), find(plan, **given))[1]
+    )
     monkeypatch.setattr(runner, "pick_device", lambda *_: device)
     monkeypatch.setattr(network_run, "measure_network_plans", lambda *_, device, **__: measured.append(device))
     network_verbs.run_network_plan(plan)

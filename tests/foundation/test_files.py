@@ -17,14 +17,13 @@ from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_chip, load_cluster
 from perfmodel.lab.cases import read_cases
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.per_operator.plan_file import read_network_plan
 from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.plan_file import read_plan
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.residuals import load_residuals
 from perfmodel.workload.models import load_model
 
-YAML_READERS = [load_cluster, load_chip, load_calibration, load_profile, load_rule_set, load_residuals, read_plan, read_network_plan]
+YAML_READERS = [load_cluster, load_chip, load_calibration, load_profile, load_rule_set, load_residuals, read_plan]
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

@@ -35,12 +35,11 @@ from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.algebra.rules import list_rule_sets, load_rule_set, rule_set_from_dict
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.per_operator.plan_file import network_plan_from_dict, network_plan_to_dict
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import list_plans, plan_from_dict, read_plan
 from perfmodel.parallel.profile import list_profiles, load_profile, profile_from_dict
 from perfmodel.parallel.residuals import load_residuals
-from perfmodel.verbs.networks import network_of_plan, shard_network
+from perfmodel.verbs.networks import predict_network_plan, shard_network
 from perfmodel.verbs.setting import Setting, make_job, make_setting, plan_in, predict_in, setting_of_plan
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.models import list_models, load_model
@@ -192,16 +191,18 @@ def topologies(rng: random.Random, folder: Path) -> bool:
 
 @cache
 def _network_plan() -> dict[str, Any]:
-    return network_plan_to_dict(shard_network("alexnet", cluster="dgx-h100", chips=4, batch=64).best.plan)
+    return plan_to_dict(shard_network("alexnet", cluster="dgx-h100", chips=4, batch=64).best.plan)
 
 
 def plans(rng: random.Random, folder: Path) -> bool:
     """A plan file: of a model or of a network, as data or as text."""
     if rng.random() < 0.15:
         broken = mutate(rng, _network_plan())
-        plan = _refused(lambda: network_plan_from_dict(broken))
+        plan = _refused(lambda: plan_from_dict(broken))
         if plan is not None and rng.random() < PREDICTED:
-            _refused(lambda: network_of_plan(plan))
+            prediction = _refused(lambda: predict_network_plan(plan))
+            if prediction is not None:
+                check_prediction(prediction)
         return plan is not None
     data = _json_of(plan_to_dict(read_plan(rng.choice(list_plans())))) if rng.random() < 0.5 else _random_plan(rng)
     broken = mutate(rng, data, most=2)

@@ -13,7 +13,7 @@ from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.per_operator.assignment import Assignment
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import assigned_plan, make_plan
 from perfmodel.parallel.profile import load_profile
 from perfmodel.workload.graph import Graph

@@ -1,4 +1,4 @@
-"""The tables of a per-operator search and the prediction of a whole plan are one cost: every choice, every part."""
+"""The tables of a per-operator search are the additive part of what the prediction of the whole plan says: for every choice."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.per_operator.operators import StepSetting
-from perfmodel.cost.per_operator.predict import predict_network
-from perfmodel.cost.resolve import choose_calibration
-from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.profile import load_profile
-from perfmodel.planner.per_operator.search import network_planner
 from perfmodel.planner.per_operator.strategies import data_parallel
-from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
+from tests.planner.per_operator.cases import planner
 
 NETWORKS = {
     "alexnet": {"batch": 32},
@@ -28,45 +21,34 @@ NETWORKS = {
 }
 
 
-def _setting(**changes: object) -> StepSetting:
-    return StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=Optimizer.MOMENTUM, profile=load_profile("megatron"), **changes)  # type: ignore[arg-type]
-
-
-def _machine(name: str, chips: int):  # type: ignore[no-untyped-def]
-    cluster = load_cluster(name).with_chips(chips)
-    return resolve_machine(cluster, choose_calibration(cluster.chip), dtype=_setting().policy.compute)
-
-
+@pytest.mark.parametrize("profile", ["megatron", "torchtitan", "torch-gloo", "nanotron"])
 @pytest.mark.parametrize("zero", [0, 1, 3])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_choice_costs_in_the_tables_what_its_plan_is_predicted_to_cost(name: str, zero: int) -> None:
-    """Work of kernels that could be one but do not lie alike is more than the tables say; all else is equal."""
+def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: str, zero: int, profile: str) -> None:
+    """Work of kernels that could be one but do not lie alike is more than the tables say, as is what the host needs; so bounds hold."""
     network = load_network(name, **NETWORKS[name])  # type: ignore[arg-type]
-    machine, setting = _machine("pase-1080ti", 16), _setting(zero=zero)
-    planner = network_planner(network, cluster="pase-1080ti", num_chips=16, machine=machine, setting=setting, most_dims=2)
-    space, tables = planner.space, planner.tables
-    alike = list(space.choice(planner.search(data_parallel(network)).best.plan))
+    found = planner(network, 16, zero=zero, profile=profile, most_dims=2)
+    space, tables = found.space, found.tables
+    alike = space.choice(found.search(data_parallel(network)).best.plan.cuts)
+    shares_parameters = any(len(r) > 1 and network.tensors[t].role == "parameter" for t, r in network.readers().items())
     rng = random.Random(7)
-    for choice in (alike, *([rng.randrange(count) for count in space.num_configurations] for _ in range(4))):
+    for choice in (alike, *(tuple(rng.randrange(count) for count in space.num_configurations) for _ in range(4))):
         edges = [float(matrix[choice[u], choice[v]]) for u, v, matrix in tables.edges]
         if not np.isfinite(edges).all():
             continue  # readers of one parameter that hold it unlike
-        plan = space.plan(choice, cluster="pase-1080ti")
-        assert space.choice(plan) == tuple(choice)
-        predicted = predict_network(network, plan, setting, machine)
+        assert space.choice(space.assignment(choice)) == choice
+        predicted = found.price(choice)
         columns = list(zip(tables.vertices, choice, strict=True))
-        work = sum(v.forward[c] + v.backward[c] for v, c in columns) + sum(edges)
+        work = sum(v.forward[c] + v.backward[c] + v.own[c] for v, c in columns) + sum(edges)
         expected = sum(predicted.parts[part] for part in ("forward", "backward", "redistributions"))
         if choice is alike:
             assert work == pytest.approx(expected, rel=1e-9)
-        elif not any(len(r) > 1 and network.tensors[t].role == "parameter" for t, r in network.readers().items()):
+        elif not shares_parameters:
             assert 0.9 * expected < work < (1.0 + 1e-9) * expected
-        additive = {
-            "operator_collectives": sum(v.own[c] for v, c in columns),
-            "optimizer": sum(v.optimizer[c] for v, c in columns),
-        }
-        for part, value in additive.items():
-            assert value == pytest.approx(predicted.parts[part], rel=1e-9), part
+        updated = sum(v.optimizer[c] for v, c in columns)
+        expected = predicted.parts["optimizer"] + predicted.parts["gradient_accumulation"]
+        assert updated == pytest.approx(expected, rel=0.02, abs=3e-5)  # kernels of the whole have a floor, and are in cache or not
+        least = sum(float(v.cost(0.0, found.setting)[c]) for v, c in columns) + sum(edges) + found.setting.profile.step_time_constant
+        assert max(least, found.least_time) <= predicted.step_time * (1.0 + 1e-9)
         saved = sum(v.saved_bytes[c] for v, c in columns) + sum(float(m[choice[u], choice[v]]) for u, v, m in tables.edge_bytes)
-        assert saved == pytest.approx(predicted.memory["saved_activations"], rel=1e-9)
-        assert sum(v.state_bytes[c] for v, c in columns) == pytest.approx(predicted.memory["parameters_and_state"], rel=1e-9)
+        assert predicted.memory["activations"] <= saved * (1.0 + 1e-9)  # at the fullest moment some have gone already

@@ -26,7 +26,7 @@ from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule, Recompute
-from perfmodel.parallel.per_operator.plan import mesh_axes
+from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.planner.per_operator.space import network_space
 from perfmodel.workload.graph import Graph, Operator, Repeat
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
@@ -170,7 +170,7 @@ def test_a_network_with_shardings_of_its_own_goes_the_same_road() -> None:
     axes = mesh_axes(16, machine.tier_sizes)
     space = network_space(network, axes, most_dims=2)
     rng = random.Random(3)
-    plan = space.plan([rng.randrange(count) for count in space.num_configurations], cluster=cluster.name)
+    plan = space.assignment([rng.randrange(count) for count in space.num_configurations])
     graph = replace(network, tensors={name: replace(tensor, itemsize=4.0) for name, tensor in network.tensors.items()})
     derivation = derive(graph, plan.shardings, held=plan.held, axes=[axis.name for axis in axes])
     program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")

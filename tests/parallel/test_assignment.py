@@ -9,7 +9,7 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import Held
 from perfmodel.parallel.per_operator.assignment import Assignment
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import Plan, assigned_plan
 from perfmodel.parallel.plan_file import read_plan, write_plan
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob

@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import extent_amount
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
+from perfmodel.parallel.per_operator.assignment import check_assignment
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Data, FusedAttention, Graph, Operand, Operator, OwnTraffic, Pass, Product, Stream, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import Causal, attention, rotary
@@ -30,6 +31,7 @@ from perfmodel.workload.kinds.pooling import pooling
 from perfmodel.workload.kinds.reduction import reduction
 from perfmodel.workload.kinds.softmax import softmax
 from perfmodel.workload.networks.builder import NetworkBuilder
+from tests.network_plans import network_plan
 
 
 def operand(tensor, dims):
@@ -396,10 +398,10 @@ def own_traffic(op, shapes, **cuts):
     axes = tuple(MeshAxis(name=f"a{dim}", size=size, tier=0) for dim, size in cuts.items())
     tensors = {name: Tensor(name=name, shape=shape) for name, shape in shapes.items()}
     network = Graph(name="n", operators=(op,), tensors=tensors, batch=1)
-    plan = NetworkPlan(network="n", batch=1, cluster="", axes=axes, shardings={op.name: {dim: (f"a{dim}",) for dim in cuts}}, held={})
-    check_plan(plan, network)
+    plan = network_plan(network, axes, {op.name: {dim: (f"a{dim}",) for dim in cuts}})
+    check_assignment(plan.cuts, network, needs_held=True)
     rows = [row for row in network_traffic(network, plan) if row.what == "own"]
-    return [(str(row.kind), plan.size(row.axes), row.num_elements, str(row.phase)[0], row.repeats, row.itemsize) for row in rows]
+    return [(str(row.kind), plan.cuts.size(row.axes), row.num_elements, str(row.phase)[0], row.repeats, row.itemsize) for row in rows]
 
 
 X, Y = {"x": (8, 16, 12), "y": (8, 16, 12)}, {"w": (12,), "z": (12,)}
@@ -527,8 +529,8 @@ def test_a_new_kind_is_one_function():
     axes = (MeshAxis(name="a", size=2, tier=0),)
     cut = {"fc": "d", "fc_bias": "d", "reverse": "d", "head": "d"}
     shardings = {op.name: {cut.get(op.name, "b"): ("a",)} for op in network.operators}
-    plan = NetworkPlan(network="toys", batch=4, cluster="", axes=axes, shardings=shardings, held={})
-    check_plan(plan, network)
+    plan = network_plan(network, axes, shardings)
+    check_assignment(plan.cuts, network, needs_held=True)
     own = [(row.kind, row.num_elements, row.phase) for row in network_traffic(network, plan) if row.operator == "reverse"]
     assert own == [(CollectiveKind.ALL_TO_ALL, 4 * 4, phase) for phase in Pass]
     assert network.tensors["labels"].role is TensorRole.INDEX

@@ -18,13 +18,15 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.graph import load_pase_graph
 from perfmodel.papers.pase.layer import LayerKind
 from perfmodel.parallel.algebra.sharding import Held
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
+from perfmodel.parallel.per_operator.assignment import check_assignment
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.language_model import transformer_network
+from tests.network_plans import network_plan
 
 TINY = {
     "alexnet": {"image": 67, "filters": (4, 8, 8, 8, 4), "hidden": 16, "classes": 8},
@@ -342,10 +344,8 @@ def test_every_tiny_network_trains_data_parallel_with_its_parameters_as_the_only
     for tensor, readers in network.readers().items():
         if len(readers) > 1 and tensor in network.producers():
             held[tensor] = Held(cuts=(("d",), *((),) * (len(network.tensors[tensor].shape) - 1)))
-    plan = NetworkPlan(
-        network=network.name, batch=4, cluster="", axes=(MeshAxis(name="d", size=2, tier=0),), shardings=shardings, held=held
-    )
-    check_plan(plan, network)
+    plan = network_plan(network, (MeshAxis(name="d", size=2, tier=0),), shardings, held)
+    check_assignment(plan.cuts, network, needs_held=True)
     rows = network_traffic(network, plan)
     # rows of a position table that are looked up once, not for each sample: their gradient is reduced, not the table's
     table = network.tensors.get("position_embedding.weight")
@@ -513,7 +513,7 @@ def test_traffic_follows_as_it_is_issued():
     axes = (MeshAxis(name="d", size=2, tier=0),)
     shardings = {op.name: {max(op.dims, key=lambda dim: not op.dims[dim] % 2 and dim not in op.whole): ("d",)} for op in network.operators}
     held = {t: Held(cuts=((),) * len(network.tensors[t].shape), partial=frozenset("d")) for t in network.producers()}
-    rows = network_traffic(network, NetworkPlan(network="", batch=4, cluster="", axes=axes, shardings=shardings, held=held))
+    rows = network_traffic(network, network_plan(network, axes, shardings, held))
     place = {op.name: i for i, op in enumerate(network.operators)}
     edges = [row for row in rows if row.what != "gradient"]
     assert rows[: len(edges)] == tuple(edges)

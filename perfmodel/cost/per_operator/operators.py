@@ -9,7 +9,7 @@ also bit masks (bit i is axis i of the mesh, outermost first).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,7 +27,7 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
 from perfmodel.parallel.grid import LayoutGrid, free_grid
-from perfmodel.parallel.per_operator.plan import MeshAxis, axes_mask
+from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.graph import Data, Graph, Operator, TensorRole
@@ -213,20 +213,12 @@ def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> Ope
     )
 
 
-def parameter_share(network: Graph, operator: Operator, tensor: str, setting: StepSetting, layer_parameters: Mapping[str, int]) -> float:
-    """Elements of what travels in one collective over those of a parameter. [-]
+def parameter_share(network: Graph, tensor: str, num_chips: int) -> float:
+    """Elements of the largest unit that a parameter could travel in over its own: every parameter of the network, whole. [-]
 
-    The parameters of one layer go together, or as many as fill a bucket, as the profile says.
-
-    layer_parameters   `Graph.layer_parameters`: elements of each layer
+    A collective's time for each byte falls with its size, so the parameter's part of this one is the least that it can take in any.
     """
-    own = float(network.tensors[tensor].num_elements)
-    if setting.profile.parameter_unit == "tensor":
-        return 1.0
-    if operator.layer:
-        return max(1.0, layer_parameters.get(operator.layer, own) / own)
-    bucket = setting.profile.bucket_bytes / setting.sizes.gathered
-    return max(1.0, min(bucket, float(network.num_parameters)) / own)
+    return num_chips * max(1.0, float(network.num_parameters)) / float(network.tensors[tensor].num_elements)
 
 
 def saved_inputs(operator: Operator) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def parameter_times(
         none = np.zeros(grid.num_rows)
         return ParameterTimes(reductions=none, gathers=none, published=none, optimizer=none, held_bytes=none)
     program = compile_parameters(
-        tuple(replace(parameter, regions=(_ALL.name,), is_end=False, is_last=False) for parameter in parameters),
+        tuple(replace(parameter, regions=(_ALL.name,)) for parameter in parameters),
         (_ALL,),
         setting.profile,
         zero=setting.zero,

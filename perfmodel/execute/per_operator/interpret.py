@@ -14,7 +14,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition
 from perfmodel.parallel.algebra.derive import Derivation
 from perfmodel.parallel.algebra.sharding import Layout, ends_of_edge, gradient_layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operator, Pass
 
 Values = dict[str, torch.Tensor]
@@ -33,7 +33,7 @@ class Interpreter:
         self,
         worker: Worker,
         derivation: Derivation,
-        plan: NetworkPlan,
+        plan: Plan,
         mesh: NetworkMesh,
         run: tuple[int, int],
         *,
@@ -64,7 +64,7 @@ class Interpreter:
             operator = self.network.operators[index]
             self.worker.beat(f"preparing {operator.name}")
             self.edges[index] = [self._edge(operator, position) for position in range(len(operator.inputs))]
-        for tensor, held in self.plan.held.items():
+        for tensor, held in self.plan.cuts.held.items():
             # where it is read: what comes from another stage comes as it was left
             if tensor in self.producers and tensor in self.readers and start <= self.readers[tensor][0][0] < end:
                 producer, left = self.network.operators[self.producers[tensor]], self.derivation.left[tensor]
@@ -80,13 +80,13 @@ class Interpreter:
     def _edge(self, operator: Operator, position: int) -> Transition | Layout:
         operand = operator.inputs[position]
         tensor, needed = operand.tensor, self.derivation.needed[operator.name, position]
-        gradient = gradient_layout(self.plan.shardings[operator.name], operand)
+        gradient = gradient_layout(self.plan.cuts.shardings[operator.name], operand)
         if tensor in self.partial:
             same = self._redistribution(needed, needed, tensor, operator.name, Pass.FORWARD)
             return Transition(same, same, self.mesh.size(self.partial[tensor] - gradient.partial))
         if tensor not in self.producers:
             return needed
-        held = self.plan.held.get(tensor)
+        held = self.plan.cuts.held.get(tensor)
         source, goal = ends_of_edge(self.derivation.left[tensor], held, gradient)
         ways = 1 if held is None else self.mesh.size(held.partial - gradient.partial)
         return Transition(

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.per_operator.plan import STAGES, MeshAxis
+from perfmodel.parallel.per_operator.mesh import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.workload.graph import Pass
 

@@ -27,20 +27,23 @@ from perfmodel.execute.per_operator.pipeline import StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.parallel.algebra.sharding import Held, Layout
+from perfmodel.parallel.layout import ParallelLayout, ZeroStage
+from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.parameters import parameter_units, sections_of
-from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_network
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.job import Optimizer
 
 NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
 
-def one_process(network: Graph, plan: NetworkPlan) -> NetworkPlan:
+def one_process(network: Graph, plan: Plan) -> Plan:
     """The plan in which nothing is cut; its microbatches stay."""
-    held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.held}
-    return replace(plan, axes=(), stages=(), zero=0, shardings={operator.name: {} for operator in network.operators}, held=held)
+    held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.cuts.held}
+    whole = Assignment(axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
+    return replace(plan, num_chips=1, layout=ParallelLayout(), zero=ZeroStage.NONE, assignment=whole)
 
 
 def index_limit(network: Graph, tensor: str) -> int:
@@ -81,20 +84,20 @@ class NetworkProgram:
         self,
         worker: Worker,
         network: Graph,
-        plan: NetworkPlan,
+        plan: Plan,
         *,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         optimizer: str = Optimizer.SGD,
         learning_rate: float = 0.0,
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
-        imitate: NetworkPlan | None = None,
+        imitate: Plan | None = None,
         uses_dtensor: bool = True,
     ) -> None:
         check_runnable(network, plan, functions)
         self.worker, self.plan, self.given = worker, plan, network
         self.network = padded_network(network, plan)
-        self.mesh = NetworkMesh(worker, plan.axes, num_stages=max(1, len(plan.stages)), uses_dtensor=uses_dtensor)
+        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=max(1, len(plan.cuts.stages)), uses_dtensor=uses_dtensor)
         self.dtype = dtype
         self.run = stage_runs(self.network, plan)[self.mesh.stage]
         self.derivation = derive_network(self.network, plan)
@@ -108,7 +111,7 @@ class NetworkProgram:
             plan,
             self.mesh,
             readers={name: self.network.operators[self.readers[name][0][0]].name for name in parameters},
-            optimizer=Optimizer(optimizer or plan.optimizer),
+            optimizer=Optimizer(optimizer or plan.job.optimizer),
             learning_rate=learning_rate,
         )
         self.interpreter = Interpreter(
@@ -126,12 +129,16 @@ class NetworkProgram:
         self.outputs = [name for name in self.interpreter.left_for_others(*self.run) if name not in self.readers]
         self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
 
-    def _contexts(self, imitate: NetworkPlan | None) -> dict[int, OperatorContext]:
+    def _contexts(self, imitate: Plan | None) -> dict[int, OperatorContext]:
         found = {}
         for index in range(*self.run):
             operator, original = self.network.operators[index], self.given.operators[index]
-            copied = {} if imitate is None else {dim: imitate.size(tuple(axes)) for dim, axes in imitate.shardings[operator.name].items()}
-            found[index] = OperatorContext(self.mesh, operator, self.plan.shardings[operator.name], dict(original.dims), copied)
+            copied = (
+                {}
+                if imitate is None
+                else {dim: imitate.cuts.size(tuple(axes)) for dim, axes in imitate.cuts.shardings[operator.name].items()}
+            )
+            found[index] = OperatorContext(self.mesh, operator, self.plan.cuts.shardings[operator.name], dict(original.dims), copied)
         return found
 
     # ------------------------------------------------------------------------------------------------ parameters and data

@@ -10,18 +10,18 @@ from dataclasses import replace
 from math import lcm
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Operator, OwnTraffic
 
 
-def padded_network(network: Graph, plan: NetworkPlan) -> Graph:
+def padded_network(network: Graph, plan: Plan) -> Graph:
     """The network with every unevenly cut size rounded up to what all operators that meet it can cut evenly."""
     classes = _same_sizes(network)
     parts: dict[object, int] = {}
     uneven: set[object] = set()
     for operator in network.operators:
-        for dim, axes in plan.shardings[operator.name].items():
-            number = plan.size(tuple(axes))
+        for dim, axes in plan.cuts.shardings[operator.name].items():
+            number = plan.cuts.size(tuple(axes))
             root = classes[operator.name, dim]
             parts[root] = lcm(parts.get(root, 1), number)
             if dim in operator.padded and operator.dims[dim] % number:

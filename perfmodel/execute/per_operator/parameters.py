@@ -20,7 +20,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
 from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, state_of
 from perfmodel.parallel.per_operator.parameters import ParameterUnit, unit_traffic
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import Optimizer
 
@@ -35,7 +35,7 @@ class Parameters:
         self,
         tensors: dict[str, torch.Tensor],
         units: Sequence[ParameterUnit],
-        plan: NetworkPlan,
+        plan: Plan,
         mesh: NetworkMesh,
         *,
         readers: Mapping[str, str],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.parallel.per_operator.assignment import check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_network
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 
 #: Kinds that have a torch function (`network_functions.FUNCTIONS`).
@@ -31,14 +32,12 @@ KINDS = frozenset(
 )
 
 
-def check_runnable(network: Graph, plan: NetworkPlan, further_kinds: Collection[str] = ()) -> None:
+def check_runnable(network: Graph, plan: Plan, further_kinds: Collection[str] = ()) -> None:
     """The plan is legal, every kind has a torch function, the readers of a parameter agree, and stages can be cut as it says."""
-    check_plan(plan, network)
-    times = plan.num_microbatches
-    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-        raise bad_field("num_microbatches", shown(times), "must be a whole number of at least 1", "use 1")
-    if plan.zero not in (0, 1, 2, 3):
-        raise bad_field("zero", shown(plan.zero), "is no stage of ZeRO", "use 0, 1, 2 or 3")
+    name = plan.job.model.name
+    if name != network.name:
+        raise bad_field("network", name, f"the plan is not for {network.name}", "use the network that it was made for")
+    check_assignment(plan.cuts, network, needs_held=True)
     for operator in network.operators:
         if operator.kind not in KINDS and operator.kind not in further_kinds:
             raise InputError(

@@ -23,9 +23,10 @@ from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, RunError
 from perfmodel.parallel.per_operator.measurement import NetworkCheck, NetworkMeasurement
+from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.per_operator.parameters import step_traffic
-from perfmodel.parallel.per_operator.plan import STAGES, NetworkPlan
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ if TYPE_CHECKING:
 TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
 
 
-def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
     from perfmodel.execute.per_operator import worker as network_worker
 
     return network_worker.check_on_rank(worker, network, plan, options)
 
 
 def measure_on_rank(
-    worker: Worker, network: Graph, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+    worker: Worker, network: Graph, plans: Sequence[Plan], options: NetworkOptions, warmup: int, rounds: int
 ) -> tuple[list[RankTimes], str, dict[str, str]]:
     from perfmodel.execute.per_operator import worker as network_worker
 
@@ -58,7 +59,7 @@ TIMED = NetworkOptions(learning_rate=1e-3, uses_dtensor=False)
 
 def check_network_plan(
     network: Graph,
-    plan: NetworkPlan,
+    plan: Plan,
     options: NetworkOptions = CHECKED,
     *,
     device: str = "auto",
@@ -75,17 +76,17 @@ def check_network_plan(
         raise InputError(f"dtype={dtype}: is not one that a run is compared in; use {' or '.join(TOLERANCES)}")
     if options.steps < 1:
         raise InputError(f"steps={options.steps}: must be at least 1; use 1")
-    if options.compares_outputs and plan.stages:
+    if options.compares_outputs and plan.cuts.stages:
         raise InputError("compares_outputs=yes: is for plans of one stage; leave it out")
     _check(network, plan, group, options.functions)
-    device = group.device if group is not None else pick_device(device, plan.num_ranks)
-    _check_room(plan.num_ranks, device)
-    with nullcontext(group) if group is not None else _start(plan.num_ranks, device, hang_timeout, None) as workers:
+    device = group.device if group is not None else pick_device(device, plan.num_chips)
+    _check_room(plan.num_chips, device)
+    with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
         results = workers.call(check_on_rank, network, plan, options)
     return assemble_check(network, plan, results, dtype)
 
 
-def assemble_check(network: Graph, plan: NetworkPlan, results: Sequence[RankCheck], dtype: str) -> NetworkCheck:
+def assemble_check(network: Graph, plan: Plan, results: Sequence[RankCheck], dtype: str) -> NetworkCheck:
     losses = _worst([result.loss_errors for result in results], "the loss of", dtype)
     gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
@@ -115,9 +116,9 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
     return worst_error(errors, TOLERANCES[dtype], sentence)
 
 
-def expected_traffic(network: Graph, plan: NetworkPlan, stage: int = 0) -> Counter[NetworkTraffic]:
+def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
     """What a rank of a stage must issue: `step_traffic` of the network with equal shares, repeats counted, without axes of size one."""
-    sizes = {axis.name: axis.size for axis in plan.axes}
+    sizes = {axis.name: axis.size for axis in plan.cuts.axes}
     found: Counter[NetworkTraffic] = Counter()
     for row in step_traffic(padded_network(network, plan), plan, stage):
         axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
@@ -126,19 +127,17 @@ def expected_traffic(network: Graph, plan: NetworkPlan, stage: int = 0) -> Count
     return found
 
 
-def compare_traffic(
-    network: Graph, plan: NetworkPlan, ranks: Sequence[RankCheck | RankTimes], itemsize: float
-) -> tuple[NetworkTraffic, ...]:
+def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | RankTimes], itemsize: float) -> tuple[NetworkTraffic, ...]:
     """The rows that the ranks of each stage issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
     found: Counter[NetworkTraffic] = Counter()
-    for stage in range(max(1, len(plan.stages))):
-        first = stage * plan.num_chips
-        found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.num_chips], first)), itemsize)
+    for stage in range(max(1, len(plan.cuts.stages))):
+        first = stage * plan.cuts.num_chips
+        found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.cuts.num_chips], first)), itemsize)
     return tuple(replace(row, repeats=count) for row, count in found.items())
 
 
 def _compare_stage(
-    network: Graph, plan: NetworkPlan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], itemsize: float
+    network: Graph, plan: Plan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], itemsize: float
 ) -> Counter[NetworkTraffic]:
     expected = expected_traffic(network, plan, stage)
     for number, rank in ranks.items():
@@ -148,7 +147,7 @@ def _compare_stage(
                 f"network check: rank {number} issued other collectives than the plan's traffic: "
                 f"missing {_describe(missing)}; too many {_describe(extra)}"
             )
-    order = [axis.name for axis in plan.axes]
+    order = [axis.name for axis in plan.cuts.axes]
     noted: dict[tuple[str, str], tuple[int, float]] = {}
     for row, count in expected.items():
         key = (str(row.kind), "+".join(sorted(row.axes, key=order.index)))
@@ -171,7 +170,7 @@ def _compare_stage(
             elements += padding.get(key, 0.0)
             if key[0] == CollectiveKind.SEND_RECV:
                 # the first and the last rank of a line of n send in one direction only: on average (n - 1) / n of what an inner one sends
-                ways = plan.size(frozenset(key[1].split("+")))
+                ways = plan.cuts.size(frozenset(key[1].split("+")))
                 due += elements * (ways - 1) / ways
                 continue
             issued = tally.num_bytes.get(key, 0.0) / itemsize
@@ -198,7 +197,7 @@ def _describe(rows: Counter[NetworkTraffic]) -> str:
 
 def measure_network_plans(
     network: Graph,
-    plans: Sequence[NetworkPlan],
+    plans: Sequence[Plan],
     options: NetworkOptions = TIMED,
     *,
     steps: int = 10,
@@ -222,17 +221,17 @@ def measure_network_plans(
     if rounds < 1:
         raise InputError(f"rounds={rounds}: must be at least 1; use 2")
     rounds = min(rounds, steps)
-    sizes = {plan.num_ranks for plan in plans}
+    sizes = {plan.num_chips for plan in plans}
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
     timing = replace(options, dtype="float32", steps=steps, optimizer="")
     checking = replace(timing, steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
     errors = [float("nan")] * len(plans)
-    device = group.device if group is not None else pick_device(device, plans[0].num_ranks)
-    _check_room(plans[0].num_ranks, device)
+    device = group.device if group is not None else pick_device(device, plans[0].num_chips)
+    _check_room(plans[0].num_chips, device)
     for plan in plans:
         _check(network, plan, group, options.functions)
-    scope = nullcontext(group) if group is not None else _start(plans[0].num_ranks, device, hang_timeout, on_progress)
+    scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
     with scope as workers:
         use = processor_use(workers.pids)
         for index, plan in enumerate(plans):
@@ -277,7 +276,7 @@ def _check_room(num_ranks: int, device: str) -> None:
         raise InputError(f"chips={num_ranks}: this machine runs up to {most} ranks on {device}; use a plan for fewer")
 
 
-def _check(network: Graph, plan: NetworkPlan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
+def _check(network: Graph, plan: Plan, group: WorkerGroup | None, functions: Mapping[str, NetworkFunction]) -> None:
     check_runnable(network, plan, functions)
-    if group is not None and group.num_ranks != plan.num_ranks:
-        raise InputError(f"chips={plan.num_ranks}: the worker group has {group.num_ranks} ranks; use one of {plan.num_ranks}")
+    if group is not None and group.num_ranks != plan.num_chips:
+        raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")

@@ -23,7 +23,7 @@ from perfmodel.execute.per_operator.model import NetworkProgram, one_process
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
 
 
@@ -34,7 +34,7 @@ class _Reference:
     outputs: dict[str, torch.Tensor]
 
 
-def _build(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions, imitate: NetworkPlan | None) -> NetworkProgram:
+def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, imitate: Plan | None) -> NetworkProgram:
     return NetworkProgram(
         worker,
         network,
@@ -49,10 +49,10 @@ def _build(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOp
     )
 
 
-def _reference(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions) -> _Reference:
+def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
     """Losses, and of the first step gradients and outputs, of one process; kept for the next plan of the same network."""
     copied = [
-        (operator.name, sorted((dim, plan.size(tuple(axes))) for dim, axes in plan.shardings[operator.name].items()))
+        (operator.name, sorted((dim, plan.cuts.size(tuple(axes))) for dim, axes in plan.cuts.shardings[operator.name].items()))
         for operator in network.operators
         if operator.settings.get("synchronised") is False
     ]
@@ -113,7 +113,7 @@ def _part_of(program: NetworkProgram, whole: torch.Tensor, name: str, layout: ob
     return local_part(padded, layout, program.mesh)  # type: ignore[arg-type]
 
 
-def check_on_rank(worker: Worker, network: Graph, plan: NetworkPlan, options: NetworkOptions) -> RankCheck:
+def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
     """Run the plan, count one step, and compare with one process, which is rank 0."""
     program = _build(worker, network, plan, options, None)
     outputs: dict[str, torch.Tensor] = {}
@@ -189,7 +189,7 @@ def _peak_bytes(program: NetworkProgram) -> float:
 
 
 def measure_on_rank(
-    worker: Worker, network: Graph, plans: Sequence[NetworkPlan], options: NetworkOptions, warmup: int, rounds: int
+    worker: Worker, network: Graph, plans: Sequence[Plan], options: NetworkOptions, warmup: int, rounds: int
 ) -> tuple[list[RankTimes], str, dict[str, str]]:
     """Steps of all plans in turn, A B C A B C; then, apart from what is timed, one step of each counted and one tracked."""
     programs = [_build(worker, network, plan, options, None) for plan in plans]

@@ -19,7 +19,6 @@ import numpy as np
 
 from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, Machine, resolve_machine
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
-from perfmodel.cost.per_operator.predict import NetworkPrediction
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
@@ -36,7 +35,7 @@ from perfmodel.papers.pase.strategies import (
     pase_strategies,
     with_one_hot_embeddings,
 )
-from perfmodel.parallel.per_operator.plan import mesh_axes
+from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.search import Filter, NetworkPlanner
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
@@ -163,6 +162,18 @@ def _check(networks: Sequence[str], clusters: Sequence[str], devices: Sequence[i
             raise bad_field(field, "", "must name at least one", "leave it out for all of them")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """A choice as the tables have it: the paper's runs know no memory limit."""
+
+    choice: tuple[int, ...]
+    step_time: float
+
+    @property
+    def memory(self) -> Mapping[str, float]:
+        return {"total": 0.0}
+
+
 class _Bench:
     """One network on one cluster."""
 
@@ -180,30 +191,32 @@ class _Bench:
     def step_time(self, strategy: Strategy) -> float:
         """The best placement of a strategy, predicted whole. [s]"""
         space = _restricted(self.space, strategy.allowed)
-        one_by_one = network_tables(space, self.setting, self.prices)
-        gradients = network_tables(space, self.setting, self.gradient_prices).vertices
+        one_by_one = network_tables(space, self.setting, self.prices, has_units=False)
+        gradients = network_tables(space, self.setting, self.gradient_prices, has_units=False).vertices
         vertices = tuple(replace(v, reductions=g.reductions) for v, g in zip(one_by_one.vertices, gradients, strict=True))
+        tables = replace(one_by_one, vertices=vertices)
         planner = NetworkPlanner(
             network=self.network,
-            cluster=self.cluster.name,
-            machine=self.machine,
+            price=lambda choice: _Priced(choice=tuple(choice), step_time=one_by_one.step_time(choice, self.setting)),
+            context_bytes=self.machine.context_bytes,
+            least_time=0.0,
             setting=self.setting,
             space=space,
-            tables=replace(one_by_one, vertices=vertices),
+            tables=tables,
             table_time=0.0,
         )
         best = planner.search().best
-        choice = space.choice(best.plan)
+        choice = best.choice
         saved = sum(float(v.reductions[c] - g.reductions[c]) for v, g, c in zip(one_by_one.vertices, gradients, choice, strict=True))
         return best.step_time - saved - (self._layers_at_once(planner, best, strategy) if strategy.apart > 1 else 0.0)
 
-    def _layers_at_once(self, planner: NetworkPlanner, best: NetworkPrediction, strategy: Strategy) -> float:
+    def _layers_at_once(self, planner: NetworkPlanner[_Priced], best: _Priced, strategy: Strategy) -> float:
         """What LSTM layers on devices of their own save over the plan that repeats each of them on all shares of the devices. [s]
 
         A pipeline over time steps: l layers take (s + l - 1) / l instead of s steps each, less what they send each other every step.
         Each share of the devices reduces the gradients of its own layer.
         """
-        choice = planner.space.choice(best.plan)
+        choice = best.choice
         layers = [index for index, operator in enumerate(self.network.operators) if is_recurrent(operator)]
         columns = [(planner.tables.vertices[index], choice[index]) for index in layers]
         recurrences = [self.network.operators[index] for index in layers if self.network.operators[index].kind == "lstm"]

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.layer import LayerKind, text_of
 from perfmodel.papers.pase.search import PaseRun
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.planner.per_operator.search import Filter, fixed_parts
 from perfmodel.planner.per_operator.space import Configurations
 from perfmodel.planner.per_operator.strategies import mesh_tensorflow, one_weird_trick

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, one_line, shown, suggest
-from perfmodel.parallel.algebra.sharding import Held, Sharding
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.parallel.algebra.sharding import FINE_AXES, Held, Sharding
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.workload.config import MAX_SIZE
+from perfmodel.workload.graph import Graph, Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,9 @@ class Assignment:
     """axes: of one stage's chips, outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers.
 
     stages   of a pipeline: the first operator of each stage; empty for one stage
+
+    A tensor with several readers is held in one layout from which all of them read (`Held`): it is redistributed to that once, and the
+    gradients of its readers are added before they are reduced (R7): partial on the union of the axes on which any of them is.
     """
 
     axes: tuple[MeshAxis, ...]
@@ -42,6 +46,18 @@ class Assignment:
         """Ranks of the group over these axes."""
         return prod(axis.size for axis in self.axes if axis.name in names)
 
+    @property
+    def has_named_axes(self) -> bool:
+        """Whether its axes are those of rule sets."""
+        return any(axis.name in FINE_AXES for axis in self.axes)
+
+    def described(self) -> str:
+        """`2 stages of 4 x 8 chips`: chips of each network tier, the outermost first."""
+        tiers = sorted({axis.tier for axis in self.axes}, reverse=True)
+        sizes = [prod(axis.size for axis in self.axes if axis.tier == tier) for tier in tiers] or [1]
+        chips = " x ".join(map(str, sizes)) + " chips" + (" (across nodes x within one)" if len(sizes) > 1 else "")
+        return f"{len(self.stages)} stages of {chips}" if self.stages else chips
+
     def to_dict(self) -> dict[str, Any]:
         """What a plan's file holds; an operator that nothing cuts has an empty map."""
         return {
@@ -50,6 +66,62 @@ class Assignment:
             "shardings": {name: {dim: list(axes) for dim, axes in cuts.items() if axes} for name, cuts in self.shardings.items()},
             "held": {name: {"cuts": [list(cut) for cut in held.cuts], "partial": sorted(held.partial)} for name, held in self.held.items()},
         }
+
+
+def check_assignment(plan: Assignment, network: Graph, *, needs_held: bool = False) -> None:
+    """Every operator has a sharding that the mesh and its sizes allow; every tensor with several readers is held, where some are.
+
+    needs_held   whether they must be: rule sets have no word on it
+    """
+    known = {axis.name: axis.size for axis in plan.axes}
+    unknown = plan.shardings.keys() - {operator.name for operator in network.operators}
+    if unknown:
+        raise bad_field(
+            "shardings", min(unknown), f"is no operator of {network.name}", "search and save the plan again, or remove the operator"
+        )
+    for operator in network.operators:
+        if operator.name not in plan.shardings:
+            raise InputError(f"operator {operator.name}: has no sharding; give it one (an empty map leaves it whole)")
+        seen: set[str] = set()
+        for dim, axes in plan.shardings[operator.name].items():
+            if dim not in operator.dims:
+                raise bad_field(f"shardings[{operator.name}]", dim, "is not a dim of the operator", f"use {', '.join(operator.dims)}")
+            for axis in axes:
+                if axis not in known:
+                    raise bad_field(f"shardings[{operator.name}].{dim}", axis, "is not an axis of the mesh", f"use {', '.join(known)}")
+                if axis in seen:
+                    raise bad_field(f"shardings[{operator.name}].{dim}", axis, "cuts the operator twice", "an axis may occur once")
+                seen.add(axis)
+            parts = prod(known[axis] for axis in axes)
+            if not divides(operator, network, dim, parts):
+                raise bad_field(
+                    f"shardings[{operator.name}].{dim}",
+                    parts,
+                    f"parts do not divide every size that they cut, or {dim} must stay whole",
+                    "use fewer parts",
+                )
+    producers = network.producers()
+    for tensor, readers in network.readers().items() if plan.held or needs_held else ():
+        if len(readers) > 1 and tensor in producers and tensor not in plan.held:
+            raise bad_field("held", tensor, "is read by several operators and has no layout of its own", "add it")
+
+
+def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
+    """Every size that cutting a dim meets: the dim's own, and those of the tensors' positions that it names."""
+    sizes = [operator.dims[dim]]
+    for operand in (*operator.inputs, operator.output):
+        if dim in operand.dims:
+            sizes.append(network.tensors[operand.tensor].shape[operand.dims.index(dim)])
+    return tuple(sizes)
+
+
+def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
+    """Whether a dim may be cut into so many parts: it may be cut, and each size that the cut meets has that many equal parts."""
+    if dim in operator.whole:
+        return parts == 1
+    if dim in operator.padded:
+        return parts <= operator.dims[dim]
+    return gcd(*cut_sizes(operator, network, dim)) % parts == 0
 
 
 def assignment_from_dict(data: Any, *, where: str = "assignment") -> Assignment:

@@ -13,10 +13,12 @@ from math import gcd
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout, output_layout
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, ZeroStage
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
+from perfmodel.parallel.per_operator.mesh import MeshAxis
+from perfmodel.parallel.plan import Plan, assigned_plan
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import Precision
+from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks.language_model import transformer_network
 
 
@@ -47,7 +49,7 @@ def interpreter_reason(plan: Plan) -> str:
     one = replace(plan, job=replace(plan.job, model=replace(model, num_hidden_layers=max(1, layout.pp))), stage_layers=_ones(layout.pp))
     try:
         graph = graph_of(one)
-        check_plan(plan_by_rules(one, graph), graph)
+        check_assignment(plan_by_rules(one, graph).cuts, graph, needs_held=True)
     except InputError as error:
         return f"where they divide: {error}"
     return ""
@@ -68,7 +70,7 @@ _graph = lru_cache(maxsize=8)(
 )
 
 
-def plan_by_rules(plan: Plan, graph: Graph) -> NetworkPlan:
+def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
     """The plan's rules, operator by operator. A tensor with several readers lies as all of them need it, else as it is made."""
     layout = plan.layout
     tp_kv = gcd(layout.tp, plan.job.transformer.num_key_value_heads)
@@ -81,18 +83,14 @@ def plan_by_rules(plan: Plan, graph: Graph) -> NetworkPlan:
         cuts = {dim: plan.rules.cut(folded, operator.logical_name(dim)) for dim in operator.dims}
         present = {dim: tuple(axis for axis in cut if axis in names) for dim, cut in cuts.items()}
         shardings[operator.name] = {dim: cut for dim, cut in present.items() if cut}
-    return NetworkPlan(
-        network=graph.name,
-        batch=graph.batch,
+    assignment = Assignment(axes=axes, shardings=shardings, held=_held(graph, shardings), stages=_stages(plan, graph))
+    model = NetworkModel(name=graph.name)
+    return assigned_plan(
+        replace(plan.job, model=model, global_batch=graph.batch * plan.num_microbatches, seq_len=1),
         cluster=plan.cluster,
-        axes=axes,
-        shardings=shardings,
-        held=_held(graph, shardings),
-        stages=_stages(plan, graph),
-        num_microbatches=plan.num_microbatches,
+        assignment=assignment,
+        micro_batch=graph.batch,
         zero=int(plan.zero),
-        optimizer=plan.job.optimizer,
-        precision=plan.job.precision,
         profile=plan.profile,
     )
 

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.per_operator.plan import NetworkPlan
-from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
+from perfmodel.parallel.plan import Plan, plan_to_dict
 
 NETWORK_MEASUREMENT_VERSION = 1
 
@@ -26,7 +25,7 @@ class NetworkCheck:
     traffic          collectives that were issued in one step, as many as `repeats` says
     """
 
-    plan: NetworkPlan
+    plan: Plan
     loss: float
     loss_error: float
     gradient_error: float
@@ -50,7 +49,7 @@ class NetworkMeasurement:
     busy_fraction     share of the machine's processors that other processes took meanwhile; 0 where the system does not say
     """
 
-    plan: NetworkPlan
+    plan: Plan
     step_time: float
     step_time_spread: float
     step_times: tuple[float, ...]
@@ -68,15 +67,15 @@ class NetworkMeasurement:
     def __post_init__(self) -> None:
         if not self.step_times:
             raise InputError("step_times=(): must have at least one step; measure again")
-        if self.memory_by_rank and len(self.memory_by_rank) != self.plan.num_ranks:
+        if self.memory_by_rank and len(self.memory_by_rank) != self.plan.num_chips:
             entries = len(self.memory_by_rank)
-            raise InputError(f"memory_by_rank: has {entries} entries for {self.plan.num_ranks} ranks; measure again")
+            raise InputError(f"memory_by_rank: has {entries} entries for {self.plan.num_chips} ranks; measure again")
         object.__setattr__(self, "parts", MappingProxyType(dict(self.parts)))
         object.__setattr__(self, "software", MappingProxyType(dict(self.software)))
 
     @property
     def num_ranks(self) -> int:
-        return self.plan.num_ranks
+        return self.plan.num_chips
 
     @property
     def peak_memory(self) -> float:
@@ -87,8 +86,8 @@ class NetworkMeasurement:
         data: dict[str, Any] = {"schema_version": NETWORK_MEASUREMENT_VERSION}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, NetworkPlan):
-                value = network_plan_to_dict(value)
+            if isinstance(value, Plan):
+                value = plan_to_dict(value)
             elif each.name == "traffic":
                 value = [
                     {

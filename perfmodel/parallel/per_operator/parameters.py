@@ -14,9 +14,9 @@ from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_network, network_traffic
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
 
 
@@ -53,7 +53,7 @@ def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def parameter_units(network: Graph, plan: NetworkPlan) -> tuple[ParameterUnit, ...]:
+def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Every unit of every stage, those of one rank alone too, in the order of the operators."""
     derivation = derive_network(network, plan)
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
@@ -67,7 +67,7 @@ def parameter_units(network: Graph, plan: NetworkPlan) -> tuple[ParameterUnit, .
                 continue
             sections = {section_of[index] for index in reading}
             section = sections.pop() if len(sections) == 1 else -1
-            axes = frozenset(axis for axis in layout.partial if plan.size((axis,)) > 1)
+            axes = frozenset(axis for axis in layout.partial if plan.cuts.size((axis,)) > 1)
             groups.setdefault((stage, section, axes), []).append(name)
     return tuple(
         ParameterUnit(
@@ -82,8 +82,8 @@ def parameter_units(network: Graph, plan: NetworkPlan) -> tuple[ParameterUnit, .
     )
 
 
-def _local_shape(shape: tuple[int, ...], layout: Layout, plan: NetworkPlan) -> tuple[int, ...]:
-    return tuple(ceil(size / plan.size(cut)) for size, cut in zip(shape, layout.cuts, strict=True))
+def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[int, ...]:
+    return tuple(ceil(size / plan.cuts.size(cut)) for size, cut in zip(shape, layout.cuts, strict=True))
 
 
 def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Iterator[NetworkTraffic]:
@@ -109,14 +109,14 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Itera
         yield replace(row, kind=CollectiveKind.ALL_GATHER, phase=phase, what="weights", repeats=gathers)
 
 
-def step_traffic(network: Graph, plan: NetworkPlan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
+def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
     """Collectives of a whole step on the ranks of a stage: of every microbatch, and what parameters send."""
     start, end = stage_runs(network, plan)[stage]
     names = {operator.name for operator in network.operators[start:end]}
     producers, readers = network.producers(), network.readers()
 
     def is_inside(row: NetworkTraffic) -> bool:
-        if row.what == "edge" and row.tensor in plan.held and network.operators[producers[row.tensor]].name == row.operator:
+        if row.what == "edge" and row.tensor in plan.cuts.held and network.operators[producers[row.tensor]].name == row.operator:
             return start <= readers[row.tensor][0][0] < end  # what crosses to a stage is sent as it was left, and redistributed there
         return row.operator in names
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.algebra.sharding import Layout, output_layout
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, TensorRole
 
 
@@ -50,24 +50,24 @@ def blocks_of(network: Graph) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def stage_runs(network: Graph, plan: NetworkPlan) -> list[tuple[int, int]]:
+def stage_runs(network: Graph, plan: Plan) -> list[tuple[int, int]]:
     """Operators [start, end) of each stage; one run where there is no pipeline. InputError where the plan's stages cannot be cut so."""
-    if not plan.stages:
+    if not plan.cuts.stages:
         return [(0, len(network.operators))]
     names = [operator.name for operator in network.operators]
     starts = {names[start]: start for start, _ in blocks_of(network)}
-    for name in plan.stages:
+    for name in plan.cuts.stages:
         if name not in starts:
             raise bad_field("stages", name, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")
-    found = [starts[name] for name in plan.stages]
+    found = [starts[name] for name in plan.cuts.stages]
     if found[0] or found != sorted(set(found)):
         rule = "must begin with the first operator and go on in order"
-        raise bad_field("stages", ", ".join(plan.stages), rule, "search again and save")
+        raise bad_field("stages", ", ".join(plan.cuts.stages), rule, "search again and save")
     return list(itertools.pairwise([*found, len(names)]))
 
 
-def stage_send(network: Graph, plan: NetworkPlan, start: int) -> tuple[str, Layout]:
+def stage_send(network: Graph, plan: Plan, start: int) -> tuple[str, Layout]:
     """The tensor that a stage which begins with operator `start` gets from the one before, and how it lies there."""
     (tensor,) = crossing(network, start)
     producer = network.operators[network.producers()[tensor]]
-    return tensor, output_layout(producer, plan.shardings[producer.name])
+    return tensor, output_layout(producer, plan.cuts.shardings[producer.name])

@@ -11,7 +11,7 @@ from functools import cache
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Derivation, Traffic, derive
-from perfmodel.parallel.per_operator.plan import NetworkPlan
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
 
 
@@ -35,17 +35,17 @@ class NetworkTraffic:
     itemsize: float = 0.0
 
 
-def derive_network(network: Graph, plan: NetworkPlan) -> Derivation:
+def derive_network(network: Graph, plan: Plan) -> Derivation:
     """Layouts, traffic and parameters of a network under a plan."""
-    return derive(network, plan.shardings, held=plan.held, axes=[axis.name for axis in plan.axes])
+    return derive(network, plan.cuts.shardings, held=plan.cuts.held, axes=[axis.name for axis in plan.cuts.axes])
 
 
-def network_traffic(network: Graph, plan: NetworkPlan) -> tuple[NetworkTraffic, ...]:
+def network_traffic(network: Graph, plan: Plan) -> tuple[NetworkTraffic, ...]:
     """All collectives of a step, as they follow one another; groups of one rank are left out."""
     return traffic_on(plan, derive_network(network, plan))
 
 
-def traffic_on(plan: NetworkPlan, derivation: Derivation) -> tuple[NetworkTraffic, ...]:
+def traffic_on(plan: Plan, derivation: Derivation) -> tuple[NetworkTraffic, ...]:
     """`network_traffic` of what is derived already.
 
     Backward goes through the operators the other way; gradients of parameters are reduced after it.

@@ -25,20 +25,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.machine import Machine
-from perfmodel.cost.per_operator.operators import StepSetting
-from perfmodel.cost.per_operator.overlap import exposed_time
-from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.cost.estimate import Estimator, memory_on_rank, rank_times
+from perfmodel.cost.memory import outside_bytes
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
-from perfmodel.parallel.per_operator.plan import NetworkPlan, check_plan, mesh_axes
-from perfmodel.parallel.per_operator.stages import blocks_of, crossing, stage_runs
+from perfmodel.parallel.per_operator.mesh import mesh_axes
+from perfmodel.parallel.per_operator.stages import blocks_of, stage_runs
+from perfmodel.parallel.plan import Plan, assigned_plan
+from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.fold import Fold, fold_layers
 from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within, partition_chain
 from perfmodel.search.budget import MOST_WORK
-from perfmodel.workload.graph import Graph
 
 Array = NDArray[np.float64]
 
@@ -54,6 +52,8 @@ _CUT_WORK = 6e8
 _SHARES = (0.0, 0.5, 1.0)
 #: Exposed parameter collectives below this share of a step are left as they are.
 _HARDLY = 0.01
+#: How often a plan that does not fit is searched again with less room.
+_MOST_RETRIES = 3
 #: A stage under its memory limit may be off by this share of its time, and take so many entries: on the coarse space, on the whole one.
 _COARSE_EFFORT, _FINE_EFFORT = (0.03, 6e8), (0.005, 1.5e9)
 
@@ -62,10 +62,8 @@ _COARSE_EFFORT, _FINE_EFFORT = (0.03, 6e8), (0.005, 1.5e9)
 class Stage:
     """A run of operators on the chips of one stage.
 
-    microbatch_time   forward, backward and communication of one microbatch; step_time: once a step (gradients, optimizer)  [s]
-    exposed_time      of these, what shows of parameter collectives in a whole step  [s]
-    memory            weights, gradients and state; saved activations of `in_flight` microbatches; context  [byte]
-    price             seconds of a microbatch that one more byte would save  [s/byte]
+    microbatch_time   forward and backward of one microbatch, with the collectives of activations  [s]
+    memory            of one chip by class, at its fullest moment  [byte]
     """
 
     first: str
@@ -73,28 +71,21 @@ class Stage:
     num_operators: int
     in_flight: int
     microbatch_time: float
-    step_time: float
-    exposed_time: float
     memory: Mapping[str, float]
-    price: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinePrediction:
-    """The best plan found: its stages, the sharding of every operator on the mesh of a stage, and the step time by parts. [s]
+class PipelineSearch:
+    """The best plan found, predicted: its stages, and the sharding of every operator on the mesh of a stage.
 
     lower_bound   no split into as many stages and microbatches takes less: (1 + (m - 1) / S) times the least time of all operators
+    price         seconds of a microbatch that one more byte would save, in the stage where that is most   [s/byte]
     cut_off       what ended a search of its cuts or of a stage before it was as close as it should be, or of other numbers of stages before
                   they were all tried: `work limit`, `memory limit` or the user's `time limit`; else nothing
     """
 
-    plan: NetworkPlan
+    best: Prediction
     stages: tuple[Stage, ...]
-    num_microbatches: int
-    step_time: float
-    parts: Mapping[str, float]
-    memory_capacity: float
-    memory_usable: float
     lower_bound: float
     price: float
     num_candidates: int
@@ -102,13 +93,35 @@ class PipelinePrediction:
     cut_off: str = ""
 
     @property
-    def num_chips(self) -> int:
-        return self.plan.num_chips * len(self.stages)
+    def step_time(self) -> float:
+        return self.best.step_time
 
     @property
     def gap(self) -> float:
         """How far the time may be from the least of as many stages and microbatches, as a share of it."""
         return 1.0 - self.lower_bound / self.step_time
+
+
+def plan_stages(estimator: Estimator, plan: Plan) -> tuple[Stage, ...]:
+    """The stages of a plan whose operators have shardings of their own, each with its time and memory."""
+    network = estimator.network(plan.micro_batch)
+    runs = stage_runs(network, plan)
+    times, profile = rank_times(estimator, plan), estimator.profile
+    around = profile.workspace_bytes + outside_bytes(profile, estimator.machine)
+    found = []
+    for index, (start, end) in enumerate(runs):
+        _, _, memory = memory_on_rank(estimator, plan, index)
+        found.append(
+            Stage(
+                first=network.operators[start].name,
+                last=network.operators[end - 1].name,
+                num_operators=end - start,
+                in_flight=min(plan.num_microbatches, len(runs) - index),
+                microbatch_time=times[index],
+                memory={**memory, "framework": around, "total": sum(memory.values()) + around},
+            )
+        )
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,47 +131,44 @@ class _Candidate:
 
 
 def search_pipeline(
-    network_at: Callable[[int], Graph],
+    estimator: Estimator,
     *,
-    global_batch: int,
     cluster: str,
-    num_chips: int,
-    machine: Machine,
-    setting: StepSetting,
+    zero: int,
     memory_limit: float,
     stages: Sequence[int] = (),
     microbatches: Sequence[int] = (),
     beat: float = math.inf,
     budget: Budget | None = None,
     progress: Callable[[float, str], None] | None = None,
-) -> PipelinePrediction:
-    """The fastest plan found over all numbers of stages and microbatches (or those given).
+) -> PipelineSearch:
+    """The fastest plan of the estimator's job found over all numbers of stages and microbatches (or those given).
 
-    network_at     the network at a batch: that of one microbatch, on all chips of a stage together
+    cluster        how plans refer to the estimator's cluster
     memory_limit   of one chip, for everything  [byte]
     beat           the step time of a plan at hand: what cannot be faster is not searched  [s]
     budget         with the user's time limit, after which the best plan so far is returned; work is counted for each search by itself
     """
     start = time.perf_counter()
     allowed = budget or Budget(math.inf)
-    candidates = _candidates(global_batch, num_chips, stages, microbatches)
+    candidates = _candidates(estimator.job.global_batch, estimator.cluster.num_chips, stages, microbatches)
 
     def report(done: float, candidate: _Candidate, what: str) -> None:
         if progress is not None:
             progress(done, f"{candidate.num_stages} stages, {candidate.num_microbatches} microbatches: {what}")
 
     def pipeline(candidate: _Candidate, most_dims: int) -> _Pipeline:
-        chips = num_chips // candidate.num_stages
+        chips = estimator.cluster.num_chips // candidate.num_stages
         planner = network_planner(
-            network_at(global_batch // candidate.num_microbatches),
+            estimator,
             cluster=cluster,
-            num_chips=chips,
-            machine=machine,
-            setting=replace(setting, num_microbatches=candidate.num_microbatches),
-            axes=mesh_axes(chips, machine.tier_sizes, most=MOST_AXES),
+            num_microbatches=candidate.num_microbatches,
+            zero=zero,
+            num_stages=candidate.num_stages,
+            axes=mesh_axes(chips, estimator.machine.tier_sizes, most=MOST_AXES),
             most_dims=most_dims,
         )
-        return _Pipeline(planner, candidate, machine, memory_limit, chips, is_coarse=most_dims > 0, budget=allowed)
+        return _Pipeline(planner, candidate, estimator, cluster, memory_limit, is_coarse=most_dims > 0, budget=allowed)
 
     bounds: list[tuple[float, int]] = []
     reasons: list[str] = []
@@ -174,7 +184,7 @@ def search_pipeline(
             reasons.append(str(error))
     # the most promising first: once a plan beats the bounds of all that are left, they need no search
     found: list[tuple[float, int]] = []
-    coarse: dict[int, PipelinePrediction] = {}
+    coarse: dict[int, PipelineSearch] = {}
     for done, (bound, index) in enumerate(sorted(bounds)):
         if bound >= min([beat, *(seconds for seconds, _ in found)]):
             break
@@ -193,7 +203,7 @@ def search_pipeline(
         raise InputError(reasons[-1] if reasons else f"step_time={beat:g} s: no plan is faster; search without it")
     found.sort()
     close = [index for seconds, index in found[:_FINE] if seconds <= _CLOSE * found[0][0]]
-    plans: list[PipelinePrediction] = []
+    plans: list[PipelineSearch] = []
     for done, index in enumerate(close):
         if allowed.is_late:
             cut_off = "time limit"
@@ -208,16 +218,6 @@ def search_pipeline(
     best = min(plans, key=lambda plan: plan.step_time)
     spent = time.perf_counter() - start
     return replace(best, num_candidates=len(candidates), search_time=spent, cut_off=cut_off or best.cut_off)
-
-
-def predict_pipeline(network: Graph, plan: NetworkPlan, *, machine: Machine, setting: StepSetting) -> PipelinePrediction:
-    """A plan in stages, predicted as the search that finds it predicts it; nothing is searched, so its bound is 0."""
-    planner = network_planner(
-        network, cluster=plan.cluster, num_chips=plan.num_chips, machine=machine, setting=setting, axes=plan.axes, most_dims=0
-    )
-    check_plan(plan, network)
-    candidate = _Candidate(num_stages=len(plan.stages), num_microbatches=plan.num_microbatches)
-    return _Pipeline(planner, candidate, machine, math.inf, plan.num_chips, is_coarse=False, budget=Budget()).of_plan(plan)
 
 
 def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microbatches: Sequence[int]) -> list[_Candidate]:
@@ -247,19 +247,19 @@ class _Pipeline:
 
     def __init__(
         self,
-        planner: NetworkPlanner,
+        planner: NetworkPlanner[Prediction],
         candidate: _Candidate,
-        machine: Machine,
+        estimator: Estimator,
+        cluster: str,
         memory_limit: float,
-        chips: int,
         *,
         is_coarse: bool,
         budget: Budget,
     ) -> None:
         self.budget, self.cut_off = budget, ""
-        self.planner, self.candidate, self.machine, self.is_coarse = planner, candidate, machine, is_coarse
-        self.limit = memory_limit - machine.context_bytes
-        self.chips = chips
+        self.planner, self.candidate, self.estimator, self.cluster, self.is_coarse = planner, candidate, estimator, cluster, is_coarse
+        self.memory_limit = memory_limit
+        self.limit = memory_limit - planner.context_bytes
         self.tables, self.space, self.network = planner.tables, planner.space, planner.network
         self.fold: Fold = fold_layers(self.space)
         self.edges = self.fold.edges(self.tables.edges)
@@ -295,19 +295,26 @@ class _Pipeline:
             self.solutions[share] = eliminate(self.fold.costs(costs, self.edges.within), self.edges.between, budget=budget)
         return self.solutions[share]
 
-    def run(self) -> PipelinePrediction:
+    def run(self) -> PipelineSearch:
         """The best of what the search finds with several mixtures of what shows of parameter collectives."""
         bound = self.bound()
         least, *more = _SHARES
         best = self._run(least, bound)
+        for _ in range(_MOST_RETRIES):
+            over = best.best.memory["total"] - self.memory_limit
+            if over <= 0.0:
+                break
+            self.limit -= over  # what only the whole plan knows (moments, buffers) is left free
+            best = self._run(least, bound)
         for share in more:
             # where next to nothing shows, more of it cannot be hidden by another plan
-            if best.parts["parameter_collectives"] < _HARDLY * best.step_time:
+            parts = best.best.parts
+            if parts["parameter_gather"] + parts["gradient_reduction"] < _HARDLY * best.step_time:
                 break
-            best = min(best, self._run(share, bound), key=lambda plan: plan.step_time)
+            best = min(best, self._run(share, bound), key=lambda found: (found.best.memory["total"] > self.memory_limit, found.step_time))
         return best
 
-    def _run(self, share: float, bound: float) -> PipelinePrediction:
+    def _run(self, share: float, bound: float) -> PipelineSearch:
         self.costs, self.cut_off = self.tables.costs(share, self.planner.setting), ""
         stages = self.candidate.num_stages
         solution = self._solved(share)
@@ -426,103 +433,27 @@ class _Pipeline:
         own = fold.unfold(found.choice)
         return {v: own[i] for i, v in enumerate(members)}, found.price
 
-    def of_plan(self, plan: NetworkPlan) -> PipelinePrediction:
-        """The plan's own choice and cuts."""
-        choice = self.space.choice(plan)
-        if -1 in choice:
-            named = [*(operator.name for operator in self.network.operators), *self.space.held][choice.index(-1)]
-            raise bad_field(f"shardings[{named}]", "this one", "is not in the space of the search", "search again and save")
-        begins = [start for start, _ in self.blocks]
-        bounds = [*(begins.index(start) for start, _ in stage_runs(self.network, plan)), len(begins)]
-        return self._prediction(choice, bounds, [0.0] * len(plan.stages), 0.0)
-
     # --- prediction -------------------------------------------------------------------------------------------------------------------
 
-    def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelinePrediction:
-        stages, times = self.candidate.num_stages, self.candidate.num_microbatches
-        rows = [self._stage(choice, self._inside(bounds, i), i, prices[i]) for i in range(stages)]
-        slowest = max(row.microbatch_time for row in rows)
-        send = sum(self._send(choice, bounds[i]) for i in range(1, stages))
-        constant = self.planner.setting.profile.step_time_constant
-        mean = sum(row.microbatch_time for row in rows) / stages
-        last = max(rows, key=lambda row: row.step_time)
-        exposed = sum(row.exposed_time for row in rows) / stages
-        parts = {
-            "microbatches": times * mean + last.step_time - exposed,
-            "parameter_collectives": exposed,
-            "uneven_stages": times * (slowest - mean),
-            "pipeline_bubble": sum(row.microbatch_time for row in rows) - slowest,
-            "sends": 2.0 * send,
-            "step_constant": constant,
-        }
-        total = sum(parts.values())
-        plan = replace(
-            self.space.plan(choice, cluster=self.planner.cluster),
-            stages=tuple(row.first for row in rows) if stages > 1 else (),
-            num_microbatches=times,
+    def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelineSearch:
+        """The choice as a plan, predicted as every plan is."""
+        job, times = self.estimator.job, self.candidate.num_microbatches
+        first = tuple(self.network.operators[self.blocks[block][0]].name for block in bounds[:-1])
+        plan = assigned_plan(
+            job,
+            cluster=self.cluster,
+            assignment=self.space.assignment(choice, stages=first if len(first) > 1 else ()),
+            micro_batch=job.global_batch // times,
+            zero=self.planner.setting.zero,
+            profile=self.estimator.profile.name,
         )
-        return PipelinePrediction(
-            plan=plan,
-            stages=tuple(rows),
-            num_microbatches=times,
-            step_time=total,
-            parts=parts,
-            memory_capacity=self.machine.memory_capacity,
-            memory_usable=self.machine.memory_usable,
-            lower_bound=min(lower_bound, total),
+        best = self.estimator.predict(plan)
+        return PipelineSearch(
+            best=best,
+            stages=plan_stages(self.estimator, plan),
+            lower_bound=min(lower_bound, best.step_time),
             price=max(prices),
             num_candidates=1,
             search_time=0.0,
             cut_off=self.cut_off,
         )
-
-    def _stage(self, choice: Sequence[int], inside: set[int], stage: int, price: float) -> Stage:
-        columns = [(self.tables.vertices[v], choice[v]) for v in sorted(inside)]
-        forward = sum(float(c.forward[i]) for c, i in columns)
-        backward = sum(float(c.backward[i]) for c, i in columns)
-        own = sum(float(c.own[i]) for c, i in columns)
-        moved = sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges if v in inside)
-        setting = self.planner.setting
-        times = setting.num_microbatches
-        reductions = sum(float(c.reductions[i]) for c, i in columns)
-        gathers = sum(float(c.gathers[i]) for c, i in columns)
-        each = reductions if setting.reduces_each_microbatch else 0.0
-        shown = float(exposed_time(reductions=each, gathers=gathers, forward=forward, backward=backward, setting=setting))
-        # else gradients of a step leave under the backward pass of the last microbatch
-        once = 0.0 if setting.reduces_each_microbatch else times * reductions
-        late = float(exposed_time(reductions=once, gathers=0.0, forward=0.0, backward=backward, setting=setting))
-        optimizer = times * sum(float(c.published[i] + c.optimizer[i]) for c, i in columns)
-        state = sum(float(c.state_bytes[i]) for c, i in columns)
-        saved = self._bytes(choice, inside, stage) - state
-        operators = [v for v in sorted(inside) if v < len(self.network.operators)]
-        memory = {"parameters_and_state": state, "saved_activations": saved, "context": self.machine.context_bytes}
-        memory["total"] = sum(memory.values())
-        return Stage(
-            first=self.network.operators[operators[0]].name,
-            last=self.network.operators[operators[-1]].name,
-            num_operators=len(operators),
-            in_flight=self._in_flight(stage),
-            microbatch_time=forward + backward + own + moved + shown,
-            step_time=late + optimizer,
-            exposed_time=times * shown + late,
-            memory=memory,
-            price=price,
-        )
-
-    def _send(self, choice: Sequence[int], block: int) -> float:
-        """A rank's share of the tensor that enters a block, to its neighbour. [s]"""
-        start = self.blocks[block][0]
-        tensor = crossing(self.network, start)[0]
-        producer = self.network.producers()[tensor]
-        operator, rows = self.network.operators[producer], self.space.operators[producer]
-        parts = 1.0
-        for dim in operator.output.dims:
-            if dim:
-                parts *= float(rows.parts[choice[producer], rows.dims.index(dim)])
-        num_bytes = self.network.tensors[tensor].num_elements / parts * self.planner.setting.activation_bytes
-        inside = [np.array([2.0 if 2 * self.chips <= size else 1.0]) for size in self.machine.tier_sizes]
-        inside[-1] = np.array([2.0])
-        sent = collective_time(
-            CollectiveKind.SEND_RECV, np.array([num_bytes]), group_size=np.array([2.0]), inside=inside, machine=self.machine
-        )
-        return float(np.asarray(sent).reshape(-1)[0])

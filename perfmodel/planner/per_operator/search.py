@@ -12,23 +12,38 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.machine import Machine
+from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.memory import outside_bytes
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
-from perfmodel.cost.per_operator.predict import NetworkPrediction, predict_network
+from perfmodel.cost.step import least_host_time
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
-from perfmodel.parallel.per_operator.plan import MeshAxis, mesh_axes
+from perfmodel.parallel.per_operator.mesh import MeshAxis, mesh_axes
+from perfmodel.parallel.plan import assigned_plan
+from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, unfolded
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.per_operator.tables import NetworkTables, network_tables, table_entries
-from perfmodel.search import Budget, OutOfBudget, eliminate, eliminate_within
+from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within
 from perfmodel.workload.graph import FusedAttention, Graph, Operator, Product
 
 Array = NDArray[np.float64]
+
+
+class HasTotals(Protocol):
+    """What a search asks of a plan that it has found: a `Prediction`, or what a paper's tables say."""
+
+    @property
+    def step_time(self) -> float: ...
+
+    @property
+    def memory(self) -> Mapping[str, float]: ...
+
 
 #: Which configurations an operator may have: a mask of its rows; all where it is empty.
 Filter = Callable[[Operator, Configurations], NDArray[np.bool_]]
@@ -44,8 +59,11 @@ _GAP = 1e-4
 _ROUNDING = 1e-9
 
 
+Priced = TypeVar("Priced", bound=HasTotals)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSearch:
+class NetworkSearch(Generic[Priced]):
     """What a search found.
 
     lower_bound          of the step time of any plan of the space that fits, by its additive part; of a folded search, of any plan whose
@@ -57,7 +75,7 @@ class NetworkSearch:
     most_dims            of an operator that are cut within the innermost tier; 0: any number
     """
 
-    best: NetworkPrediction
+    best: Priced
     lower_bound: float
     is_proved: bool
     gap: float
@@ -83,12 +101,18 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NetworkPlanner:
-    """A network on a mesh, with its tables made once for many searches."""
+class NetworkPlanner(Generic[Priced]):
+    """A network on a mesh, with its tables made once for many searches.
+
+    price           what a choice of configurations takes in truth, of which the tables are the additive part
+    context_bytes   of a chip's memory, what no choice changes
+    least_time      of a step, whatever the choice: what the host needs   [s]
+    """
 
     network: Graph
-    cluster: str
-    machine: Machine
+    price: Callable[[Sequence[int]], Priced]
+    context_bytes: float
+    least_time: float
     setting: StepSetting
     space: NetworkSpace
     tables: NetworkTables
@@ -101,7 +125,7 @@ class NetworkPlanner:
         memory_limit: float = math.inf,
         has_equal_layers: bool | None = None,
         budget: Budget | None = None,
-    ) -> NetworkSearch:
+    ) -> NetworkSearch[Priced]:
         """The best plan, or the best among the configurations that `allowed` lets each operator have.
 
         memory_limit      of one chip, for everything (`NetworkPrediction.memory`)  [byte]
@@ -122,26 +146,44 @@ class NetworkPlanner:
 
         whole = budget or Budget()
         times, profile = self.setting.num_microbatches, self.setting.profile
-        results: list[tuple[NetworkPrediction, _Found]] = []
+        results: list[tuple[Priced, _Found]] = []
+        more = 0.0  # bytes that a plan needs beside what the tables count
         lines: dict[tuple[int, ...], tuple[float, float]] = {}
-        share, bound, tried, cut_off = 0.0, 0.0, set[float](), ""
+        share, bound, tried, cut_off = 0.0, self.least_time, set[float](), ""
         while len(results) < _MOST_MIXTURES and share not in tried:
             if results and whole.is_late:
                 cut_off = "time limit"
                 break
             tried.add(share)
             costs = [cost if bar is None else np.where(bar, np.inf, cost) for cost, bar in zip(costs_at(share), barred, strict=True)]
-            found = self._solve(fold, costs, edges, memory_limit=memory_limit, budget=whole.part(whole.most))
-            plan = self.space.plan(found.choice, cluster=self.cluster)
-            results.append((predict_network(self.network, plan, self.setting, self.machine), found))
-            bound = max(bound, found.lower_bound * times + profile.step_time_constant)
+            try:
+                found = self._solve(fold, costs, edges, memory_limit=memory_limit - more, budget=whole.part(whole.most))
+            except OutOfBudget:
+                raise
+            except InputError:
+                if not results:
+                    raise
+                results.append(self._leanest(fold, costs, edges))
+                break
+            results.append((self.price(found.choice), found))
+            if not more and share == 0.0:
+                # what shows in any case; reductions hide under what operators send to each other too, of which mixtures know nothing
+                bound = max(bound, found.lower_bound * times + profile.step_time_constant)
+            needed = results[-1][0].memory["total"]
+            if needed > memory_limit * (1.0 + _ROUNDING) and len(results) < _MOST_MIXTURES:
+                # what only the whole plan knows (moments, buffers) is left free, and the same mixture tried again
+                more = max(more, needed - self.context_bytes - self.bytes_of(found.choice))
+                tried.discard(share)
+                continue
             least = min(result[0].step_time for result in results)
             if least - bound <= _CLOSE * least:
                 break
             lines[found.choice] = (self._cost(found.choice, costs_at(0.0)), self._cost(found.choice, costs_at(1.0)))
             share = _highest(list(lines.values())) if tried >= {0.0, 1.0} else 1.0 if tried == {0.0} else 0.0
         fitting = [result for result in results if result[0].memory["total"] <= memory_limit * (1.0 + _ROUNDING)]
-        best, _ = min(fitting or results, key=lambda result: result[0].step_time)
+        if not fitting:
+            raise _too_large(memory_limit, min(result[0].memory["total"] for result in results))
+        best, _ = min(fitting, key=lambda result: result[0].step_time)
         return NetworkSearch(
             best=best,
             lower_bound=min(bound, best.step_time),
@@ -163,7 +205,7 @@ class NetworkPlanner:
         if not np.isfinite(solution.cost):
             raise InputError("allowed: no choice of configurations is left; allow more of them")
         choice = fold.unfold(solution.choice)
-        limit = memory_limit - self.machine.context_bytes
+        limit = memory_limit - self.context_bytes
         if math.isinf(limit) or self.bytes_of(choice) <= limit:
             return _Found(
                 choice=choice,
@@ -179,11 +221,8 @@ class NetworkPlanner:
         except OutOfBudget:
             raise
         except InputError:
-            least = self._least_bytes(fold, vectors, own) + self.machine.context_bytes
-            raise InputError(
-                f"memory: {format_bytes(memory_limit)} of a chip: no plan of the space needs less than {format_bytes(least)}; "
-                "use more chips, a higher ZeRO stage, smaller microbatches or a pipeline"
-            ) from None
+            least = self._lean(fold, vectors, own).cost + self.context_bytes
+            raise _too_large(memory_limit, least) from None
         return _Found(
             choice=fold.unfold(within.choice),
             cost=within.cost,
@@ -198,12 +237,19 @@ class NetworkPlanner:
         own = sum(float(held[index]) for held, index in zip(self.tables.held_bytes(), choice, strict=True))
         return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes)
 
-    def _least_bytes(self, fold: Fold, vectors: list[Array], edges: list[tuple[int, int, Array]]) -> float:
-        """Memory of the leanest choice that `vectors` and `edges` do not forbid. [byte]"""
+    def _lean(self, fold: Fold, vectors: list[Array], edges: list[tuple[int, int, Array]]) -> Solution:
+        """The leanest choice that `vectors` and `edges` do not forbid; its cost is its bytes."""
         weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
         lean = [np.where(np.isinf(cost), np.inf, weight) for cost, weight in zip(vectors, weights, strict=True)]
         forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
-        return eliminate(lean, [*copies, *forbidden]).cost
+        return eliminate(lean, [*copies, *forbidden])
+
+    def _leanest(self, fold: Fold, costs: list[Array], edges: FoldedEdges) -> tuple[Priced, _Found]:
+        """Where nothing fits beside what a faster plan needs at its fullest moment: what needs least by the tables."""
+        solution = self._lean(fold, fold.costs(costs, edges.within), edges.between)
+        choice = fold.unfold(solution.choice)
+        cost = self._cost(choice, costs)
+        return self.price(choice), _Found(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, price=0.0, cut_off="memory limit")
 
     def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
         """Of a choice, the additive cost of a mixture. [s]"""
@@ -234,22 +280,26 @@ def _highest(lines: Sequence[tuple[float, float]]) -> float:
 
 
 def network_planner(
-    network: Graph,
+    estimator: Estimator,
     *,
     cluster: str,
-    num_chips: int,
-    machine: Machine,
-    setting: StepSetting,
+    num_microbatches: int = 1,
+    zero: int = 0,
+    num_stages: int = 1,
     axes: tuple[MeshAxis, ...] = (),
     most_dims: int = 0,
-) -> NetworkPlanner:
-    """Space and tables of a network on so many chips of a cluster.
+) -> NetworkPlanner[Prediction]:
+    """Space and tables of the estimator's network, at the batch of one microbatch, on the chips of one stage.
 
+    cluster     how plans refer to it
     most_dims   see `network_space`; lowered where the tables would take more than .8 GB, which `NetworkSearch.most_dims` then says
     """
+    job, machine = estimator.job, estimator.machine
+    network = estimator.network(job.global_batch // num_microbatches)
     if not any(operator.forward or operator.backward for operator in network.operators):
         raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one that takes time")
     start = time.perf_counter()
+    num_chips = estimator.cluster.num_chips // num_stages
     mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
     space = network_space(network, mesh, most_dims=most_dims)
     for coarser in (3, 2, 1):
@@ -258,16 +308,47 @@ def network_planner(
         if not most_dims or coarser < most_dims:
             space = network_space(network, mesh, most_dims=coarser)
     _check_divides(network, space, num_chips)
+    setting = StepSetting(
+        policy=job.policy, optimizer=job.optimizer, profile=estimator.profile, zero=zero, num_microbatches=num_microbatches
+    )
     tables = network_tables(space, setting, MeshPrices(axes=mesh, machine=machine))
+
+    def price(choice: Sequence[int]) -> Prediction:
+        plan = assigned_plan(
+            job,
+            cluster=cluster,
+            assignment=space.assignment(choice),
+            micro_batch=job.global_batch // num_microbatches,
+            zero=zero,
+            profile=estimator.profile.name,
+        )
+        return estimator.predict(plan)
+
     return NetworkPlanner(
         network=network,
-        cluster=cluster,
-        machine=machine,
+        price=price,
+        context_bytes=outside_bytes(estimator.profile, machine),
+        least_time=_least_host_time(network, estimator, num_microbatches) if num_stages == 1 else 0.0,
         setting=setting,
         space=space,
         tables=tables,
         table_time=time.perf_counter() - start,
     )
+
+
+def _too_large(memory_limit: float, least: float) -> InputError:
+    return InputError(
+        f"memory: {format_bytes(memory_limit)} of a chip: no plan of the space needs less than {format_bytes(least)}; "
+        "use more chips, a higher ZeRO stage, smaller microbatches or a pipeline"
+    )
+
+
+def _least_host_time(network: Graph, estimator: Estimator, num_microbatches: int) -> float:
+    """The host's floor under the layers of a decoder, and its constant: under every choice. [s]"""
+    profile = estimator.profile
+    layers = sum(region.host_layers * region.count for region in network.regions if region.is_block)
+    floor = num_microbatches * layers * float(least_host_time(profile, np.ones(1), np.zeros(1))[0]) if profile.has_host_floor else 0.0
+    return floor + profile.step_time_constant
 
 
 def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:

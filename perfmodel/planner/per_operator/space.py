@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
 from perfmodel.parallel.algebra.sharding import Held, Sharding
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, axes_mask, cut_sizes, divides
+from perfmodel.parallel.per_operator.assignment import Assignment, cut_sizes, divides
+from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 
 Masks = NDArray[np.int64]
@@ -62,8 +63,8 @@ class NetworkSpace:
     def mask(self, names: Sequence[str] | frozenset[str]) -> int:
         return axes_mask(self.axes, names)
 
-    def plan(self, choice: Sequence[int], *, cluster: str) -> NetworkPlan:
-        """The plan of a choice of configurations."""
+    def assignment(self, choice: Sequence[int], *, stages: tuple[str, ...] = ()) -> Assignment:
+        """What a choice of configurations says; `stages` as `Assignment` has them."""
         shardings: dict[str, Sharding] = {}
         for operator, space, index in zip(self.network.operators, self.operators, choice, strict=False):
             masks = space.masks[index]
@@ -72,18 +73,16 @@ class NetworkSpace:
         for tensor, space, index in zip(self.held, self.layouts, choice[len(self.operators) :], strict=True):
             *cuts, partial = (int(mask) for mask in space.masks[index])
             held[tensor] = Held(cuts=tuple(self.names(mask) for mask in cuts), partial=frozenset(self.names(partial)))
-        return NetworkPlan(
-            network=self.network.name, batch=self.network.batch, cluster=cluster, axes=self.axes, shardings=shardings, held=held
-        )
+        return Assignment(axes=self.axes, shardings=shardings, held=held, stages=stages)
 
-    def choice(self, plan: NetworkPlan) -> tuple[int, ...]:
-        """Where a plan lies in the space; -1 for what is not in it."""
+    def choice(self, assignment: Assignment) -> tuple[int, ...]:
+        """Where an assignment lies in the space; -1 for what is not in it."""
         found = []
         for operator, space in zip(self.network.operators, self.operators, strict=True):
-            sharding = plan.shardings[operator.name]
+            sharding = assignment.shardings[operator.name]
             found.append(_row(space.masks, [self.mask(tuple(sharding.get(dim, ()))) for dim in space.dims]))
         for tensor, space in zip(self.held, self.layouts, strict=True):
-            held = plan.held[tensor]
+            held = assignment.held[tensor]
             found.append(_row(space.masks, [*(self.mask(cut) for cut in held.cuts), self.mask(held.partial)]))
         return tuple(found)
 

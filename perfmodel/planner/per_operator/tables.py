@@ -9,7 +9,7 @@ edges share their arrays.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -26,7 +26,7 @@ from perfmodel.cost.per_operator.operators import (
     saves_output,
     sized,
 )
-from perfmodel.cost.per_operator.overlap import mixed_exposure
+from perfmodel.cost.per_operator.overlap import exposed_time, mixed_exposure
 from perfmodel.cost.per_operator.parameters import parameter_times
 from perfmodel.parallel.algebra.derive import Amount, ParameterLayout, parameter_layout
 from perfmodel.parallel.algebra.redistribution import collectives, differing
@@ -95,6 +95,19 @@ class NetworkTables:
                 known[id(vertex)] = vertex.cost(share, setting)
         return [known[id(vertex)] for vertex in self.vertices]
 
+    def step_time(self, choice: Sequence[int], setting: StepSetting) -> float:
+        """What a choice takes by these tables alone, parameter collectives as far as they show in the whole. [s]"""
+        columns = [(vertex, index) for vertex, index in zip(self.vertices, choice, strict=True)]
+
+        def total(name: str) -> float:
+            return sum(float(getattr(vertex, name)[index]) for vertex, index in columns)
+
+        forward, backward = total("forward"), total("backward")
+        shown = exposed_time(reductions=total("reductions"), gathers=total("gathers"), forward=forward, backward=backward, setting=setting)
+        moved = sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
+        microbatch = forward + backward + total("own") + moved + float(shown) + total("published") + total("optimizer")
+        return setting.num_microbatches * microbatch + setting.profile.step_time_constant
+
     def held_bytes(self, *, in_flight: float = 1.0) -> list[Array]:
         """State and what is saved for backward, the latter of so many microbatches. [byte]"""
         known: dict[int, Array] = {}
@@ -104,9 +117,9 @@ class NetworkTables:
         return [known[id(vertex)] for vertex in self.vertices]
 
 
-def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> NetworkTables:
-    """Every cost that a search needs."""
-    return _Tables(space, setting, prices).build()
+def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool = True) -> NetworkTables:
+    """Every cost that a search needs. has_units: gradients and weights travel together with others; else each tensor by itself."""
+    return _Tables(space, setting, prices, has_units=has_units).build()
 
 
 def table_entries(space: NetworkSpace) -> float:
@@ -131,7 +144,8 @@ def table_entries(space: NetworkSpace) -> float:
 
 
 class _Tables:
-    def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices) -> None:
+    def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool) -> None:
+        self.has_units = has_units
         self.space, self.setting, self.prices = space, setting, prices
         self.network = sized(space.network, setting)
         fused = all_fused(self.network, setting.profile)
@@ -143,7 +157,6 @@ class _Tables:
         self.known_edges: dict[object, Array] = {}
         self.known_biases: dict[object, tuple[object, Array]] = {}
         self.known_bytes: dict[object, Array] = {}
-        self.layer_parameters = self.network.layer_parameters
         self.known_grids: dict[int, LayoutGrid] = {}
         self.kept = [saved_inputs(operator) for operator in self.network.operators]
 
@@ -185,7 +198,8 @@ class _Tables:
             self.run.operators[index].backward,
             operator.traffic,
             operator.saved,
-            tuple((self._signature(operator.inputs[p]), self.unit(operator, operator.inputs[p].tensor)) for p in parameters),
+            self.is_wanted_at_once(operator),
+            tuple((self._signature(operator.inputs[p]), self.unit(operator.inputs[p].tensor)) for p in parameters),
             kept,
             tuple(self._signature(operator.inputs[p]) for p in self.kept[index]),
             tuple(self._signature(operator.inputs[p]) for p in adding_places(self.network, operator)),
@@ -205,7 +219,9 @@ class _Tables:
         cost = operator_cost(compiled, self.grid(rows), prices.machine)
         tensors = [self.network.tensors[operator.inputs[position].tensor] for position in parameters]
         layouts = [parameter_layout(t, [(operator, p)], {operator.name: whole}) for t, p in zip(tensors, parameters, strict=True)]
-        shares = [self.unit(operator, tensor.name) for tensor in tensors]
+        if self.is_wanted_at_once(operator):
+            layouts = [replace(layout, is_end=True, is_last=True) for layout in layouts]
+        shares = [self.unit(tensor.name) for tensor in tensors]
         held = parameter_times(layouts, shares, setting, prices.machine, self.grid(rows))
         return VertexColumns(
             forward=cost.forward,
@@ -227,6 +243,10 @@ class _Tables:
             self.known_grids[id(rows)] = free_grid(sizes, inside, len(rows))
         return self.known_grids[id(rows)]
 
+    def is_wanted_at_once(self, operator: Operator) -> bool:
+        """Whether its weights are gathered once for both passes: those of what follows the blocks, or of an end that may go with it."""
+        return bool(self.network.blocks) and operator.layer not in self.network.blocks
+
     def is_kept_before(self, tensor: str) -> bool:
         """Whether the tensor is kept where it is held or made: a reader then keeps another copy only if it needs another layout."""
         if tensor in self.held:
@@ -239,8 +259,8 @@ class _Tables:
         before = {position for position in self.kept[index] if self.is_kept_before(operator.inputs[position].tensor)}
         return [data for data in operator.saved if data.of not in before]
 
-    def unit(self, operator: Operator, tensor: str) -> float:
-        return parameter_share(self.network, operator, tensor, self.setting, self.layer_parameters)
+    def unit(self, tensor: str) -> float:
+        return parameter_share(self.network, tensor, int(self.prices.size[-1])) if self.has_units else 1.0
 
     def is_kept_by_readers(self, tensor: str) -> bool:
         return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
@@ -337,7 +357,7 @@ class _Tables:
         operator = self.network.operators[first]
         tensor = self.network.tensors[operator.inputs[at].tensor]
         mine = reader_view(operator, operator.inputs[at], self.space.operators[first])
-        share = self.unit(operator, tensor.name)
+        share = self.unit(tensor.name)
         own = self.reductions(tensor, mine.cuts, mine.partial, share)
         for other, position in others:
             reader = self.network.operators[other]

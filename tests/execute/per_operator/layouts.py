@@ -12,7 +12,7 @@ from perfmodel.execute.measure.instrument import CollectiveCounter
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.workload.graph import Pass
 
 PURPOSE = Purpose(Pass.FORWARD, "x", "toy", "edge")

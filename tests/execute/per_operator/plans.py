@@ -7,9 +7,12 @@ from math import prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan, divides
+from perfmodel.parallel.per_operator.assignment import check_assignment, divides
+from perfmodel.parallel.per_operator.mesh import MeshAxis
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Operator, TensorRole
 from perfmodel.workload.networks import load_network
+from tests.network_plans import network_plan
 
 TWO = (MeshAxis(name="p", size=2, tier=0),)
 FOUR = (MeshAxis(name="a", size=2, tier=1), MeshAxis(name="b", size=2, tier=0))
@@ -51,7 +54,7 @@ def reaches_too_far(operator: Operator, network: Graph, dim: str, parts: int) ->
     return False
 
 
-def random_plan(network: Graph, axes: tuple[MeshAxis, ...], seed: int, *, use: float = 0.85) -> NetworkPlan:
+def random_plan(network: Graph, axes: tuple[MeshAxis, ...], seed: int, *, use: float = 0.85) -> Plan:
     """Each axis on a random dim that it may cut, or on none; shared tensors in the layout of one of their readers."""
     generator = random.Random(seed)
     sizes = {axis.name: axis.size for axis in axes}
@@ -96,6 +99,6 @@ def random_plan(network: Graph, axes: tuple[MeshAxis, ...], seed: int, *, use: f
                 if generator.random() < 0.8
             }
             held[tensor] = Held(cuts=cuts, partial=frozenset(partial))
-    plan = NetworkPlan(network=network.name, batch=network.batch, cluster="localhost", axes=axes, shardings=shardings, held=held)
-    check_plan(plan, network)
+    plan = network_plan(network, axes, shardings, held, optimizer="adamw")
+    check_assignment(plan.cuts, network, needs_held=True)
     return plan

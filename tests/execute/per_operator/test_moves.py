@@ -11,7 +11,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.redistribute import Redistribution, _put, _take, local_part
 from perfmodel.hardware.calibration import CollectiveKind
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from tests.execute.per_operator.layouts import PURPOSE, random_layouts, with_layout
 
 

@@ -5,7 +5,7 @@ from math import prod
 import pytest
 
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
-from perfmodel.parallel.per_operator.plan import MeshAxis
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from tests.execute.per_operator.layouts import random_layouts, redistribute_all
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -11,11 +10,12 @@ from perfmodel.execute.per_operator.run import check_network_plan, measure_netwo
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError, RunError
 from perfmodel.parallel.algebra.sharding import Held
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.parameters import step_traffic
-from perfmodel.parallel.per_operator.plan import MeshAxis
-from perfmodel.parallel.per_operator.plan_file import network_plan_to_dict
+from perfmodel.parallel.plan import plan_to_dict
 from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TINY, TWO, random_plan, tiny_network
+from tests.network_plans import changed
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
@@ -93,7 +93,7 @@ def test_an_uneven_vocabulary_is_padded(axes, cut, groups):
     """10 classes over 4 ranks are 3, 3, 3 and 1."""
     network = toys.two_layers(classes=10)
     plan = toys.plan_of(network, axes, {"down": {"v": cut}, "loss": {"v": cut}})
-    assert "loss" in plan.shardings
+    assert "loss" in plan.cuts.shardings
     found = check_network_plan(network, plan, NetworkOptions(steps=2), group=groups(plan.num_chips))
     assert Counter(str(row.kind) for row in found.traffic for _ in range(row.repeats)) == {"all_reduce": 4}  # of act.out, and three
 
@@ -213,7 +213,7 @@ def test_readers_of_one_parameter_need_it_in_one_layout(groups):
     operator = network.operators[first]
     plan = random_plan(network, TWO, 0, use=0.0)
     dim = operator.inputs[place].dims[0]
-    plan = replace(plan, shardings={**plan.shardings, operator.name: {dim: ("p",)}})
+    plan = changed(plan, shardings={**plan.cuts.shardings, operator.name: {dim: ("p",)}})
     with pytest.raises(InputError, match=f"parameter {name}: .* need it in 2 layouts; cut .* alike"):
         check_network_plan(network, plan, group=groups(2))
 
@@ -236,7 +236,7 @@ def test_plans_measured_together(groups):
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
     assert {row.what for row in found[0].traffic} == {"gradient"}
     record = json.loads(json.dumps(found[1].to_dict()))
-    assert record["plan"] == json.loads(json.dumps(network_plan_to_dict(pair)))
+    assert record["plan"] == json.loads(json.dumps(plan_to_dict(pair)))
     assert [(row["kind"], row["tensor"], row["count"]) for row in record["traffic"]] == [("all_reduce", "down.out", 1)]
     # half of the weights and of their gradients
     assert found[1].peak_memory < found[0].peak_memory
@@ -251,12 +251,12 @@ def test_a_tensor_held_whole_is_reduced_once(groups):
     tensor = next(t for t, reading in network.readers().items() if t in producers and len(reading) == 3)
     plan = random_plan(network, TWO, 0, use=0.0)
     readers = [network.operators[index] for index, _ in network.readers()[tensor]]
-    shardings = dict(plan.shardings)
+    shardings = dict(plan.cuts.shardings)
     for reader in readers:
         outside = next(dim for dim in reader.output.dims if dim and dim not in reader.inputs[0].dims)
         shardings[reader.name] = {outside: ("p",)}
-    held = {**plan.held, tensor: Held(cuts=((), (), ()), partial=frozenset("p"))}
-    found = check_network_plan(network, replace(plan, shardings=shardings, held=held), group=groups(2))
+    held = {**plan.cuts.held, tensor: Held(cuts=((), (), ()), partial=frozenset("p"))}
+    found = check_network_plan(network, changed(plan, shardings=shardings, held=held), group=groups(2))
     assert [(row.kind, row.phase) for row in found.traffic if row.tensor == tensor] == [("all_reduce", "backward")]
 
 

@@ -12,6 +12,7 @@ from perfmodel.parallel.per_operator.parameters import parameter_units, step_tra
 from perfmodel.parallel.per_operator.stages import blocks_of
 from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TWO, random_plan, tiny_network
+from tests.network_plans import changed
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 
@@ -20,7 +21,7 @@ def in_stages(network, axes, number, **settings):
     """A random plan, cut into stages of about as many blocks each."""
     blocks = blocks_of(network)
     starts = [network.operators[blocks[i * len(blocks) // number][0]].name for i in range(number)]
-    return replace(random_plan(network, axes, 4), stages=tuple(starts), **settings)
+    return changed(random_plan(network, axes, 4), stages=tuple(starts), **settings)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -28,7 +29,7 @@ def in_stages(network, axes, number, **settings):
 def test_microbatches_and_zero_equal_one_process(name, zero, groups):
     """gpt2's embedding is read by two layers; every layer has gradients that are partial on several groups of axes."""
     network = tiny_network(name)
-    plan = replace(random_plan(network, FOUR, 1 + zero), zero=zero, num_microbatches=2)
+    plan = changed(random_plan(network, FOUR, 1 + zero), zero=zero, num_microbatches=2)
     assert len({unit.axes for unit in parameter_units(network, plan)}) > 2
     found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True, steps=2), group=groups(4))
     assert max(found.gradient_error, found.output_error, found.loss_error) < 1e-9
@@ -47,7 +48,7 @@ def test_what_parameters_send_by_hand(zero, expected, groups):
     """One layer, its batch over two ranks, three microbatches."""
     network = toys.two_layers(classes=8)
     data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
-    found = check_network_plan(network, replace(data, zero=zero, num_microbatches=3), group=groups(2))
+    found = check_network_plan(network, changed(data, zero=zero, num_microbatches=3), group=groups(2))
     counts = {}
     for row in found.traffic:
         assert row.num_elements == (128.0 if zero else 64.0)
@@ -59,7 +60,7 @@ def test_what_parameters_send_by_hand(zero, expected, groups):
 @pytest.mark.parametrize("zero", [1, 3])
 def test_shards_are_updated_as_in_one_process(zero, optimizer, groups):
     network = tiny_network("alexnet")
-    plan = replace(random_plan(network, TWO, 0), zero=zero)
+    plan = changed(random_plan(network, TWO, 0), zero=zero)
     found = check_network_plan(network, plan, NetworkOptions(steps=4, optimizer=optimizer, learning_rate=0.01), group=groups(2))
     assert found.loss_error < 1e-9
 
@@ -83,7 +84,7 @@ def test_stages_equal_one_process(name, axes, number, settings, groups):
 def test_a_stage_issues_its_own_part_of_the_traffic():
     network = tiny_network("llama-3-8b")
     plan = in_stages(network, TWO, 2, num_microbatches=4)
-    whole = sum(row.repeats for row in step_traffic(network, replace(plan, stages=())))
+    whole = sum(row.repeats for row in step_traffic(network, changed(plan, stages=())))
     assert whole == sum(row.repeats for stage in (0, 1) for row in step_traffic(network, plan, stage))
 
 
@@ -91,7 +92,7 @@ def test_plans_with_zero_and_stages_are_measured(groups):
     """The optimizer's state is part of the peak; every rank of every stage has one."""
     network = toys.two_layers(batch=4, features=64, hidden=64, classes=64)
     data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
-    plans = [data, replace(data, zero=3), replace(data, zero=1, num_microbatches=2)]
+    plans = [data, changed(data, zero=3), changed(data, zero=1, num_microbatches=2)]
     found = measure_network_plans(network, plans, steps=2, group=groups(2))
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
     # weights, gradients and two states of 8,192 parameters in float32
@@ -105,19 +106,19 @@ def test_plans_with_zero_and_stages_are_measured(groups):
 def test_a_saved_plan_is_run_and_predicted_as_it_says(groups, monkeypatch, tmp_path):
     """Two stages of two chips, two microbatches, ZeRO 3 and AdamW; made for another cluster, with tiers that this machine lacks."""
     from perfmodel.execute.per_operator import run as network_run
-    from perfmodel.parallel.per_operator.plan_file import write_network_plan
+    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.verbs.networks import predict_network_plan, run_network_plan, shard_pipeline
 
     sizes = dict(seq_len=3, embedding=8, hidden=8, layers=2, vocabulary=10)
-    _, best = shard_pipeline("rnnlm", global_batch=8, cluster="dgx-h100", chips=4, stages=[2], microbatches=[2], zero=3, sizes=sizes)
-    write_network_plan(best.plan, tmp_path / "plan.yaml")
+    best = shard_pipeline("rnnlm", global_batch=8, cluster="dgx-h100", chips=4, stages=[2], microbatches=[2], zero=3, sizes=sizes).best
+    write_plan(best.plan, tmp_path / "plan.yaml")
     monkeypatch.setattr(network_run, "measure_network_plans", partial(measure_network_plans, group=groups(4)))
     found = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu")
     assert found.measurements[0].num_ranks == 4
     assert {str(row.kind) for row in found.measurements[0].traffic} >= {"reduce_scatter", "all_gather"}
     here = predict_network_plan(best.plan, cluster="localhost", precision="fp32", profile="torch-gloo")
     assert found.predictions[0].step_time == here.step_time
-    assert found.predictions[0].plan.stages == best.plan.stages
+    assert found.predictions[0].plan.cuts.stages == best.plan.cuts.stages
 
 
 def test_what_cannot_be_run_is_refused(groups):
@@ -126,10 +127,12 @@ def test_what_cannot_be_run_is_refused(groups):
     for changes, says in [
         (dict(stages=("up", "nowhere")), "stages=nowhere: no stage can begin there"),
         (dict(stages=("act", "down")), "stages=act, down: must begin with the first operator"),
-        (dict(zero=4), "zero=4: is no stage of ZeRO"),
-        (dict(num_microbatches=0), "num_microbatches=0: must be a whole number of at least 1"),
     ]:
         with pytest.raises(InputError, match=says):
-            check_network_plan(network, replace(plan, **changes), group=groups(2))
+            check_network_plan(network, changed(plan, **changes), group=groups(2))
+    with pytest.raises(InputError, match="zero=4: must be a whole number of 3 at most"):
+        changed(plan, zero=4)
+    with pytest.raises(InputError, match="micro_batch=4: must divide global_batch=6"):
+        replace(plan, job=replace(plan.job, global_batch=6))
     with pytest.raises(InputError, match="compares_outputs=yes: is for plans of one stage"):
-        check_network_plan(network, replace(plan, stages=("up", "down")), NetworkOptions(compares_outputs=True), group=groups(4))
+        check_network_plan(network, changed(plan, stages=("up", "down")), NetworkOptions(compares_outputs=True), group=groups(4))

@@ -9,10 +9,12 @@ import torch
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Held, Sharding
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan
+from perfmodel.parallel.per_operator.mesh import MeshAxis
+from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Operand, Operator, OwnTraffic, Pass, Stream
 from perfmodel.workload.kinds.extents import passes
 from perfmodel.workload.networks.builder import NetworkBuilder
+from tests.network_plans import network_plan
 
 
 def two_layers(*, batch: int = 4, features: int = 8, hidden: int = 8, classes: int = 10) -> Graph:
@@ -35,10 +37,10 @@ def two_convolutions(*, batch: int = 2, image: int = 8, window: int = 3, stride:
     return b.build()
 
 
-def plan_of(network: Graph, axes: tuple[MeshAxis, ...], shardings: dict[str, Sharding], held: dict[str, Held] | None = None) -> NetworkPlan:
+def plan_of(network: Graph, axes: tuple[MeshAxis, ...], shardings: dict[str, Sharding], held: dict[str, Held] | None = None) -> Plan:
     """Operators that are not named are whole."""
     every = {operator.name: shardings.get(operator.name, {}) for operator in network.operators}
-    return NetworkPlan(network=network.name, batch=network.batch, cluster="localhost", axes=axes, shardings=every, held=held or {})
+    return network_plan(network, axes, every, held, optimizer="adamw")
 
 
 def centring() -> Graph:

@@ -7,7 +7,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.papers.pase.graph import load_pase_graph
 from perfmodel.papers.pase.search import run_pase
 from perfmodel.papers.pase.strategies import expert_strategy, last_axes, pase_parts, pase_strategies, with_one_hot_embeddings
-from perfmodel.parallel.per_operator.plan import mesh_axes
+from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.planner.per_operator.space import network_space
 from perfmodel.workload.graph import Product
 from perfmodel.workload.networks import load_network

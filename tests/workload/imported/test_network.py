@@ -9,13 +9,15 @@ from torch import nn
 import perfmodel
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Held, gradient_layout, output_layout
-from perfmodel.parallel.per_operator.plan import MeshAxis, NetworkPlan, check_plan, divides
+from perfmodel.parallel.per_operator.assignment import check_assignment, divides
+from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.per_operator.traffic import network_traffic
 from perfmodel.workload.graph import Pass, TensorRole
 from perfmodel.workload.imported.graph import ImportedKind
 from perfmodel.workload.imported.kinds import KINDS
 from perfmodel.workload.imported.network import network_of
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
+from tests.network_plans import network_plan
 
 
 class Attention(nn.Module):
@@ -181,7 +183,6 @@ def test_any_network_has_a_data_parallel_plan(name, converted):
     axis = MeshAxis(name="a", size=2, tier=0)
     cuts = {operator.name for operator in network.operators if "b" in operator.dims and divides(operator, network, "b", 2)}
     shardings = {operator.name: {"b": ("a",)} if operator.name in cuts else {} for operator in network.operators}
-    plan = NetworkPlan(network=network.name, batch=network.batch, cluster="", axes=(axis,), shardings=shardings, held={})
     tensors = {tensor for tensor, readers in network.readers().items() if len(readers) > 1 and tensor in network.producers()}
     held = {}
     for tensor in tensors:
@@ -191,8 +192,8 @@ def test_any_network_has_a_data_parallel_plan(name, converted):
             reading = network.operators[reader]
             partial |= gradient_layout(shardings[reading.name], reading.inputs[position]).partial
         held[tensor] = Held(cuts=output_layout(producer, shardings[producer.name]).cuts, partial=partial)
-    plan = replace(plan, held=held)
-    check_plan(plan, network)
+    plan = network_plan(network, (axis,), shardings, held)
+    check_assignment(plan.cuts, network, needs_held=True)
     if name == "fourier":
         return  # an operator that has no samples
     assert {row.what for row in network_traffic(network, plan)} == {"gradient"}
@@ -223,10 +224,9 @@ def test_cutting_heads_alike_moves_no_data(converted):
     cut = {"linear": "n0", "linear.bias": "n0", "linear_1": "n1", "linear_1.bias": "n1", "chunk.0": "d1", "chunk.1": "d1", "matmul": "s0",
            "softmax": "c0", "matmul_1": "s0", "linear_2": "c0"}  # fmt: skip
     shardings = {operator.name: {cut[operator.name]: ("a",)} if operator.name in cut else {} for operator in network.operators}
-    plan = NetworkPlan(network=network.name, batch=4, cluster="", axes=(MeshAxis(name="a", size=2, tier=0),), shardings=shardings, held={})
     kv = operator_of(network, "linear_1.bias").output
     held = Held(cuts=tuple(("a",) if dim == "n1" else () for dim in kv.dims))
-    rows = network_traffic(network, replace(plan, held={kv.tensor: held}))
+    rows = network_traffic(network, network_plan(network, (MeshAxis(name="a", size=2, tier=0),), shardings, {kv.tensor: held}))
     assert [(row.kind, row.tensor, row.num_elements) for row in rows] == [(CollectiveKind.ALL_REDUCE, "linear_2.product", 4 * 6 * 64)]
 
 

@@ -1,0 +1,75 @@
+"""The mesh of a plan in which every operator is cut in its own way: axes with a place on the network tiers.
+
+The mesh has one axis for each prime factor of each tier's size, outermost first: 32 chips as 4 nodes of 8 are `n0 n1 | c0 c1 c2`, each of
+size 2. An operator puts each axis on one of its dims or on none. Within a dim the cuts lie in the order of the mesh, outermost first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from perfmodel.foundation.errors import bad_field
+
+#: What groups along a pipeline are called, beside those along axes.
+STAGES = "stages"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """size ranks; `tier` counts the network tiers of the cluster from the innermost (0)."""
+
+    name: str
+    size: int
+    tier: int
+
+
+def axes_mask(axes: Sequence[MeshAxis], names: Collection[str]) -> int:
+    """A set of axes as a bit mask: bit i is axis i of the mesh, outermost first."""
+    return sum(1 << i for i, axis in enumerate(axes) if axis.name in names)
+
+
+def mesh_axes(num_chips: int, tier_sizes: tuple[int, ...], *, most: int = 0) -> tuple[MeshAxis, ...]:
+    """One axis for each prime factor of each tier, outermost tier first, larger factors first within a tier.
+
+    tier_sizes   chips in one domain of each tier, innermost first (`Cluster.tiers[i].size`)
+    most         axes at most (0: any number): the smallest of the tier that has most of them are joined
+
+    A tier takes gcd(what is left, its own factor): 24 chips on nodes of 8 are 8 x 3, 12 on nodes of 8 are 4 x 3.
+    """
+    if isinstance(num_chips, bool) or not isinstance(num_chips, int) or num_chips < 1:
+        raise bad_field("chips", num_chips, "must be a whole number of at least 1", "use 8, 16, 32 or 64")
+    factors: list[list[int]] = []
+    left, inner = num_chips, 1
+    for tier, size in enumerate(tier_sizes):
+        is_last = tier == len(tier_sizes) - 1
+        degree = left if is_last else _greatest_divisor(left, max(1, size // inner))
+        inner *= degree
+        left //= degree
+        factors.append(sorted(_prime_factors(degree), reverse=True))
+    while most and sum(map(len, factors)) > max(most, sum(map(bool, factors))):
+        longest = max(factors, key=len)
+        longest[-2:] = [longest[-1] * longest[-2]]
+        longest.sort(reverse=True)
+    return tuple(
+        MeshAxis(name=f"t{tier}{chr(ord('a') + i)}", size=size, tier=tier)
+        for tier, sizes in reversed(list(enumerate(factors)))
+        for i, size in enumerate(sizes)
+    )
+
+
+def _greatest_divisor(number: int, most: int) -> int:
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+__all__ = ["STAGES", "MeshAxis", "axes_mask", "mesh_axes"]
