@@ -54,7 +54,7 @@ def traffic_on(plan: Plan, derivation: Derivation) -> tuple[NetworkTraffic, ...]
     made, readers = graph.producers(), graph.readers()
     place = {operator.name: index for index, operator in enumerate(graph.operators)}
 
-    size = cache(plan.size)
+    size = cache(plan.cuts.size)
 
     def turn(row: Traffic) -> tuple[bool, int, int]:
         """Of an operator its inputs come first, then what it does itself, then its output goes to the layout that holds it."""
