@@ -28,7 +28,7 @@ from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
-from perfmodel.workload.graph import Data, Operand, Operator, Region
+from perfmodel.workload.graph import Data, Operand, Operator, Region, Tensor
 from perfmodel.workload.job import PrecisionPolicy
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
@@ -144,8 +144,10 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     # what a function that is recomputed reads is kept as it was handed in
     keeps_whole = not copies or plan.recompute is Recompute.SELECTIVE
     operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies=copies, keeps_whole=keeps_whole) for op in kept.graph.operators)
+    made = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
+    tensors = {name: _shaped(tensor, made[name]) if name in made else tensor for name, tensor in kept.graph.tensors.items()}
     program = compile_program(
-        replace(kept, graph=replace(kept.graph, operators=operators)),
+        replace(kept, graph=replace(kept.graph, operators=operators, tensors=tensors)),
         estimator.profile,
         recompute_operators=plan.recompute_operators,
         attention_kernel=str(plan.attention),
@@ -180,6 +182,12 @@ def _seeing(op: Operator, keys: int, share: float, *, copies: bool, keeps_whole:
         scratch=tuple(data for each in op.scratch for data in held(each)),
         parts={each.tensor: share for each in op.inputs if is_part(each.dims)},
     )
+
+
+def _shaped(tensor: Tensor, maker: Operator) -> Tensor:
+    """With no more entries for keys than its maker makes."""
+    shape = (maker.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, maker.output.dims, strict=True))
+    return replace(tensor, shape=tuple(shape))
 
 
 def _times(estimator: Estimator, regions: tuple[Region, ...], plan: Plan, rank: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -162,6 +163,13 @@ def test_ranks_are_one_of_each_stage_with_the_last_chunk_of_the_sequence():
     assert ranks_to_audit(plan, rank=5) == (5,)
     with pytest.raises(InputError, match="rank=99: must be from 0 to 31"):
         ranks_to_audit(plan, rank=99)
+
+
+def test_scores_of_a_later_chunk_of_a_sequence_have_more_columns():
+    """A float32 softmax and a bf16 cast of it for 8 heads, 8 queries and as many keys more, in each of 4 layers."""
+    plan = tiny_plan(4, cp=4, attention="unfused", batch=4, model=tiny("gpt2"), precision=Precision.BF16_MIXED)
+    saved = [predicted(plan, rank).saved for rank in range(4)]
+    assert [after - before for before, after in pairwise(saved)] == [4 * (4 + 2) * 8 * 8 * 8] * 3
 
 
 @pytest.mark.slow
