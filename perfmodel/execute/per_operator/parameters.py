@@ -137,7 +137,9 @@ class FlatParameters(Parameters):
                 flat.weights[place] = tensor.detach().reshape(-1)
                 tensors[name] = flat.weights[place].view(tensor.shape).detach().requires_grad_()
             self.flat.append((unit, flat))
-        self._optimizer = build_optimizer(self.optimizer, [flat.master for _, flat in self.flat], learning_rate=self.learning_rate)
+        masters = [flat.master for _, flat in self.flat]
+        # a stage may have no parameters at all
+        self._optimizer = build_optimizer(self.optimizer, masters, learning_rate=self.learning_rate) if masters else None
 
     def begin_step(self) -> None:
         for unit, flat in self.flat:
@@ -154,7 +156,8 @@ class FlatParameters(Parameters):
                 self._note(unit, self.mesh.size(unit.axes), together=True)
 
     def update(self) -> None:
-        update(self._optimizer, [flat for _, flat in self.flat])
+        if self._optimizer is not None:
+            update(self._optimizer, [flat for _, flat in self.flat])
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit, flat in self.flat:
