@@ -1,8 +1,7 @@
-"""What operators of a network cost, under the shardings of a plan or under many configurations of one of them at once.
+"""What an operator of a network costs under many configurations at once.
 
-Both are rows (`cost/rows.py`) on columns. Of a plan the axes of rows are the mesh's, and there is one column. Of an operator by itself
-each dim is cut by an axis of its own name, and the columns say how many parts the dims have in each configuration. Sets of mesh axes are
-also bit masks (bit i is axis i of the mesh, outermost first).
+These are rows (`cost/rows.py`) on columns, as a plan's are, but each dim is cut by an axis of its own name, and the columns say how many
+parts the dims have in each configuration. Sets of mesh axes are also bit masks (bit i is axis i of the mesh, outermost first).
 
     time of a step = work + own collectives + redistributions of activations + what shows of parameter collectives + optimizer
 """
@@ -26,7 +25,7 @@ from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.parallel.algebra.derive import extent_amount
 from perfmodel.parallel.algebra.sharding import Sharding
-from perfmodel.parallel.grid import LayoutGrid, free_grid
+from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
@@ -131,13 +130,6 @@ class MeshPrices:
         return self._tables[key]
 
     _tables: dict[tuple[CollectiveKind, float], Array] = field(default_factory=dict)
-
-
-def mesh_grid(axes: Sequence[MeshAxis], num_tiers: int) -> LayoutGrid:
-    """One column: the mesh as it is."""
-    one = np.ones(1)
-    inside = [{axis.name: one * (axis.size if axis.tier <= tier else 1) for axis in axes} for tier in range(num_tiers)]
-    return free_grid({axis.name: one * axis.size for axis in axes}, inside, 1)
 
 
 def sized(network: Graph, setting: StepSetting) -> Graph:
