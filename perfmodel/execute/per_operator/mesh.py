@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from math import prod
 
 import torch
@@ -59,6 +59,13 @@ class NetworkMesh:
         self.shared: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
         self.padding: Counter[tuple[str, frozenset[str]]] = Counter()
 
+        if num_stages > 1:
+            # stages ask for different groups, or for none, and all ranks must make the same ones: every group is made here
+            names = [axis.name for axis in self.axes]
+            for some in chain.from_iterable(combinations(names, count) for count in range(1, len(names) + 1)):
+                self.group(some)
+            self.stages_group()
+
     @property
     def device(self) -> str:
         return self.worker.device
@@ -96,17 +103,13 @@ class NetworkMesh:
     def group(self, axes: Iterable[str]) -> DeviceMesh | None:
         """A mesh of one dimension over the product of `axes`; None for one rank.
 
-        Made when first asked for, and kept for the next plan on a mesh of the same shape: every rank must ask in the same order. The stages
-        of a pipeline ask for different ones, so they are all made at once.
+        Made when first asked for, and kept for the next plan on a mesh of the same shape: every rank must ask in the same order.
         """
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
             return None
         if self._key(chosen) not in self.worker.cache:
-            names = [axis.name for axis in self.axes]
-            every = [frozenset(some) for count in range(1, len(names) + 1) for some in combinations(names, count)]
-            for axes_of_group in every if self.num_stages > 1 else [chosen]:
-                self.worker.cache[self._key(axes_of_group)] = self._new_group(axes_of_group)
+            self.worker.cache[self._key(chosen)] = self._new_group(chosen)
         return self.worker.cache[self._key(chosen)]  # type: ignore[no-any-return]
 
     def _key(self, axes: frozenset[str]) -> tuple[object, ...]:

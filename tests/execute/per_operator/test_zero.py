@@ -85,7 +85,7 @@ def test_stages_equal_one_process(name, axes, number, settings, groups):
 def test_a_stage_may_have_no_parameters(zero, groups):
     network = toys.two_layers(classes=8)
     ends = (network.operators[0].name, network.operators[-1].name)
-    plan = replace(toys.plan_of(network, TWO, {"up": {"b": ("p",)}}), stages=ends, num_microbatches=2, zero=zero)
+    plan = changed(toys.plan_of(network, TWO, {"up": {"b": ("p",)}}), stages=ends, num_microbatches=2, zero=zero)
     assert check_network_plan(network, plan, NetworkOptions(steps=2), group=groups(4)).gradient_error < 1e-9
 
 
