@@ -365,7 +365,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
     results = [
         row("step time", [step(each.step_time) for each in predictions]),
         *([row("against the fastest", [_more(each.step_time / best) for each in predictions])] if same_job else []),
-        row("tokens/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
+        row(f"{predictions[0].plan.job.unit}/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
         *([] if same_job else [row("against the most", [_less(each.tokens_per_second_per_chip / most) for each in predictions])]),
         row("TFLOP/s/chip", [f"{each.tflops_per_chip:,.0f}" for each in predictions]),
         row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),
