@@ -119,7 +119,7 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
     saved = []
     with fake_group(0, plan.num_chips) as worker:
         for axes in ({"tp_kv"}, {"dp_shard"}, {"dp_shard", "tp_kv"}):
-            NetworkMesh(worker, own.axes).group(axes)
+            NetworkMesh(worker, own.cuts.axes).group(axes)
         with FakeTensorMode(allow_non_fake_inputs=True):
             program = NetworkProgram(worker, graph, own, optimizer="", learning_rate=1e-4, uses_dtensor=False)
             program.step()
