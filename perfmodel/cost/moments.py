@@ -486,9 +486,23 @@ class _Sharded:
         return self.gathered[region] if region >= 0 else 0.0
 
     def _of_first_region(self, freed: Any, reduced: Any) -> list[Moment]:
-        """Its backward pass and the reduction that ends the step."""
+        """Its backward pass, the sum over tp that some of its gradients need and the reduction that ends the step."""
         a, has, name, sizes = self.a, self.runs[0], self.rank.regions[0].name, self.sizes
+        sums: list[Moment] = []
+        if self.t.summed:
+            # one after another into a copy, beside all gradients of the unit, before its weights are freed
+            summed = Moment(
+                name=f"sum of the {name}'s gradients",
+                at=At.FIRST,
+                freed=freed - has * a.kept[0],
+                gathered=self.gathered[0],
+                temporary=(self.full[0] + has * self.t.summed[0]) * sizes.produced,
+                buffers=self.reduced[1],
+                gradients=self.gradients(reduced),
+            )
+            sums.append(summed)
         return [
+            *sums,
             Moment(
                 name=f"backward of the {name}",
                 at=At.FIRST,

@@ -38,6 +38,7 @@ class ParameterProgram:
     members [regions]: the parameters that each region reads.
     elements [parameters]: rows and columns of the stored matrix, and masks of the axes that cut them.
     unit_shares [units, 1]: how many times what it gathers here a unit travels with; None: units are whole.
+    sums: (region, parameter, mask of the axes) of each gradient that is summed by itself before it is scattered.
     bucket_scale: bytes of a gradient on the wire over those as backward makes it, in the parameter's dtype: buckets count the latter.
     """
 
@@ -61,6 +62,7 @@ class ParameterProgram:
     column_mask: NDArray[np.int64]
     zero_mask: NDArray[np.int64]
     members: tuple[tuple[int, ...], ...]
+    sums: tuple[tuple[int, int, int], ...]
     holds_sharded_gradients: bool
     holds_sharded_weights: bool
     frees_gathered: bool
@@ -76,6 +78,7 @@ class ParameterCost:
     full, shard  [regions, rows] elements on a chip, whole and cut by ZeRO; a tied matrix counts in all its regions
     padded       [regions, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
     elements     [parameters, rows] on a chip, whole
+    summed       [regions, rows] elements of the largest gradient that is summed by itself, into a copy; None where none is
     tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
     """
 
@@ -84,6 +87,7 @@ class ParameterCost:
     shard: Array
     padded: Array
     elements: Array
+    summed: Array | None
     tied: Array
 
     def of(self, what: str, times: str) -> Array:
@@ -166,6 +170,7 @@ def compile_parameters(
         zero_mask=np.array([mask(zero_axes(p)) for p in parameters], dtype=np.int64),
         masks=tuple(masks),
         members=tuple(tuple(i for i, p in enumerate(parameters) if region.name in p.regions) for region in regions),
+        sums=tuple((unit[2], i, unit[4]) for unit, i, *_ in events if unit[0] == "sum"),
         holds_sharded_gradients=zero >= 2 and not keeps,
         holds_sharded_weights=zero == 3 or (zero == 2 and profile.zero2_stores_shards),
         frees_gathered=zero == 3 and not keeps,
@@ -245,13 +250,17 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             full[region] = full[region] + local[i]
             shard[region] = shard[region] + shard_elements[i]
             padded[region] = padded[region] + gathered[i]
+    summed = np.zeros_like(full) if program.sums else None
+    if summed is not None:
+        for region, i, of in program.sums:
+            summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
     tied = np.zeros((2, sizes.shape[1]))
     for i, parameter in enumerate(program.parameters):
         more = len(parameter.regions) - 1
         if more:
             tied[0] = tied[0] + more * local[i]
             tied[1] = tied[1] + more * shard_elements[i]
-    return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, tied=tied)
+    return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, summed=summed, tied=tied)
 
 
 def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:

@@ -209,6 +209,7 @@ def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTe
         full=tuple(each(x) for x in columns.full),
         shard=tuple(each(x) for x in columns.shard),
         padded=tuple(each(x) for x in columns.padded),
+        summed=tuple(each(x) for x in columns.summed),
         tied=(each(columns.tied[0]), each(columns.tied[1])),
     )
 

@@ -318,6 +318,8 @@ class ParameterTerms:
     full: tuple[Any, ...]
     shard: tuple[Any, ...]
     padded: tuple[Any, ...]
+    summed: tuple[Any, ...]
+    """Empty where no gradient is summed by itself."""
     tied: tuple[Any, Any]
     zero: int
     program: ParameterProgram
@@ -337,6 +339,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         full=tuple(cost.full),
         shard=tuple(cost.shard),
         padded=tuple(cost.padded),
+        summed=() if cost.summed is None else tuple(cost.summed),
         tied=(cost.tied[0], cost.tied[1]),
         zero=program.zero,
         program=program,

@@ -158,6 +158,7 @@ class ParameterTable:
             full=tuple(pick(v) for v in t.full),
             shard=tuple(pick(v) for v in t.shard),
             padded=tuple(pick(v) for v in t.padded),
+            summed=tuple(pick(v) for v in t.summed),
             tied=(pick(t.tied[0]), pick(t.tied[1])),
             zero=t.zero,
             program=t.program,

@@ -130,6 +130,23 @@ MOMENTS = {
         dict(model=tiny("gpt2", num_hidden_layers=2, vocab_size=5, intermediate_size=24), seq_len=64),
         0.03,
     ),
+    "the sum over tp of a position table's gradient, beside the gradients of the unit": (
+        dict(num_chips=16, tp=2, cp=4, zero=3, recompute="full", attention="unfused"),
+        dict(
+            model=tiny(
+                "gpt2",
+                num_hidden_layers=3,
+                vocab_size=64,
+                hidden_size=24,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=2,
+                intermediate_size=8,
+                tie_word_embeddings=False,
+            )
+        ),
+        0.01,
+    ),
 }
 
 
