@@ -66,7 +66,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         streaming=times.streaming,
         communication=times.communication,
         saved=saved,
-        boundary=amount[list(program.boundary)].mean(axis=0),
+        boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
         peaks=_peaks(program, amount, sizes),
         flops=product_flops(program.rows, amount),
