@@ -136,7 +136,7 @@ def test_a_plan_file_that_contradicts_itself(keys, says, tmp_path):
         ("predict --rules nothing.yaml", "rules=nothing.yaml: no such file"),
         (
             f"predict {TIED} --tp 2 --rules mlp-only.yaml",
-            "token_embedding and lm_head need it in 2 layouts; give vocab_in",
+            "token_embedding and lm_head need it in 2 layouts; cut vocab_in and vocab_out alike",
         ),
         ("search --cp 16 --rules ulysses", "cp=16: must divide num_key_value_heads=8"),
     ],
