@@ -205,12 +205,12 @@ def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> Ope
     )
 
 
-def parameter_share(network: Graph, tensor: str, num_chips: int) -> float:
+def parameter_share(num_elements: int, num_parameters: int, num_chips: int) -> float:
     """Elements of the largest unit that a parameter could travel in over its own: every parameter of the network, whole. [-]
 
     A collective's time for each byte falls with its size, so the parameter's part of this one is the least that it can take in any.
     """
-    return num_chips * max(1.0, float(network.num_parameters)) / float(network.tensors[tensor].num_elements)
+    return num_chips * max(1.0, float(num_parameters)) / float(num_elements)
 
 
 def saved_inputs(operator: Operator) -> tuple[int, ...]:

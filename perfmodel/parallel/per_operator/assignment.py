@@ -19,6 +19,7 @@ class Assignment:
     """axes: of one stage's chips, outermost first; shardings: operator -> dim -> axes, outermost first; held: tensors with several readers.
 
     stages   of a pipeline: the first operator of each stage; empty for one stage
+    key      its hash, which every program is looked up by
 
     A tensor with several readers is held in one layout from which all of them read (`Held`): it is redistributed to that once, and the
     gradients of its readers are added before they are reduced (R7): partial on the union of the axes on which any of them is.
@@ -28,10 +29,14 @@ class Assignment:
     shardings: Mapping[str, Sharding]
     held: Mapping[str, Held] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
+    key: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        shardings = frozenset((name, frozenset(cuts.items())) for name, cuts in self.shardings.items())
+        object.__setattr__(self, "key", hash((self.axes, shardings, frozenset(self.held.items()), self.stages)))
 
     def __hash__(self) -> int:
-        shardings = frozenset((name, frozenset(cuts.items())) for name, cuts in self.shardings.items())
-        return hash((self.axes, shardings, frozenset(self.held.items()), self.stages))
+        return self.key
 
     @property
     def num_stages(self) -> int:

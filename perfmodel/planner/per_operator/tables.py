@@ -150,6 +150,7 @@ class _Tables:
         self.network = sized(space.network, setting)
         fused = all_fused(self.network, setting.profile)
         self.run, self.apart = fused.graph, fused.apart
+        self.num_parameters = self.network.num_parameters
         self.readers = self.network.readers()
         self.producers = self.network.producers()
         self.held = {tensor: len(space.operators) + i for i, tensor in enumerate(space.held)}
@@ -260,7 +261,9 @@ class _Tables:
         return [data for data in operator.saved if data.of not in before]
 
     def unit(self, tensor: str) -> float:
-        return parameter_share(self.network, tensor, int(self.prices.size[-1])) if self.has_units else 1.0
+        if not self.has_units:
+            return 1.0
+        return parameter_share(self.network.tensors[tensor].num_elements, self.num_parameters, int(self.prices.size[-1]))
 
     def is_kept_by_readers(self, tensor: str) -> bool:
         return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
