@@ -5,13 +5,14 @@ From there on it goes the way of every plan: rows (`cost/program.py`), terms on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
 from perfmodel.cost.program import Program
-from perfmodel.parallel.algebra.derive import Derivation, derive
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import DEFAULT_ORDER
@@ -24,64 +25,45 @@ def priced_graph(graph: Graph, assignment: Assignment, *, activation_bytes: floa
 
     No block lies on two stages: a layer that a stage's border cuts is one on each.
     """
-    of_role = {TensorRole.ACTIVATION: activation_bytes, TensorRole.PARAMETER: parameter_bytes, TensorRole.INDEX: 8.0}
-    tensors = {
-        name: tensor if tensor.itemsize else replace(tensor, itemsize=of_role[tensor.role]) for name, tensor in graph.tensors.items()
-    }
+    priced = graph.with_itemsizes(activation=activation_bytes, parameter=parameter_bytes, compute_bytes=activation_bytes)
     blocks = dict(graph.blocks) or dict.fromkeys((operator.layer for operator in graph.operators), 0.0)
     if not assignment.stages:
-        return replace(graph, tensors=tensors, blocks=blocks, compute_bytes=activation_bytes)
-    operators, numbers = [], dict[str, int]()
-    begins, stage, home = set(assignment.stages[1:]), 0, dict[str, int]()
-    for operator in graph.operators:
-        stage += int(operator.name in begins)
-        if home.setdefault(operator.layer, stage) != stage:
-            operator = replace(operator, layer=f"{operator.layer} on stage {stage}")
-        numbers[operator.layer] = numbers.get(operator.layer, 0) + 1
-        operators.append(operator)
-    whole = {operator.layer: number for operator, number in zip(graph.operators, _numbers(graph), strict=True)}
+        return replace(priced, blocks=blocks)
+    home: dict[str, int] = {}
+    operators = tuple(
+        operator if home.setdefault(operator.layer, stage) == stage else replace(operator, layer=f"{operator.layer} on stage {stage}")
+        for stage, operator in zip(_stages(graph, assignment), graph.operators, strict=True)
+    )
+    whole, numbers = (Counter(operator.layer for operator in each) for each in (graph.operators, operators))
     pieces = {
         piece.layer: blocks.get(layer.layer, 0.0) * numbers[piece.layer] / whole[layer.layer]
         for layer, piece in zip(graph.operators, operators, strict=True)
         if layer.layer in blocks or numbers[piece.layer] != whole[layer.layer]
     }
-    return replace(graph, operators=tuple(operators), tensors=tensors, blocks=pieces, compute_bytes=activation_bytes)
+    return replace(priced, operators=operators, blocks=pieces)
 
 
-def _numbers(graph: Graph) -> list[int]:
-    """Of each operator how many its layer has."""
-    numbers: dict[str, int] = {}
-    for operator in graph.operators:
-        numbers[operator.layer] = numbers.get(operator.layer, 0) + 1
-    return [numbers[operator.layer] for operator in graph.operators]
-
-
-def derive_assigned(graph: Graph, assignment: Assignment) -> Derivation:
-    """Its layouts and traffic: tensors with several readers held as it says; where it says nothing of them, as rule sets have them."""
-    return derive(graph, assignment.shardings, held=assignment.held or None, axes=[axis.name for axis in assignment.axes])
+def _stages(graph: Graph, assignment: Assignment) -> Iterator[int]:
+    """The stage of each operator."""
+    begins = frozenset(assignment.stages[1:])
+    return accumulate(int(operator.name in begins) for operator in graph.operators)
 
 
 def stage_blocks(graph: Graph, assignment: Assignment) -> tuple[int, ...]:
     """Blocks of each stage of a `priced_graph`: what `Plan.stage_layers` says of a decoder."""
-    found: list[set[str]] = [set()]
-    begins = set(assignment.stages[1:])
-    for operator in graph.operators:
-        if operator.name in begins:
-            found.append(set())
+    found: list[set[str]] = [set() for _ in range(assignment.num_stages)]
+    for stage, operator in zip(_stages(graph, assignment), graph.operators, strict=True):
         if operator.layer in graph.blocks:
-            found[-1].add(operator.layer)
+            found[stage].add(operator.layer)
     return tuple(map(len, found))
 
 
 def handed_on(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
     """The tensors that each stage but the last hands on; of one stage those that its layers do."""
-    places = {name: place for place, name in enumerate(assignment.stages)}
-    here, made, found = "", dict[str, str](), dict[str, None]()
-    for operator in graph.operators:
-        if not assignment.stages:
-            here = operator.layer
-        elif operator.name in places:
-            here = operator.name
+    stages, layers = _stages(graph, assignment), (operator.layer for operator in graph.operators)
+    homes: Iterable[int | str] = stages if assignment.stages else layers
+    made, found = dict[str, int | str](), dict[str, None]()
+    for here, operator in zip(homes, graph.operators, strict=True):
         made[operator.output.tensor] = here
         crossing = (operand.tensor for operand in operator.inputs if made.get(operand.tensor, here) != here)
         found |= dict.fromkeys(tensor for tensor in crossing if graph.tensors[tensor].role is TensorRole.ACTIVATION)

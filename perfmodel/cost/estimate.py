@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
-from perfmodel.cost.assigned import derive_assigned, handed_on, priced_graph, stage_blocks
+from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory import kept_by_moment, static_memory
 from perfmodel.cost.moments import At, activation_terms
@@ -47,6 +47,7 @@ from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile

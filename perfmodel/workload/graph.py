@@ -19,9 +19,10 @@ The last makes the gradient of a weight partial on the axes of the batch: data p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
+from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
@@ -29,6 +30,9 @@ from perfmodel.workload.causal import CausalMask
 
 #: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
 Extent = tuple[tuple[int, str], ...]
+
+#: Of a token's id or place: int64, as torch's embeddings and losses take it.
+INDEX_BYTES = 8.0
 
 Setting = int | float | str | bool | tuple[int, ...]
 
@@ -428,6 +432,16 @@ class Graph:
     def readers(self) -> Mapping[str, list[tuple[int, int]]]:
         """Tensor -> (operator, input) of each reader, in order."""
         return self._read
+
+    def shared(self) -> Mapping[str, list[tuple[int, int]]]:
+        """Readers of the tensors that are made here and have several, in the order in which they are read first."""
+        return {tensor: readers for tensor, readers in self._read.items() if len(readers) > 1 and tensor in self._made}
+
+    def with_itemsizes(self, *, activation: float, parameter: float, **changes: Any) -> Graph:
+        """With the bytes of an element where a tensor does not say them, and `changes` of its other fields."""
+        of_role = {TensorRole.ACTIVATION: activation, TensorRole.PARAMETER: parameter, TensorRole.INDEX: INDEX_BYTES}
+        tensors = {name: each if each.itemsize else replace(each, itemsize=of_role[each.role]) for name, each in self.tensors.items()}
+        return replace(self, tensors=tensors, **changes)
 
     def producer(self, tensor: str) -> Operator | None:
         index = self._made.get(tensor)

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from perfmodel.workload.causal import CausalMask, windowed_mask
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Graph, Operand, Operator, Region, Repeat, Tensor, TensorRole, regions_of
+from perfmodel.workload.graph import INDEX_BYTES, Graph, Operand, Operator, Region, Repeat, Tensor, TensorRole, regions_of
 from perfmodel.workload.kinds.attention import Causal, rotary
 from perfmodel.workload.kinds.attention import attention as fused_attention
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
@@ -67,7 +67,7 @@ class _Builder:
         return name
 
     def index(self, name: str, dims: str) -> str:
-        self.tensors[name] = Tensor(name=name, shape=tuple(self.of(dims).values()), role=TensorRole.INDEX, itemsize=8.0)
+        self.tensors[name] = Tensor(name=name, shape=tuple(self.of(dims).values()), role=TensorRole.INDEX, itemsize=INDEX_BYTES)
         return name
 
     def of(self, dims: str) -> dict[str, int]:

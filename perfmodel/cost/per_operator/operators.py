@@ -9,7 +9,7 @@ parts the dims have in each configuration. Sets of mesh axes are also bit masks 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -29,7 +29,7 @@ from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import MAX_SIZE
-from perfmodel.workload.graph import Data, Graph, Operator, TensorRole
+from perfmodel.workload.graph import Data, Graph, Operator
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 
 Array = NDArray[np.float64]
@@ -130,13 +130,6 @@ class MeshPrices:
         return self._tables[key]
 
     _tables: dict[tuple[CollectiveKind, float], Array] = field(default_factory=dict)
-
-
-def sized(network: Graph, setting: StepSetting) -> Graph:
-    """With bytes of an element where a tensor does not say them."""
-    of_role = {TensorRole.ACTIVATION: setting.activation_bytes, TensorRole.PARAMETER: setting.sizes.gathered, TensorRole.INDEX: 8.0}
-    tensors = {name: each if each.itemsize else replace(each, itemsize=of_role[each.role]) for name, each in network.tensors.items()}
-    return replace(network, tensors=tensors)
 
 
 #: Segments of an operator's rows.

@@ -31,7 +31,7 @@ from perfmodel.parallel.layout import ParallelLayout, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.parameters import parameter_units, sections_of
 from perfmodel.parallel.per_operator.stages import stage_runs
-from perfmodel.parallel.per_operator.traffic import derive_network
+from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, TensorRole
 from perfmodel.workload.job import Optimizer
@@ -100,7 +100,7 @@ class NetworkProgram:
         self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=max(1, len(plan.cuts.stages)), uses_dtensor=uses_dtensor)
         self.dtype = dtype
         self.run = stage_runs(self.network, plan)[self.mesh.stage]
-        self.derivation = derive_network(self.network, plan)
+        self.derivation = derive_assigned(self.network, plan.cuts)
         self.producers, self.readers = self.network.producers(), self.network.readers()
         self.layouts: dict[str, Layout] = {}
         self.inputs: dict[tuple[str, Layout, int], torch.Tensor] = {}

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.per_operator.assignment import check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
-from perfmodel.parallel.per_operator.traffic import derive_network
+from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 
@@ -43,7 +43,7 @@ def check_runnable(network: Graph, plan: Plan, further_kinds: Collection[str] = 
             raise InputError(
                 f"operator {operator.name}: kind {operator.kind!r} has no torch function; add one to the table or pass it as functions"
             )
-    derive_network(network, plan)
+    derive_assigned(network, plan.cuts)
     runs, readers = stage_runs(network, plan), network.readers()
     for operator in network.operators[: runs[-1][0]]:
         if operator.output.tensor not in readers:

@@ -105,9 +105,8 @@ def check_assignment(plan: Assignment, network: Graph, *, needs_held: bool = Fal
                     f"parts do not divide every size that they cut, or {dim} must stay whole",
                     "use fewer parts",
                 )
-    producers = network.producers()
-    for tensor, readers in network.readers().items() if plan.held or needs_held else ():
-        if len(readers) > 1 and tensor in producers and tensor not in plan.held:
+    for tensor in network.shared() if plan.held or needs_held else ():
+        if tensor not in plan.held:
             raise bad_field("held", tensor, "is read by several operators and has no layout of its own", "add it")
 
 

@@ -97,11 +97,8 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
 
 def _held(graph: Graph, shardings: dict[str, Sharding]) -> dict[str, Held]:
     found = {}
-    for tensor, reading in graph.readers().items():
-        producer = graph.producer(tensor)
-        if len(reading) < 2 or producer is None:
-            continue
-        readers = [(graph.operators[index], place) for index, place in reading]
+    for tensor in graph.shared():
+        producer, readers = graph.operators[graph.producers()[tensor]], graph.consumers(tensor)
         wanted = {input_layout(shardings[operator.name], operator.inputs[place]).cuts for operator, place in readers}
         cuts = wanted.pop() if len(wanted) == 1 else output_layout(producer, shardings[producer.name]).cuts
         gradients = (gradient_layout(shardings[operator.name], operator.inputs[place]) for operator, place in readers)
@@ -117,7 +114,7 @@ def _stages(plan: Plan, graph: Graph) -> tuple[str, ...]:
     first: dict[str, str] = {}
     for operator in graph.operators:
         first.setdefault(operator.layer, operator.name)
-    layers = [name for layer, name in first.items() if layer.startswith("layer")]
+    layers = [name for layer, name in first.items() if layer in graph.blocks]
     head = first[graph.operators[-1].layer]
     starts = [sum(plan.stage_layers[:stage]) for stage in range(1, plan.layout.pp)]
     return (graph.operators[0].name, *(layers[start] if start < len(layers) else head for start in starts))

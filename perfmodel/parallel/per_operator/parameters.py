@@ -15,7 +15,7 @@ from math import ceil, prod
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.per_operator.stages import stage_runs
-from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_network, network_traffic
+from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_assigned, network_traffic
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
 
@@ -55,7 +55,7 @@ def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
 
 def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Every unit of every stage, those of one rank alone too, in the order of the operators."""
-    derivation = derive_network(network, plan)
+    derivation = derive_assigned(network, plan.cuts)
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
     groups: dict[tuple[int, int, frozenset[str]], list[str]] = {}
     runs = stage_runs(network, plan)

@@ -11,6 +11,7 @@ from functools import cache
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Derivation, Traffic, derive
+from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
 
@@ -35,14 +36,15 @@ class NetworkTraffic:
     itemsize: float = 0.0
 
 
-def derive_network(network: Graph, plan: Plan) -> Derivation:
-    """Layouts, traffic and parameters of a network under a plan."""
-    return derive(network, plan.cuts.shardings, held=plan.cuts.held, axes=[axis.name for axis in plan.cuts.axes])
+def derive_assigned(network: Graph, assignment: Assignment) -> Derivation:
+    """Layouts, traffic and parameters of a network: tensors with several readers as they are held; if none is, as rule sets have them."""
+    held = assignment.held if assignment.held or not network.shared() else None
+    return derive(network, assignment.shardings, held=held, axes=[axis.name for axis in assignment.axes])
 
 
 def network_traffic(network: Graph, plan: Plan) -> tuple[NetworkTraffic, ...]:
     """All collectives of a step, as they follow one another; groups of one rank are left out."""
-    return traffic_on(plan, derive_network(network, plan))
+    return traffic_on(plan, derive_assigned(network, plan.cuts))
 
 
 def traffic_on(plan: Plan, derivation: Derivation) -> tuple[NetworkTraffic, ...]:

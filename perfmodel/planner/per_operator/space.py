@@ -126,16 +126,11 @@ def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int 
         if key not in known:
             known[key] = _configurations(tuple(order), limits, groups, axes, most_dims)
         operators.append(known[key])
-    held, layouts = [], []
-    producers, readers = network.producers(), network.readers()
-    for tensor, reading in readers.items():
-        if tensor not in producers or len(reading) < 2:
-            continue
-        held.append(tensor)
-        layouts.append(_layouts(network, tensor, producers[tensor], reading, classes, axes, groups, most_dims, known))
-    return NetworkSpace(
-        network=network, axes=axes, operators=tuple(operators), held=tuple(held), layouts=tuple(layouts), most_dims=most_dims
+    shared, producers = network.shared(), network.producers()
+    layouts = tuple(
+        _layouts(network, tensor, producers[tensor], reading, classes, axes, groups, most_dims, known) for tensor, reading in shared.items()
     )
+    return NetworkSpace(network=network, axes=axes, operators=tuple(operators), held=tuple(shared), layouts=layouts, most_dims=most_dims)
 
 
 def _groups(axes: tuple[MeshAxis, ...]) -> list[list[int]]:

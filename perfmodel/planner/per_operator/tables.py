@@ -24,7 +24,6 @@ from perfmodel.cost.per_operator.operators import (
     parameter_share,
     saved_inputs,
     saves_output,
-    sized,
 )
 from perfmodel.cost.per_operator.overlap import exposed_time, mixed_exposure
 from perfmodel.cost.per_operator.parameters import parameter_times
@@ -147,7 +146,7 @@ class _Tables:
     def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool) -> None:
         self.has_units = has_units
         self.space, self.setting, self.prices = space, setting, prices
-        self.network = sized(space.network, setting)
+        self.network = space.network.with_itemsizes(activation=setting.activation_bytes, parameter=setting.sizes.gathered)
         fused = all_fused(self.network, setting.profile)
         self.run, self.apart = fused.graph, fused.apart
         self.num_parameters = self.network.num_parameters

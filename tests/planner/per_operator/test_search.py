@@ -15,6 +15,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.per_operator.assignment import check_assignment
 from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.parallel.per_operator.stages import blocks_of
+from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.planner.per_operator.fold import fold_layers
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, search_pipeline
 from perfmodel.planner.per_operator.search import fixed_parts
@@ -309,3 +310,13 @@ def test_a_toy_kind_of_operator_is_one_function():
     cut = found.search(fixed_parts({"sum": {"d": 8}}))
     assert free.best.parts["redistributions"] == 0.0
     assert cut.best.parts["redistributions"] > 0.0
+
+
+def test_a_chain_with_a_parameter_that_nobody_reads_is_predicted_as_it_was_searched():
+    whole = perceptron()
+    unread = Tensor(name="unread", shape=(64, 64), role=TensorRole.PARAMETER)
+    network = replace(whole, operators=whole.operators[:-1], tensors=whole.tensors | {"unread": unread})
+    assert not network.shared()
+    found = planner(network, 4).search()
+    assert found.lower_bound <= found.best.step_time
+    assert [parameter.name for parameter in derive_assigned(network, found.best.plan.cuts).parameters] == ["w1", "w2"]
