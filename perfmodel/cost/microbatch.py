@@ -85,8 +85,3 @@ def _peaks(program: Program, amount: Array, sizes: Array) -> Array:
 def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:
     """1.0 where not all pipeline ranks of a column lie in one domain of the innermost tier."""
     return np.where((grid.degree["pp"] > 1) & (grid.hop[0] < 2), 1.0, 0.0)
-
-
-def executed_flops(program: Program, grid: LayoutGrid, microbatch: Array) -> Array:
-    """[segments, rows] FLOP of matrix products on one chip; causal attention counts what it computes."""
-    return product_flops(program.rows, amount_values(program.amounts, grid, microbatch)[0])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.evaluate import amount_values
-from perfmodel.cost.microbatch import executed_flops, microbatch_cost, pipeline_crosses_nodes
+from perfmodel.cost.microbatch import microbatch_cost, pipeline_crosses_nodes
 from perfmodel.cost.program import compile_program
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
@@ -118,9 +118,10 @@ def test_each_attention_has_a_mask_and_a_head_of_its_own():
     )
     assert program.rows.attention.columns["habits"].tolist() == [0, 1, 0, 1]
     grid = grid_of({"cp": 2})
-    before, after = (executed_flops(each, grid, np.array([1.0])).sum() for each in (program_of(), program))
+    costs = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0])) for each in (program_of(), program)]
+    before, after = (cost.flops.sum() for cost in costs)
     (columns, sizes) = program_of().rows.attention.columns, amount_values(program_of().amounts, grid, np.array([1.0]))[0]
     square = np.prod([sizes[columns[name][0], 0] for name in ("batch", "heads", "queries", "keys")])
     assert after - before == 14.0 * square * whole.head_dim
-    times = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0])).attention.sum() for each in (program_of(), program)]
+    times = [cost.attention.sum() for cost in costs]
     assert 1.5 * times[0] < times[1] < 2.5 * times[0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.microbatch import executed_flops
+from perfmodel.cost.microbatch import microbatch_cost
 from perfmodel.cost.program import PHASES
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
@@ -29,7 +29,7 @@ def flops(name, seq_len, attention, *, tp=1, cp=1, micro_batch=2.0):
         tier_sizes=(4, 4096),
         num_key_value_heads=job.model.num_key_value_heads,
     )
-    return executed_flops(program, grid, np.array([micro_batch]))[:, 0].reshape(3, len(PHASES))
+    return microbatch_cost(program, estimator.machine, grid, np.array([micro_batch])).flops[:, 0].reshape(3, len(PHASES))
 
 
 def passes(name, *arguments, **options):
