@@ -11,7 +11,6 @@ A network is a built-in one by name, any `torch.nn.Module` as `module:factory` w
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -471,21 +470,21 @@ def network_of_plan(plan: Plan, *, named: str | None = None) -> Graph:
     if not isinstance(model, NetworkModel):
         raise bad_field("model", model.name, "is no network", "use a plan of `perfmodel shard`")
     if model.is_imported and named is None:
-        rule = "is Python code of your own, which a plan alone does not start"
-        raise bad_field("network", model.name, rule, f"name it again if you trust it: --network {shlex.quote(model.name)}")
+        from perfmodel.verbs.setting import own_code
+
+        raise own_code(model)
     if model.is_imported:
         return find_network(model.name, inputs=model.inputs)[0]
     return find_network(model.name, batch=plan.micro_batch, sizes=model.sizes)[0]  # type: ignore[arg-type]
 
 
 def _built_in(name: str, batch: int, sizes: Sizes) -> Graph:
-    from perfmodel.verbs.setting import file_reference
+    from perfmodel.verbs.setting import check_sizes, file_reference
     from perfmodel.workload.networks import load_network
 
     if not all(isinstance(name, str) for name in sizes):
         raise bad_field("sizes", shown(list(sizes)), "must be names", "write {'image': 64}")
-    if "batch" in sizes:
-        raise bad_field("size", f"batch={sizes['batch']}", "the batch is no size of a network", "give it as batch (--batch)")
+    check_sizes(sizes, "batch (--batch)")
     network = load_network(name, batch=batch, **sizes)
     return replace(network, name=file_reference(name)) if is_path(name) else network
 

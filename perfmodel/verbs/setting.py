@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -116,13 +116,23 @@ def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
     if not isinstance(model, NetworkModel):
         return None
     if model.is_imported:
-        rule = "is Python code of your own, which a plan alone does not start"
-        raise bad_field("network", model.name, rule, f"name it again if you trust it: --network {shlex.quote(model.name)}")
+        raise own_code(model)
     from perfmodel.workload.networks import load_network
 
-    if "batch" in model.sizes:
-        raise bad_field("size", f"batch={model.sizes['batch']}", "the batch is no size of a network", "give it as micro_batch")
+    check_sizes(model.sizes, "micro_batch")
     return lambda batch: load_network(model.name, batch=batch, **model.sizes)  # type: ignore[arg-type]
+
+
+def own_code(model: NetworkModel) -> InputError:
+    """Why a plan's network is not imported unasked."""
+    rule = "is Python code of your own, which a plan alone does not start"
+    return bad_field("network", model.name, rule, f"name it again if you trust it: --network {shlex.quote(model.name)}")
+
+
+def check_sizes(sizes: Mapping[str, object], batch: str) -> None:
+    """`batch`: what the batch is given as."""
+    if "batch" in sizes:
+        raise bad_field("size", f"batch={sizes['batch']}", "the batch is no size of a network", f"give it as {batch}")
 
 
 def constants_of(

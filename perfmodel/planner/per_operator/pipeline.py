@@ -31,10 +31,10 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.mesh import mesh_axes
 from perfmodel.parallel.per_operator.stages import blocks_of, stage_runs
-from perfmodel.parallel.plan import Plan, assigned_plan
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.fold import Fold, fold_layers
-from perfmodel.planner.per_operator.search import NetworkPlanner, network_planner
+from perfmodel.planner.per_operator.search import NetworkPlanner, chosen_plan, network_planner
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within, partition_chain
 from perfmodel.search.budget import MOST_WORK
 
@@ -437,16 +437,9 @@ class _Pipeline:
 
     def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelineSearch:
         """The choice as a plan, predicted as every plan is."""
-        job, times = self.estimator.job, self.candidate.num_microbatches
         first = tuple(self.network.operators[self.blocks[block][0]].name for block in bounds[:-1])
-        plan = assigned_plan(
-            job,
-            cluster=self.cluster,
-            assignment=self.space.assignment(choice, stages=first if len(first) > 1 else ()),
-            micro_batch=job.global_batch // times,
-            zero=self.planner.setting.zero,
-            profile=self.estimator.profile.name,
-        )
+        stages = first if len(first) > 1 else ()
+        plan = chosen_plan(self.estimator, self.space, self.planner.setting, choice, cluster=self.cluster, stages=stages)
         best = self.estimator.predict(plan)
         return PipelineSearch(
             best=best,

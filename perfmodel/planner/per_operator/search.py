@@ -24,7 +24,7 @@ from perfmodel.cost.step import least_host_time
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.mesh import MeshAxis, mesh_axes
-from perfmodel.parallel.plan import assigned_plan
+from perfmodel.parallel.plan import Plan, assigned_plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, unfolded
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
@@ -128,7 +128,7 @@ class NetworkPlanner(Generic[Priced]):
     ) -> NetworkSearch[Priced]:
         """The best plan, or the best among the configurations that `allowed` lets each operator have.
 
-        memory_limit      of one chip, for everything (`NetworkPrediction.memory`)  [byte]
+        memory_limit      of one chip, for everything (`Prediction.memory`)  [byte]
         has_equal_layers  equal layers choose alike; left out: where the network has more operators than `FOLD_BEYOND`
         budget            of each of the searches; one that finds nothing raises `OutOfBudget`
         """
@@ -279,6 +279,27 @@ def _highest(lines: Sequence[tuple[float, float]]) -> float:
     return max(shares, key=lambda share: min(a + share * (b - a) for a, b in lines))
 
 
+def chosen_plan(
+    estimator: Estimator,
+    space: NetworkSpace,
+    setting: StepSetting,
+    choice: Sequence[int],
+    *,
+    cluster: str,
+    stages: tuple[str, ...] = (),
+) -> Plan:
+    """A choice of configurations as a plan of the estimator's job; `stages` as `Assignment` has them."""
+    job = estimator.job
+    return assigned_plan(
+        job,
+        cluster=cluster,
+        assignment=space.assignment(choice, stages=stages),
+        micro_batch=job.global_batch // setting.num_microbatches,
+        zero=setting.zero,
+        profile=estimator.profile.name,
+    )
+
+
 def network_planner(
     estimator: Estimator,
     *,
@@ -314,15 +335,7 @@ def network_planner(
     tables = network_tables(space, setting, MeshPrices(axes=mesh, machine=machine))
 
     def price(choice: Sequence[int]) -> Prediction:
-        plan = assigned_plan(
-            job,
-            cluster=cluster,
-            assignment=space.assignment(choice),
-            micro_batch=job.global_batch // num_microbatches,
-            zero=zero,
-            profile=estimator.profile.name,
-        )
-        return estimator.predict(plan)
+        return estimator.predict(chosen_plan(estimator, space, setting, choice, cluster=cluster))
 
     return NetworkPlanner(
         network=network,
