@@ -66,7 +66,8 @@ class _Forward:
             self.awaited.append((comes, (each.amount, frozenset())))
 
     def run(self, stays: Sequence[Kept]) -> None:
-        traffic = [t for t in self.derivation.traffic if t.phase is Pass.FORWARD]
+        tensors = dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands)
+        traffic = [t for tensor in tensors for t in self.derivation.traffic_of(tensor, Pass.FORWARD)]
         summed = {t.tensor: t.axes for t in traffic if t.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)}
         gathered = {(t.operator, t.tensor): (t.amount, t.axes) for t in traffic if t.kind is CollectiveKind.ALL_GATHER}
         self.await_all(stays, gathered)
@@ -131,7 +132,7 @@ def forward_moments(
     sizes: dict[tuple[str, Operand], Amount],
 ) -> list[Moment]:
     """Bytes that live while each operator of `region` runs forward for the first time, over what is kept of it."""
-    operators = [op for op in derivation.graph.operators if op.layer == region.name]
+    operators = derivation.graph.operators_of(region.name)
     stays = [each for each in kept if each.region == region.name]
     match recompute:
         case Recompute.SELECTIVE:

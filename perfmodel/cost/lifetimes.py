@@ -71,7 +71,7 @@ class _Backward:
     def run(self, kept: list[Kept], core: set[str], recompute: Recompute) -> None:
         graph = self.derivation.graph
         region = self.region
-        operators = [op for op in graph.operators if op.layer == region.name]
+        operators = graph.operators_of(region.name)
         remaining = {op.name for op in operators}
         held = [k for k in kept if k.region == region.name]
         if recompute is Recompute.FULL:
@@ -180,7 +180,7 @@ class _Backward:
             self.note()
             self.free(storage)
             storage = whole
-        traffic = [t for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.BACKWARD]
+        traffic = self.derivation.traffic_of(tensor, Pass.BACKWARD)
         if not traffic or not self.derivation.graph.tensors[tensor].is_stored:
             return storage
         axes = frozenset(axis for t in traffic for axis in t.axes)
@@ -196,7 +196,7 @@ class _Backward:
         return result
 
     def gathered_axes(self, tensor: str) -> frozenset[str]:
-        return frozenset(a for t in self.derivation.traffic if t.tensor == tensor and t.phase is Pass.FORWARD for a in t.axes)
+        return frozenset(a for t in self.derivation.traffic_of(tensor, Pass.FORWARD) for a in t.axes)
 
 
 def backward_moments(

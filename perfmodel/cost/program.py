@@ -163,7 +163,7 @@ def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: E
 
 def _of_blocks(graph: Graph) -> list[list[Operator]]:
     """The operators of each block."""
-    return [[op for op in graph.operators if op.layer == region.name] for region in graph.regions if region.is_block]
+    return [graph.operators_of(region.name) for region in graph.regions if region.is_block]
 
 
 def comm_class(axes: frozenset[str]) -> str:
@@ -217,8 +217,8 @@ def _add_traffic(
                 if (operand.tensor, target) in seen:
                     continue
                 seen.add((operand.tensor, target))
-                for traffic in derivation.traffic:
-                    if traffic.tensor == operand.tensor and traffic.phase is Pass.FORWARD and traffic.kind is CollectiveKind.ALL_GATHER:
+                for traffic in derivation.traffic_of(operand.tensor, Pass.FORWARD):
+                    if traffic.kind is CollectiveKind.ALL_GATHER:
                         # keys and values come again before anything of attention's backward pass can run: nothing hides that
                         again = "regather" if op.is_product else comm_class(traffic.axes)
                         add(op.layer, "backward", again, traffic)

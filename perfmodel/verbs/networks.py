@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.planner.per_operator.pipeline import PipelineSearch
     from perfmodel.planner.per_operator.search import NetworkPlanner, NetworkSearch
+    from perfmodel.planner.per_operator.tables import TableMaker
     from perfmodel.search import Budget
     from perfmodel.verbs.setting import Setting
 
@@ -230,7 +231,8 @@ def shard_network(
             break
         if progress is not None:
             progress(index / len(stages), f"ZeRO {stage}")
-        planners[stage] = make_planner(setting, zero=stage, microbatches=microbatches)
+        maker = next((planner.maker for planner in planners.values()), None)
+        planners[stage] = make_planner(setting, zero=stage, microbatches=microbatches, maker=maker)
         try:
             searches[stage] = planners[stage].search(memory_limit=limit, budget=budget.part(MOST_WORK))
             cut_off = cut_off or searches[stage].cut_off
@@ -292,8 +294,8 @@ def _budget(time_limit: float | str | None) -> Budget:
     return Budget(math.inf, time_limit=math.inf if time_limit is None else seconds(time_limit, "time_limit"))
 
 
-def make_planner(setting: Setting, *, zero: int = 0, microbatches: int = 1) -> NetworkPlanner[Prediction]:
-    """Space and tables of a network on a cluster."""
+def make_planner(setting: Setting, *, zero: int = 0, microbatches: int = 1, maker: TableMaker | None = None) -> NetworkPlanner[Prediction]:
+    """Space and tables of a network on a cluster; `maker` as `network_planner` has it."""
     from perfmodel.parallel.per_operator.mesh import mesh_axes
     from perfmodel.planner.per_operator.pipeline import MOST_AXES
     from perfmodel.planner.per_operator.search import network_planner
@@ -304,6 +306,7 @@ def make_planner(setting: Setting, *, zero: int = 0, microbatches: int = 1) -> N
         num_microbatches=microbatches,
         zero=zero,
         axes=mesh_axes(setting.cluster.num_chips, setting.estimator.machine.tier_sizes, most=MOST_AXES),
+        maker=maker,
     )
 
 

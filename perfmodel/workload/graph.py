@@ -394,6 +394,7 @@ class Graph:
     regions: tuple[Region, ...] = field(init=False, repr=False, compare=False)
     _made: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
     _read: dict[str, list[tuple[int, int]]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _layers: dict[str, list[Operator]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         names: set[str] = set()
@@ -402,6 +403,7 @@ class Graph:
             if operator.name in names:
                 raise InputError(f"operator {operator.name}: occurs twice; rename one")
             names.add(operator.name)
+            self._layers.setdefault(operator.layer, []).append(operator)
             for operand in operator.operands:
                 tensor = self.tensors.get(operand.tensor)
                 if tensor is None:
@@ -442,6 +444,10 @@ class Graph:
         of_role = {TensorRole.ACTIVATION: activation, TensorRole.PARAMETER: parameter, TensorRole.INDEX: INDEX_BYTES}
         tensors = {name: each if each.itemsize else replace(each, itemsize=of_role[each.role]) for name, each in self.tensors.items()}
         return replace(self, tensors=tensors, **changes)
+
+    def operators_of(self, layer: str) -> list[Operator]:
+        """The operators of a layer, or of a region, by its name."""
+        return self._layers.get(layer, [])
 
     def producer(self, tensor: str) -> Operator | None:
         index = self._made.get(tensor)

@@ -75,7 +75,7 @@ class _Run:
 
     @classmethod
     def of(cls, graph: Graph, layer: str, batch: int, is_left_out: Callable[[Operator], bool]) -> _Run:
-        members = [operator for operator in graph.operators if operator.layer == layer]
+        members = graph.operators_of(layer)
         sized = tuple(_of_batch(operator, batch) for operator in members if not is_left_out(operator))
         own = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
         return cls(sized, own, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
@@ -110,7 +110,7 @@ def _is_only_of(graph: Graph, layer: str, tensor: str) -> bool:
 
 def _handed_on(graph: Graph, layer: str) -> str:
     """What a repeated layer hands to the next run and to what follows."""
-    made = (operator.output.tensor for operator in graph.operators if operator.layer == layer)
+    made = (operator.output.tensor for operator in graph.operators_of(layer))
     return next(tensor for tensor in made if any(reader.layer != layer for reader, _ in graph.consumers(tensor)))
 
 

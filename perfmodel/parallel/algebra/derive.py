@@ -7,7 +7,7 @@ parameters have their own layouts and lifetimes (R14) and are returned as such.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -123,6 +123,15 @@ class Derivation:
     """Layout of each operator's input as it computes with it."""
     left: Mapping[str, Layout]
     """Layout of each tensor as its producer leaves it."""
+    _moved: dict[str, list[Traffic]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in self.traffic:
+            self._moved.setdefault(row.tensor, []).append(row)
+
+    def traffic_of(self, tensor: str, phase: Pass) -> list[Traffic]:
+        """Of the tensor in one pass, or of its gradient, in order."""
+        return [row for row in self._moved.get(tensor, ()) if row.phase is phase]
 
     def layout_of(self, parameter: ParameterLayout) -> Layout:
         """As all its readers need it; partial where the sum of their gradients is."""

@@ -28,7 +28,7 @@ from perfmodel.parallel.plan import Plan, assigned_plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.per_operator.fold import Fold, FoldedEdges, fold_layers, unfolded
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
-from perfmodel.planner.per_operator.tables import NetworkTables, network_tables, table_entries
+from perfmodel.planner.per_operator.tables import NetworkTables, TableMaker, table_entries
 from perfmodel.search import Budget, OutOfBudget, Solution, eliminate, eliminate_within
 from perfmodel.workload.graph import FusedAttention, Graph, Operator, Product
 
@@ -107,6 +107,7 @@ class NetworkPlanner(Generic[Priced]):
     price           what a choice of configurations takes in truth, of which the tables are the additive part
     context_bytes   of a chip's memory, what no choice changes
     least_time      of a step, whatever the choice: what the host needs   [s]
+    maker           of the tables, for the same network and mesh at another ZeRO stage
     """
 
     network: Graph
@@ -117,6 +118,7 @@ class NetworkPlanner(Generic[Priced]):
     space: NetworkSpace
     tables: NetworkTables
     table_time: float
+    maker: TableMaker | None = None
 
     def search(
         self,
@@ -309,30 +311,25 @@ def network_planner(
     num_stages: int = 1,
     axes: tuple[MeshAxis, ...] = (),
     most_dims: int = 0,
+    maker: TableMaker | None = None,
 ) -> NetworkPlanner[Prediction]:
     """Space and tables of the estimator's network, at the batch of one microbatch, on the chips of one stage.
 
     cluster     how plans refer to it
     most_dims   see `network_space`; lowered where the tables would take more than .8 GB, which `NetworkSearch.most_dims` then says
+    maker       `NetworkPlanner.maker` of the same network on the same mesh at another ZeRO stage
     """
     job, machine = estimator.job, estimator.machine
     network = estimator.network(job.global_batch // num_microbatches)
-    if not any(operator.forward or operator.backward for operator in network.operators):
-        raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one that takes time")
     start = time.perf_counter()
-    num_chips = estimator.cluster.num_chips // num_stages
-    mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
-    space = network_space(network, mesh, most_dims=most_dims)
-    for coarser in (3, 2, 1):
-        if 8.0 * table_entries(space) <= _MOST_TABLES:
-            break
-        if not most_dims or coarser < most_dims:
-            space = network_space(network, mesh, most_dims=coarser)
-    _check_divides(network, space, num_chips)
     setting = StepSetting(
         policy=job.policy, optimizer=job.optimizer, profile=estimator.profile, zero=zero, num_microbatches=num_microbatches
     )
-    tables = network_tables(space, setting, MeshPrices(axes=mesh, machine=machine))
+    if maker is None:
+        num_chips = estimator.cluster.num_chips // num_stages
+        mesh = axes or mesh_axes(num_chips, machine.tier_sizes)
+        maker = TableMaker(_affordable_space(network, mesh, most_dims), setting, MeshPrices(axes=mesh, machine=machine))
+    space, tables = maker.space, maker.build(setting)
 
     def price(choice: Sequence[int]) -> Prediction:
         return estimator.predict(chosen_plan(estimator, space, setting, choice, cluster=cluster))
@@ -346,7 +343,22 @@ def network_planner(
         space=space,
         tables=tables,
         table_time=time.perf_counter() - start,
+        maker=maker,
     )
+
+
+def _affordable_space(network: Graph, axes: tuple[MeshAxis, ...], most_dims: int) -> NetworkSpace:
+    """The whole space, or one whose tables do not take too much."""
+    if not any(operator.forward or operator.backward for operator in network.operators):
+        raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one that takes time")
+    space = network_space(network, axes, most_dims=most_dims)
+    for coarser in (3, 2, 1):
+        if 8.0 * table_entries(space) <= _MOST_TABLES:
+            break
+        if not most_dims or coarser < most_dims:
+            space = network_space(network, axes, most_dims=coarser)
+    _check_divides(network, space, math.prod(axis.size for axis in axes))
+    return space
 
 
 def _too_large(memory_limit: float, least: float) -> InputError:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.per_operator.operators import (
     MeshPrices,
+    OperatorCost,
     StepSetting,
     adding_places,
     compile_operators,
@@ -118,7 +119,7 @@ class NetworkTables:
 
 def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool = True) -> NetworkTables:
     """Every cost that a search needs. has_units: gradients and weights travel together with others; else each tensor by itself."""
-    return _Tables(space, setting, prices, has_units=has_units).build()
+    return TableMaker(space, setting, prices, has_units=has_units).build(setting)
 
 
 def table_entries(space: NetworkSpace) -> float:
@@ -142,8 +143,10 @@ def table_entries(space: NetworkSpace) -> float:
     return sum(sizes.values())
 
 
-class _Tables:
-    def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool) -> None:
+class TableMaker:
+    """Tables of settings that differ in the ZeRO stage alone: what does not depend on it is made once."""
+
+    def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool = True) -> None:
         self.has_units = has_units
         self.space, self.setting, self.prices = space, setting, prices
         self.network = space.network.with_itemsizes(activation=setting.activation_bytes, parameter=setting.sizes.gathered)
@@ -154,13 +157,16 @@ class _Tables:
         self.producers = self.network.producers()
         self.held = {tensor: len(space.operators) + i for i, tensor in enumerate(space.held)}
         self.known_vertices: dict[object, VertexColumns] = {}
+        self.known_costs: dict[object, OperatorCost] = {}
         self.known_edges: dict[object, Array] = {}
         self.known_biases: dict[object, tuple[object, Array]] = {}
         self.known_bytes: dict[object, Array] = {}
         self.known_grids: dict[int, LayoutGrid] = {}
         self.kept = [saved_inputs(operator) for operator in self.network.operators]
 
-    def build(self) -> NetworkTables:
+    def build(self, setting: StepSetting) -> NetworkTables:
+        """Those of `setting`, which has the ZeRO stage."""
+        self.setting, self.known_vertices = setting, {}
         vertices = [self.operator_vertex(index) for index in range(len(self.network.operators))]
         vertices += [self.held_vertex(tensor, layouts) for tensor, layouts in zip(self.space.held, self.space.layouts, strict=True)]
         edges: list[tuple[int, int, Array]] = []
@@ -205,18 +211,23 @@ class _Tables:
             tuple(self._signature(operator.inputs[p]) for p in adding_places(self.network, operator)),
         )
         if key not in self.known_vertices:
-            self.known_vertices[key] = self._operator_vertex(index, operator, rows, parameters)
+            if key not in self.known_costs:
+                self.known_costs[key] = self._operator_cost(index, operator, rows)
+            self.known_vertices[key] = self._operator_vertex(operator, rows, parameters, self.known_costs[key])
         return self.known_vertices[key]
 
     def _signature(self, operand: Operand) -> object:
         tensor = self.network.tensors[operand.tensor]
         return tensor.shape, tensor.num_rows, tensor.role, operand.dims
 
-    def _operator_vertex(self, index: int, operator: Operator, rows: Configurations, parameters: Sequence[int]) -> VertexColumns:
+    def _operator_cost(self, index: int, operator: Operator, rows: Configurations) -> OperatorCost:
+        whole = {dim: (dim,) for dim in operator.dims}
+        compiled = compile_operators(self.run, [(self.run.operators[index], whole, self.saved_beside(index))], self.setting)
+        return operator_cost(compiled, self.grid(rows), self.prices.machine)
+
+    def _operator_vertex(self, operator: Operator, rows: Configurations, parameters: Sequence[int], cost: OperatorCost) -> VertexColumns:
         setting, prices = self.setting, self.prices
         whole = {dim: (dim,) for dim in operator.dims}
-        compiled = compile_operators(self.run, [(self.run.operators[index], whole, self.saved_beside(index))], setting)
-        cost = operator_cost(compiled, self.grid(rows), prices.machine)
         tensors = [self.network.tensors[operator.inputs[position].tensor] for position in parameters]
         layouts = [parameter_layout(t, [(operator, p)], {operator.name: whole}) for t, p in zip(tensors, parameters, strict=True)]
         if self.is_wanted_at_once(operator):
