@@ -77,6 +77,7 @@ def test_top_and_objective(call_json):
     assert totals == sorted(totals)
 
 
+@pytest.mark.slow
 def test_nothing_fits_is_exit_code_2_with_the_least_memory_and_a_way_out(call):
     code, out, err = call("search", *TOO_LARGE, "--json")
     result = json.loads(out)
@@ -97,6 +98,7 @@ def test_nothing_is_saved_when_nothing_fits(call, tmp_path):
     assert not (tmp_path / "best.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_was_there_before_is_not_called_the_best_plan(call, tmp_path):
     for name in ("best.yaml", "best.png"):
         (tmp_path / name).write_text("before")
@@ -137,6 +139,7 @@ def test_bad_input_is_one_sentence(flags, expected, call):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_several_clusters_give_one_table(call, call_json):
     flags = [*SMALL, "--cluster", "dgx-a100", "--chips", "8,16"]
     found = call_json("search", *flags)["searches"]

@@ -115,6 +115,7 @@ def test_a_plan_of_operators_that_the_network_no_longer_has_says_so(call, tmp_pa
     )
 
 
+@pytest.mark.slow
 def test_a_time_limit_is_said_with_the_gap(call, call_json):
     job = ("gpt2", "--cluster", "dgx-h100", "--chips", "16", "--time-limit", "0.001")
     found = call_json("shard", *job)

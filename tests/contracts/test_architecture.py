@@ -3,14 +3,13 @@
 import ast
 import re
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 import perfmodel
 from perfmodel.cli.app import VERBS
+from tests.contracts.sources import PACKAGE, modules, tree_of
 
-PACKAGE = Path(perfmodel.__file__).parent
 ROOT = PACKAGE.parent
 NAME = re.compile(r"`([\w./*-]+(?:/|\.(?:py|yaml|json|md)))`")
 
@@ -45,8 +44,7 @@ def test_a_name_that_is_not_there_is_found():
 
 
 def test_no_type_name_has_two_meanings():
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py"))
-    names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    names = Counter(node.name for path in modules() for node in tree_of(path).body if isinstance(node, ast.ClassDef))
     assert [name for name, times in names.items() if times > 1 and not name.startswith("_")] == []
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import perfmodel
-
-PACKAGE = Path(perfmodel.__file__).parent
+from tests.contracts.sources import PACKAGE, modules, nodes_of, tree_of
 
 #: ARCHITECTURE.md, "Floors". A package or module that is missing here fails the test: decide on its floor first.
 FLOOR = {
@@ -48,10 +46,6 @@ THIRD_PARTY_OF_PACKAGE = {
 FILE_EDGE = {"yaml"}
 EDGE_FLOORS = {0, 1, 2}
 EDGE_WORDS = {"reader", "writer", "schema", "schemas", "file", "files", "huggingface"}
-
-
-def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if "_data" not in path.relative_to(PACKAGE).parts)
 
 
 def unit_of(path: Path) -> str:
@@ -166,10 +160,9 @@ def test_no_two_files_import_each_other():
     """Not even inside functions; the names of types may go both ways."""
     reads: dict[str, set[str]] = {}
     for path in modules():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        checks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        checks = [node for node in nodes_of(path) if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"]
         types = {child for node in checks for child in ast.walk(node)}
-        found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module and node not in types}
+        found = {node.module for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.module and node not in types}
         reads[".".join(["perfmodel", *path.relative_to(PACKAGE).with_suffix("").parts])] = found
     circles = {(one, other) for one, others in reads.items() for other in others if one < other and one in reads.get(other, ())}
     assert circles == set()
@@ -183,9 +176,7 @@ def loaded_modules(statement: str) -> set[str]:
 
 def test_the_command_line_computes_nothing():
     """What it asks is done by verbs: it neither runs torch, nor fits, nor searches a graph."""
-    found = {
-        name for path in modules() if unit_of(path) == "cli" for name, *_ in imports(ast.parse(path.read_text("utf-8")), "perfmodel.cli")
-    }
+    found = {name for path in modules() if unit_of(path) == "cli" for name, *_ in imports(tree_of(path), "perfmodel.cli")}
     assert {name for name in found if name.split(".")[1:2] in (["execute"], ["calibrate"], ["search"])} == set()
 
 

@@ -14,9 +14,9 @@ from perfmodel.cli.words import command, largest_of
 from perfmodel.foundation.words import takes, word, words_of
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, plan_keys, searched_knobs
 from perfmodel.parallel.request import Request
+from tests.contracts.sources import PACKAGE, modules, nodes_of, tree_of
 
 MOST = 12
-PACKAGE = Path(perfmodel.__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def test_no_public_function_or_command_spells_more_than_twelve_parameters():
     homes = {Path(inspect.getsourcefile(inspect.unwrap(getattr(perfmodel, name)))) for name in names} | {*(PACKAGE / "cli").glob("*.py")}
     found, seen = {}, set()
     for home in homes:
-        for node in ast.parse(home.read_text(encoding="utf-8")).body:
+        for node in tree_of(home).body:
             if isinstance(node, ast.FunctionDef):
                 seen.add(node.name)
                 if len(parameters(node)) > MOST:
@@ -77,8 +77,8 @@ def test_no_public_function_or_command_spells_more_than_twelve_parameters():
 def test_no_function_inside_takes_more_than_twelve_parameters():
     found = {
         f"{path.relative_to(PACKAGE)}: {node.name}": len(parameters(node))
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in modules()
+        for node in nodes_of(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and len(parameters(node)) > MOST
     }
     assert found == {}

@@ -147,6 +147,7 @@ def test_classes_of_communication():
     assert comm_class(frozenset(("cp", "tp_kv"))) == "tensor_parallel"
 
 
+@pytest.mark.slow
 def test_both_rule_sets_compile_for_every_shipped_model():
     from perfmodel.workload.models import list_models, load_model
 

@@ -102,6 +102,7 @@ def test_what_table_2_prints_for_conv_4_is_dearer():
     assert tables.cost_of(printed) / solution.cost == pytest.approx(1.027, abs=0.0005)
 
 
+@pytest.mark.slow
 def test_densenet_is_proved_beyond_the_reference():
     """Named in the paper as out of reach. toulbar2 1.4 finds and proves the same number on the same tables, rounded to whole FLOP."""
     solution = pase_search(pase_tables(load_pase_graph("densenet121"), 64))

@@ -46,6 +46,7 @@ def test_the_document_is_written_with_its_figures(cases, tmp_path):
     assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "-", "#", "!"))) <= 140
 
 
+@pytest.mark.slow
 def test_lines_hold_each_scored_run_once(cases, tmp_path):
     for row in write_report([cases], tmp_path / "a.md").scored:
         assert sum(line.holds(row.labels) for line in LINES) == 1

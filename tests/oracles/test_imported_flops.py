@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 import perfmodel
 from perfmodel.execute.importer.import_graph import shipped
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet
-from tests.marks import mostly_slow
 
 aten = torch.ops.aten
 
@@ -65,7 +64,8 @@ def test_flops_and_parameters_are_torchs(name):
     assert graph.unrecognised() == ()
 
 
-@pytest.mark.parametrize("name", mostly_slow(["gpt2", "llama-3-8b"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
 def test_shipped_models_at_full_size(name):
     graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped({name!r})", "int64[1,1024]")
     with FakeTensorMode(allow_non_fake_inputs=True):

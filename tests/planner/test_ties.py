@@ -42,6 +42,7 @@ def test_the_simplest_of_the_ties_comes_first(objective, cost, ties):
     assert set(map(cost, others)) <= set(map(cost, exact[:5]))
 
 
+@pytest.mark.slow
 def test_the_least_time_stays_known_and_no_baseline_beats_the_first():
     for batch in (8, 16, 64):
         result = search_plans(estimator_of(make_job(batch=batch)), ties=0.05)

@@ -14,6 +14,7 @@ from perfmodel.planner.search import sweep
 from perfmodel.verbs.searching import space_in
 from perfmodel.verbs.setting import make_job, make_setting
 from tests.cost.jobs import make_model
+from tests.marks import mostly_slow
 
 MODEL = make_model(num_hidden_layers=4, max_position_embeddings=1 << 20, position="rotary")
 
@@ -40,7 +41,9 @@ def limits(cluster, **given):
     return perfmodel.find_limits(**{"model": MODEL, "cluster": cluster, "chips": 4, "seq_len": 1024, "calibration": "spec-sheet"} | given)
 
 
-@pytest.mark.parametrize("given", [{"tp": 2, "recompute": "none"}, {"recompute": "none", "dp_replicate": 4}], ids=["tp", "ddp"])
+@pytest.mark.parametrize(
+    "given", mostly_slow([{"recompute": "none", "dp_replicate": 4}, {"tp": 2, "recompute": "none"}]), ids=["ddp", "tp"]
+)
 def test_the_limits_are_those_of_trying_every_value(cluster, given):
     found = limits(cluster, **given)
     micro = list(takewhile(lambda b: fits(cluster, global_batch=4 * b, micro_batch=b, **given), range(1, 100)))
@@ -53,6 +56,7 @@ def test_the_limits_are_those_of_trying_every_value(cluster, given):
     assert not fits(cluster, global_batch=4, micro_batch=1, seq_len=following // 128 * 128, **given)
 
 
+@pytest.mark.slow
 def test_the_largest_global_batch_is_that_of_every_pair_of_degrees(cluster):
     found = limits(cluster, tp=1, cp=1, recompute="none")
     best = 0
@@ -68,7 +72,7 @@ def test_the_largest_global_batch_is_that_of_every_pair_of_degrees(cluster):
     assert plan.num_microbatches == plan.layout.pp
 
 
-@pytest.mark.parametrize("given", [{}, {"zero": 1, "pp": 1}], ids=["free", "zero-1"])
+@pytest.mark.parametrize("given", mostly_slow([{}, {"zero": 1, "pp": 1}]), ids=["free", "zero-1"])
 def test_the_fewest_chips_are_the_first_with_a_plan(given):
     cluster = small(0.22e9)  # one of them does not hold the states
     found = limits(cluster, chips=None, **given)

@@ -122,7 +122,7 @@ def differing_rows(counting, plan):
 
 
 #: One of each axis.
-QUICK = ("ZeRO-3", "tp sp", "cp", "pp dp_replicate tp")
+QUICK = ("ZeRO-3", "cp", "pp dp_replicate tp")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in PLANS])

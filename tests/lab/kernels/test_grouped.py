@@ -52,6 +52,7 @@ def test_planted_parameters_come_back():
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05)
 
 
+@pytest.mark.slow
 def test_noise_and_a_badly_chosen_kernel_move_them_little():
     table, generator = layers(), np.random.default_rng(0)
     noisy = table.time * generator.lognormal(sigma=0.05, size=len(table.time))

@@ -206,6 +206,7 @@ def test_blocks_end_where_one_tensor_goes_on():
     assert blocks_of(network) == [(0, 1), (1, 5)]  # the skip spans the rest
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
     def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=4, vocabulary=1024)
@@ -241,6 +242,7 @@ def pipeline_within(limit: float, **given: Any) -> PipelineSearch:
     return search_pipeline(own, cluster="pase-1080ti", zero=1, memory_limit=limit, stages=(2,), microbatches=(8,), **given)
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_the_same_under_a_slow_clock(monkeypatch):
     """The limit binds: stages are searched under it, as far as their work goes."""
     free = pipeline_within(1e12)
