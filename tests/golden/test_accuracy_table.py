@@ -12,8 +12,9 @@ import pytest
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.judgement import summarise
 from perfmodel.lab.left_out.fits import LeftOut, PredictedRun
-from perfmodel.lab.left_out.runs import StepTimes, read_runs
+from perfmodel.lab.left_out.runs import read_runs
 from perfmodel.lab.left_out.table import LINES, LeftOutTable, judge
+from perfmodel.lab.step_times import StepTimes
 from perfmodel.lab.tables import headline
 from perfmodel.lab.validate import CasePredictor
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from perfmodel.lab.accuracy_lines import is_narrow
 from perfmodel.lab.fit_profiles import Constant, FittedConstants, fit_constants
-from perfmodel.lab.left_out.runs import PublishedRun, StepTimes
+from perfmodel.lab.left_out.runs import PublishedRun
+from perfmodel.lab.step_times import StepTimes
 
 Array = NDArray[np.float64]
 

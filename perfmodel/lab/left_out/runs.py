@@ -1,35 +1,20 @@
-"""Published training runs as a fit sees them: planned once, predicted many times with other constants of their framework and clock."""
+"""Published training runs as a fit sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
-from perfmodel.cost.estimate import Estimator, make_estimator
-from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
-from perfmodel.hardware.calibration import Calibration, default_calibration
-from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
-from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
-from perfmodel.lab.frameworks import framework_of, with_settings
+from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.plan_choice import Choice
 from perfmodel.lab.run_labels import labels_of, plan_group, plan_of
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
-
-Array = NDArray[np.float64]
-
-CLOCK = "clock."
-"""Prefix of a constant that is the sustained clock of a calibration's chips, `clock.h100`; all others are fields of a profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +43,6 @@ class PublishedRun:
     @property
     def profile(self) -> str:
         return self.planned.framework.profile
-
-    @property
-    def calibration(self) -> str:
-        return calibration_of(self.planned.hardware).name
 
 
 def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
@@ -107,138 +88,3 @@ def _run(case: Case) -> PublishedRun | None:
             noted_all_reduce=case.noted_all_reduce,
         ),
     )
-
-
-@lru_cache(maxsize=4096)
-def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
-    return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
-
-
-@lru_cache(maxsize=4096)
-def calibration_of(hardware: HardwareOfCase) -> Calibration:
-    chip = cluster_of_run(hardware).chip.name
-    return default_calibration(chip, calibrations_for(chip))
-
-
-@lru_cache(maxsize=4096)
-def _machine(hardware: HardwareOfCase, dtype: Dtype, clock: float | None) -> Machine:
-    overlay = calibration_of(hardware)
-    if clock is not None:
-        # the constant is the clock of the chip that was measured; a relative's power limit lowers it further
-        limited = overlay.sustained_clock_fraction / load_calibration(overlay.name).sustained_clock_fraction
-        overlay = replace(overlay, sustained_clock_fraction=clock * limited)
-    cluster = cluster_of_run(hardware)
-    machine = resolve_machine(cluster, overlay, dtype=dtype)
-    if dtype in (Dtype.FP8, Dtype.FP4):
-        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
-    return machine
-
-
-#: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.
-READ_LATE = frozenset(
-    {
-        "attention_rate_fraction",
-        "attention_rate_fraction_since_2022",
-        "compute_slowdown_under_communication",
-        "exposed_gradient_fraction",
-        "fp8_matmul_rate_fraction",
-        "host_layer_time",
-        "matmul_rate_fraction",
-        "matmul_rate_fraction_since_2022",
-        "host_layer_time_per_tp",
-        "host_layer_time_per_tp_across_nodes",
-        "host_recompute_factor",
-        "optimizer_bytes_factor",
-        "step_time_constant",
-        "tp_backward_overlap_fraction",
-        "tp_overlap_fraction",
-        "uneven_stage_weight",
-    }
-)
-#: Those of them that change the machine's rates (`with_rates_of`). No other one is read by what a plan's columns are made of.
-_RATES = (
-    "attention_rate_fraction",
-    "attention_rate_fraction_since_2022",
-    "fp8_matmul_rate_fraction",
-    "matmul_rate_fraction",
-    "matmul_rate_fraction_since_2022",
-)
-_MOST_COLUMNS = 4096
-"""Columns that are kept, some 25 kB each."""
-
-_CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
-_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
-
-
-@dataclass(slots=True, kw_only=True)
-class StepTimes:
-    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together.
-
-    _columns   by what they are made of and the runs: most constants of a fit change what is made of columns, not these
-    """
-
-    runs: Sequence[PublishedRun]
-    _estimators: dict[Any, Estimator] = field(default_factory=dict)
-    _made_of: dict[Any, int] = field(default_factory=dict)
-    _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
-
-    def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
-        """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
-
-        Where a clock is among them, the profile's own rates of matrix multiplies are 1: they were fitted to all runs.
-        """
-        moved = {name: value for name, value in values.items() if name in _PROFILE_FIELDS}
-        if any(name.startswith(CLOCK) for name in values):
-            moved = dict.fromkeys(_CLOCK_FIELDS, 1.0) | moved
-        unknown = [name for name in values if name not in moved and not name.startswith(CLOCK)]
-        if unknown:
-            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one, or {CLOCK}CALIBRATION")
-        times = np.empty(len(chosen))
-        batches: dict[Any, list[int]] = {}
-        profiles: dict[Any, ExecutionProfile] = {}
-        estimators: dict[Any, tuple[Estimator, int]] = {}
-        for place, index in enumerate(chosen):
-            run = self.runs[index]
-            habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
-            if habits not in profiles:
-                profiles[habits] = with_settings(replace(load_profile_once(run.profile), **moved), run.settings)  # type: ignore[arg-type]
-            job, plan = run.planned.plan.job, run.planned.plan
-            key = (
-                (job.transformer, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
-                plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
-                plan.schedule, plan.order, plan.sequence_parallel,
-            )  # fmt: skip
-            batches.setdefault(key, []).append(place)
-        for key, places in batches.items():
-            run = self.runs[chosen[places[0]]]
-            if key[:4] not in estimators:
-                estimators[key[:4]] = self._estimator(run, key[0], profiles[key[1]], values.get(f"{CLOCK}{run.calibration}"))
-            times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
-        return times
-
-    def _step_times(self, estimator: Estimator, made_of: int, chosen: tuple[int, ...]) -> Array:
-        """Steps of runs that share their programs, as columns. [s]"""
-        plans, key = [self.runs[index].planned.plan for index in chosen], (made_of, chosen)
-        kept = self._columns.get(key)
-        if kept is None:
-            if len(self._columns) >= _MOST_COLUMNS:
-                self._columns.clear()
-            kept = self._columns[key] = plan_columns(estimator, plans)
-        total = step_columns(estimator, plans, kept.of(estimator)).step_time
-        return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
-
-    def _estimator(self, run: PublishedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> tuple[Estimator, int]:
-        """The estimator, and a number for what its programs and its machine are made of."""
-        machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
-        estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
-        compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
-        twin = self._estimators.setdefault(compiled, estimator)
-        estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
-        estimator.graphs = twin.graphs
-        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, clock, tuple(getattr(profile, name) for name in _RATES))
-        return estimator, self._made_of.setdefault(made_of, len(self._made_of))
-
-
-@lru_cache(maxsize=64)
-def load_profile_once(name: str) -> ExecutionProfile:
-    return load_profile(name)

@@ -10,8 +10,9 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.left_out.fits import FITS, LeftOut, PredictedRun, with_prior
-from perfmodel.lab.left_out.runs import READ_LATE, StepTimes, read_runs
+from perfmodel.lab.left_out.runs import read_runs
 from perfmodel.lab.left_out.table import COLUMNS, judge, main
+from perfmodel.lab.step_times import READ_LATE, StepTimes
 from perfmodel.lab.validate import CasePredictor
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "published_steps.csv"

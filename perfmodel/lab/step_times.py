@@ -1,0 +1,180 @@
+"""Runs that are planned once and predicted many times with other constants of their framework and clock: what a fit evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
+from perfmodel.cost.estimate import Estimator, make_estimator
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.calibration import Calibration, default_calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
+from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase
+from perfmodel.lab.frameworks import with_settings
+from perfmodel.parallel.profile import ExecutionProfile, load_profile
+
+Array = NDArray[np.float64]
+
+CLOCK = "clock."
+"""Prefix of a constant that is the sustained clock of a calibration's chips, `clock.h100`; all others are fields of a profile."""
+
+
+class PlannedRun(Protocol):
+    """What a fit needs of a run. profile: the name of the one that it is predicted with."""
+
+    @property
+    def planned(self) -> PlannedCase: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def profile(self) -> str: ...
+
+
+@lru_cache(maxsize=64)
+def load_profile_once(name: str) -> ExecutionProfile:
+    return load_profile(name)
+
+
+@lru_cache(maxsize=4096)
+def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
+    return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
+
+
+@lru_cache(maxsize=4096)
+def calibration_of(hardware: HardwareOfCase) -> Calibration:
+    chip = cluster_of_run(hardware).chip.name
+    return default_calibration(chip, calibrations_for(chip))
+
+
+@lru_cache(maxsize=4096)
+def _machine(hardware: HardwareOfCase, dtype: Dtype, clock: float | None) -> Machine:
+    overlay = calibration_of(hardware)
+    if clock is not None:
+        # the constant is the clock of the chip that was measured; a relative's power limit lowers it further
+        limited = overlay.sustained_clock_fraction / load_calibration(overlay.name).sustained_clock_fraction
+        overlay = replace(overlay, sustained_clock_fraction=clock * limited)
+    cluster = cluster_of_run(hardware)
+    machine = resolve_machine(cluster, overlay, dtype=dtype)
+    if dtype in (Dtype.FP8, Dtype.FP4):
+        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
+    return machine
+
+
+#: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.
+READ_LATE = frozenset(
+    {
+        "attention_rate_fraction",
+        "attention_rate_fraction_since_2022",
+        "compute_slowdown_under_communication",
+        "exposed_gradient_fraction",
+        "fp8_matmul_rate_fraction",
+        "host_layer_time",
+        "matmul_rate_fraction",
+        "matmul_rate_fraction_since_2022",
+        "host_layer_time_per_tp",
+        "host_layer_time_per_tp_across_nodes",
+        "host_recompute_factor",
+        "optimizer_bytes_factor",
+        "step_time_constant",
+        "tp_backward_overlap_fraction",
+        "tp_overlap_fraction",
+        "uneven_stage_weight",
+    }
+)
+#: Those of them that change the machine's rates (`with_rates_of`). No other one is read by what a plan's columns are made of.
+_RATES = (
+    "attention_rate_fraction",
+    "attention_rate_fraction_since_2022",
+    "fp8_matmul_rate_fraction",
+    "matmul_rate_fraction",
+    "matmul_rate_fraction_since_2022",
+)
+_MOST_COLUMNS = 4096
+"""Columns that are kept, some 25 kB each."""
+
+_CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
+_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together.
+
+    load       the profile of a name
+    _columns   by what they are made of and the runs: most constants of a fit change what is made of columns, not these
+    """
+
+    runs: Sequence[PlannedRun]
+    load: Callable[[str], ExecutionProfile] = load_profile_once
+    _estimators: dict[Any, Estimator] = field(default_factory=dict)
+    _made_of: dict[Any, int] = field(default_factory=dict)
+    _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
+
+    def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
+        """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
+
+        Where a clock is among them, the profile's own rates of matrix multiplies are 1: they were fitted to all runs.
+        """
+        moved = {name: value for name, value in values.items() if name in _PROFILE_FIELDS}
+        if any(name.startswith(CLOCK) for name in values):
+            moved = dict.fromkeys(_CLOCK_FIELDS, 1.0) | moved
+        unknown = [name for name in values if name not in moved and not name.startswith(CLOCK)]
+        if unknown:
+            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one, or {CLOCK}CALIBRATION")
+        times = np.empty(len(chosen))
+        batches: dict[Any, list[int]] = {}
+        profiles: dict[Any, ExecutionProfile] = {}
+        estimators: dict[Any, tuple[Estimator, int]] = {}
+        for place, index in enumerate(chosen):
+            run = self.runs[index]
+            habits = (run.profile, repr(sorted(run.settings.items(), key=str)))
+            if habits not in profiles:
+                profiles[habits] = with_settings(replace(self.load(run.profile), **moved), run.settings)  # type: ignore[arg-type]
+            job, plan = run.planned.plan.job, run.planned.plan
+            key = (
+                (job.transformer, job.seq_len, job.precision, job.optimizer), habits, run.planned.hardware, run.planned.matmul_dtype,
+                plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
+                plan.schedule, plan.order, plan.sequence_parallel,
+            )  # fmt: skip
+            batches.setdefault(key, []).append(place)
+        for key, places in batches.items():
+            run = self.runs[chosen[places[0]]]
+            if key[:4] not in estimators:
+                estimators[key[:4]] = self._estimator(
+                    run, key[0], profiles[key[1]], values.get(f"{CLOCK}{calibration_of(run.planned.hardware).name}")
+                )
+            times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
+        return times
+
+    def _step_times(self, estimator: Estimator, made_of: int, chosen: tuple[int, ...]) -> Array:
+        """Steps of runs that share their programs, as columns. [s]"""
+        plans, key = [self.runs[index].planned.plan for index in chosen], (made_of, chosen)
+        kept = self._columns.get(key)
+        if kept is None:
+            if len(self._columns) >= _MOST_COLUMNS:
+                self._columns.clear()
+            kept = self._columns[key] = plan_columns(estimator, plans)
+        total = step_columns(estimator, plans, kept.of(estimator)).step_time
+        return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
+
+    def _estimator(self, run: PlannedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> tuple[Estimator, int]:
+        """The estimator, and a number for what its programs and its machine are made of."""
+        machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
+        estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
+        compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
+        twin = self._estimators.setdefault(compiled, estimator)
+        estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
+        estimator.graphs = twin.graphs
+        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, clock, tuple(getattr(profile, name) for name in _RATES))
+        return estimator, self._made_of.setdefault(made_of, len(self._made_of))
