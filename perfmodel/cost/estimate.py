@@ -107,16 +107,17 @@ class Estimator:
         assignment = plan.assignment
         if assignment is None:
             return self.program(plan.rules, plan.attention, plan.recompute_operators)
-        key = assignment, plan.attention, plan.micro_batch
+        key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators
         if key not in self.programs:
             check_assignment(assignment, self.network(plan.micro_batch))
             stage_runs(self.network(plan.micro_batch), plan)
             self.programs[key] = compile_program(
                 derive_assigned(self.assigned_graph(plan, assignment), assignment),
                 self.profile,
-                recompute_operators=(),
+                recompute_operators=plan.recompute_operators if plan.recompute is Recompute.SELECTIVE else (),
                 attention_kernel=str(plan.attention),
                 handed_on=handed_on(self.network(plan.micro_batch), assignment),
+                recomputes=(plan.recompute,),
             )
         return self.programs[key]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.live import Kept, Moment, Term, operand_bytes, undominated
+from perfmodel.cost.live import Kept, Moment, Term, entering, operand_bytes, undominated
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation
 from perfmodel.parallel.layout import Recompute
@@ -138,5 +138,6 @@ def forward_moments(
         case Recompute.SELECTIVE:
             stays = [each for each in stays if not each.is_dropped]
         case Recompute.FULL:
-            stays = [each for each in stays if each.tensor == region.carried]
+            given = entering(derivation.graph, region)
+            stays = [each for each in stays if each.tensor in given]
     return undominated(walk_forward(derivation, profile, operators, stays, sizes=sizes))

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from perfmodel.cost.forward import walk_forward
-from perfmodel.cost.live import Kept, Moment, Term, always, operand_bytes, undominated
+from perfmodel.cost.live import Kept, Moment, Term, always, entering, operand_bytes, undominated
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, extent_amount
 from perfmodel.parallel.layout import Recompute
@@ -75,7 +75,8 @@ class _Backward:
         remaining = {op.name for op in operators}
         held = [k for k in kept if k.region == region.name]
         if recompute is Recompute.FULL:
-            self.add(always(k.amount for k in held if k.tensor != region.carried))
+            given = entering(graph, region)
+            self.add(always(k.amount for k in held if k.tensor not in given))
         for op in operators:
             is_read_later = any(reader.layer != region.name for reader, _ in graph.consumers(op.output.tensor))
             if is_read_later or (op is operators[-1] and op.name != graph.loss):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from perfmodel.parallel.algebra.derive import Amount, Derivation, amount_of
-from perfmodel.workload.graph import Operand, Operator
+from perfmodel.workload.graph import Graph, Operand, Operator, Region, TensorRole
 
 #: (amount in bytes, axes): counted only where one of the axes has more than one rank; no axes: always.
 Term = tuple[Amount, frozenset[str]]
@@ -45,6 +45,20 @@ def operand_bytes(
         dims = tuple(name for name, made in zip(operand.dims, maker.output.dims, strict=True) if made not in maker.stretched)
     scale = derivation.graph.tensors[operand.tensor].itemsize if itemsize is None else itemsize
     return amount_of(op, derivation.shardings[op.name], dims, scale=scale)
+
+
+def entering(graph: Graph, region: Region) -> frozenset[str]:
+    """What a block is given, and all that full recomputation keeps of it, by the name of what hands it on as it is if something does."""
+    if region.is_repeated:
+        return frozenset((region.carried,))
+    found: set[str] = set()
+    for op in graph.operators_of(region.name):
+        is_place = op.passes_gradient and len(op.inputs) == 1 and not op.forward
+        for operand in op.inputs:
+            maker = graph.producer(operand.tensor)
+            if maker is not None and maker.layer != region.name and graph.tensors[operand.tensor].role is TensorRole.ACTIVATION:
+                found.add(op.output.tensor if is_place else operand.tensor)
+    return frozenset(found)
 
 
 def always(amounts: Iterable[Amount]) -> list[Term]:

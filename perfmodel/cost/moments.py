@@ -51,7 +51,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
     forward: list[Any] = []
     rows, program = len(SAVED), micro.program
     for region, it in enumerate(program.regions):
-        keep, dropped, boundary = (micro.saved[region * rows + i] for i in range(rows))
+        keep, dropped, boundary, entering = (micro.saved[region * rows + i] for i in range(rows))
         again = recompute if it.is_block else Recompute.NONE
         match again:
             case Recompute.NONE:
@@ -59,7 +59,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             case Recompute.SELECTIVE:
                 kept.append(keep + boundary)
             case Recompute.FULL:
-                kept.append(boundary)
+                kept.append(boundary + entering)
         first = program.peaks.backward[region, again]
         leaving, staying = micro.peaks[first], micro.peaks[first + 1]
         if it.is_block:

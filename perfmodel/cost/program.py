@@ -5,7 +5,7 @@ Derived once per (graph, rule set, profile), symbolically (`cost/rows.py`); eval
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.forward import forward_moments
 from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.lifetimes import backward_moments
-from perfmodel.cost.live import Kept, Moment
+from perfmodel.cost.live import Kept, Moment, entering, operand_bytes
 from perfmodel.cost.rows import Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
@@ -31,7 +31,8 @@ PHASES = ("core", "rest", "tail", "backward")
 #: are kept apart: gathering a saved input again (the input's gradient is computed meanwhile) and reducing an input's gradient (the
 #: weight's gradient is).
 COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient")
-SAVED = ("kept", "dropped_by_selective", "boundary")
+#: `entering`: what full recomputation alone keeps of a block, since nothing in it does.
+SAVED = ("kept", "dropped_by_selective", "boundary", "entering")
 NOTHING = Amount(base=0.0)
 
 
@@ -84,7 +85,7 @@ class Program:
 
 
 def _is_core(operator: Operator, recompute_operators: Iterable[str]) -> bool:
-    return (bool(operator.group) and operator.group in recompute_operators) or operator.name in recompute_operators
+    return (bool(operator.group) and operator.group in recompute_operators) or operator.name_in_layer in recompute_operators
 
 
 def compile_program(
@@ -94,8 +95,13 @@ def compile_program(
     recompute_operators: tuple[str, ...],
     attention_kernel: str,
     handed_on: tuple[str, ...] = (),
+    recomputes: Collection[Recompute] = tuple(Recompute),
 ) -> Program:
-    """Arrays for `derivation` as the framework of `profile` runs it. `handed_on`: tensors between stages; none: what blocks hand on."""
+    """Arrays for `derivation` as the framework of `profile` runs it.
+
+    handed_on    tensors between stages; none: what blocks hand on
+    recomputes   the kinds of recomputation that it is asked for
+    """
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
     compiler = RowCompiler(graph, profile, graph.activation_bytes)
@@ -116,9 +122,9 @@ def compile_program(
 
     regathers = _add_traffic(run, profile, phases, place, compiler)
     core = {op.name for op in graph.operators if _is_core(op, recompute_operators)}
-    tensors = kept_tensors(run, regathers, core, alone=set(recompute_operators))
-    saved = _saved_rows(tensors, graph.regions, place, compiler)
-    peaks = _peaks(run, profile, tensors, core, regathers, compiler)
+    tensors = kept_tensors(run, regathers, core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators})
+    saved = _saved_rows(run, tensors, place, compiler)
+    peaks = _peaks(run, profile, tensors, core, regathers, compiler, recomputes)
     makers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
     boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in makers if op is not None]
     logits = NOTHING
@@ -225,14 +231,22 @@ def _add_traffic(
     return regathers
 
 
-def _saved_rows(kept: list[Kept], regions: tuple[Region, ...], place: Mapping[str, int], compiler: RowCompiler) -> Rows:
+def _saved_rows(derivation: Derivation, kept: list[Kept], place: Mapping[str, int], compiler: RowCompiler) -> Rows:
     """By region and by what recomputation does to it."""
-    rows = []
+    graph, rows = derivation.graph, []
+    given = {region.name: entering(graph, region) if region.is_block else frozenset[str]() for region in graph.regions}
     for k in kept:
         region = place[k.region]
-        is_boundary = regions[region].is_block and k.tensor == regions[region].carried
-        name = "boundary" if is_boundary else "dropped_by_selective" if k.is_dropped else "kept"
+        name = "boundary" if k.tensor in given[k.region] else "dropped_by_selective" if k.is_dropped else "kept"
         rows.append((region * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
+    seen = {tensor for region in graph.regions if region.is_repeated for tensor in given[region.name]}
+    seen |= {k.tensor for k in kept if k.tensor in given[k.region]}
+    for op in graph.operators:
+        for operand in op.inputs:
+            if operand.tensor in given[op.layer] and operand.tensor not in seen:
+                seen.add(operand.tensor)
+                amount = compiler.amount(operand_bytes(derivation, op, operand))
+                rows.append((place[op.layer] * len(SAVED) + SAVED.index("entering"), operand.tensor, {"amount": amount}))
     return plain_rows(rows, ("amount",))
 
 
@@ -243,6 +257,7 @@ def _peaks(
     core: set[str],
     regathers: set[tuple[str, str]],
     compiler: RowCompiler,
+    recomputes: Collection[Recompute],
 ) -> Peaks:
     """Of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
     sizes: dict[tuple[str, Operand], Amount] = {}
@@ -250,7 +265,7 @@ def _peaks(
     backward: dict[tuple[int, Recompute], int] = {}
     forward: dict[tuple[int, Recompute], int] = {}
     for i, region in enumerate(derivation.graph.regions):
-        for recompute in Recompute if region.is_repeated else (Recompute.NONE,):
+        for recompute in recomputes if region.is_block else (Recompute.NONE,):
             backward[i, recompute] = len(cases)
             cases += [
                 backward_moments(

@@ -280,11 +280,13 @@ def assigned_plan(
     assignment: Assignment,
     micro_batch: int,
     zero: int = 0,
+    recompute: Recompute = Recompute.NONE,
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
     attention: AttentionKernel = AttentionKernel.FLASH,
     profile: str = "megatron",
     calibration: str = "",
 ) -> Plan:
-    """A plan in which each operator has a sharding of its own; its stages, if there are several, run 1F1B and keep what they compute."""
+    """A plan in which each operator has a sharding of its own; its stages, if there are several, run 1F1B."""
     for name, value, most in (("zero", zero, 3), ("micro_batch", micro_batch, job.global_batch)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise bad_field(name, shown(value), f"must be a whole number of {most} at most", "correct it")
@@ -297,8 +299,8 @@ def assigned_plan(
         rules=_ASSIGNED,
         zero=ZeroStage(zero),
         micro_batch=micro_batch,
-        recompute=Recompute.NONE,
-        recompute_operators=DEFAULT_RECOMPUTE_OPERATORS,
+        recompute=_chosen(Recompute, "recompute", recompute),
+        recompute_operators=_names(recompute_operators, "recompute_operators"),
         schedule=PipelineSchedule.ONE_F_ONE_B,
         virtual_stages=1,
         stage_layers=(),

@@ -195,15 +195,19 @@ def _assigned(data: Any, job: TrainingJob, values: Mapping[str, Any], where: str
         job,
         cluster=values["cluster"],
         assignment=assignment,
-        **{name: values[name] for name in ("micro_batch", "zero", "attention", "profile", "calibration")},
+        **{name: values[name] for name in _OF_ASSIGNED},
     )
     fixed = {axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}
-    fixed |= {name: getattr(plan, name) for name in ("recompute", "schedule", "virtual_stages")}
+    fixed |= {name: getattr(plan, name) for name in ("schedule", "virtual_stages")}
     for name, value in fixed.items():
         if values[name] != value:
             rule = f"is {value} where every operator has a sharding of its own and there are {assignment.num_stages} stages"
             raise InputError(f"{where}: {name}={shown(values[name])}: {rule}; correct it")
     return plan
+
+
+_OF_ASSIGNED = ("micro_batch", "zero", "recompute", "recompute_operators", "attention", "profile", "calibration")
+"""What such a plan has besides."""
 
 
 def _check_rules_agree(plan: Plan, given: _Fields, where: str) -> None:

@@ -260,6 +260,11 @@ class Operator:
     def is_attention(self) -> bool:
         return any(isinstance(work, FusedAttention) for work in self.forward)
 
+    @property
+    def name_in_layer(self) -> str:
+        """Of `layer3.q_proj` q_proj: what operators of every layer are called alike."""
+        return self.name.removeprefix(f"{self.layer}.")
+
     def logical_name(self, dim: str) -> str:
         return self.logical.get(dim, dim)
 

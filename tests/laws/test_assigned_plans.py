@@ -11,7 +11,7 @@ from perfmodel.cost.machine import resolve_machine
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import assigned_plan, make_plan
@@ -35,9 +35,9 @@ _MODEL = replace(
 )
 
 
-def _unrolled(job: TrainingJob, batch: int, *, dropout: bool) -> Graph:
+def _unrolled(job: TrainingJob, batch: int, *, dropout: bool, attention: str) -> Graph:
     folded = build_graph(
-        job.transformer, seq_len=job.seq_len, attention="flash", dropout=dropout, activation_bytes=0.0, parameter_bytes=0.0
+        job.transformer, seq_len=job.seq_len, attention=attention, dropout=dropout, activation_bytes=0.0, parameter_bytes=0.0
     )
     return unrolled(folded, batch=batch, keeps_places=True)
 
@@ -46,6 +46,29 @@ def _unrolled(job: TrainingJob, batch: int, *, dropout: bool) -> Graph:
 @pytest.mark.parametrize("rules", ["ddp", "megatron", "megatron-sp", "ulysses"])
 @pytest.mark.parametrize(("zero", "microbatches", "pp"), [(0, 1, 1), (1, 2, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (0, 4, 2), (1, 4, 2)])
 def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
+    _check(profile, rules, zero, microbatches, pp)
+
+
+@pytest.mark.parametrize("profile", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("rules", ["megatron", "megatron-sp", "ulysses"])
+@pytest.mark.parametrize(("recompute", "attention"), [("full", "flash"), ("selective", "flash"), ("selective", "unfused")])
+@pytest.mark.parametrize(("zero", "microbatches", "pp"), [(3, 2, 1), (1, 4, 2)])
+def test_so_does_one_that_recomputes(
+    profile: str, rules: str, recompute: str, attention: str, zero: int, microbatches: int, pp: int
+) -> None:
+    _check(profile, rules, zero, microbatches, pp, recompute=Recompute(recompute), attention=AttentionKernel(attention))
+
+
+def _check(
+    profile: str,
+    rules: str,
+    zero: int,
+    microbatches: int,
+    pp: int,
+    *,
+    recompute: Recompute = Recompute.NONE,
+    attention: AttentionKernel = AttentionKernel.FLASH,
+) -> None:
     tp = 1 if rules in ("ddp", "ulysses") else 2
     cp = 2 if rules == "ulysses" else 1
     dp = 8 // (tp * cp * pp)
@@ -55,11 +78,22 @@ def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: s
     job = TrainingJob(model=_MODEL, global_batch=2 * dp * microbatches, seq_len=2048, precision=precision, optimizer=Optimizer.ADAMW)
     degrees = {"dp_shard": dp, "zero": zero} if zero else {"dp_replicate": dp}
     plan = make_plan(
-        job, cluster="dgx-h100", num_chips=8, pp=pp, tp=tp, cp=cp, micro_batch=2, rules=load_rule_set(rules), profile=profile, **degrees
+        job,
+        cluster="dgx-h100",
+        num_chips=8,
+        pp=pp,
+        tp=tp,
+        cp=cp,
+        micro_batch=2,
+        rules=load_rule_set(rules),
+        profile=profile,
+        recompute=recompute,
+        attention=attention,
+        **degrees,
     )
     uniform = make_estimator(job, cluster, machine, habits).predict(plan)
 
-    graph = _unrolled(job, 2 * dp, dropout=habits.dropout)
+    graph = _unrolled(job, 2 * dp, dropout=habits.dropout, attention=attention)
     sizes = {"dp_replicate": 1 if zero else dp, "dp_shard": dp if zero else 1, "cp": cp, "tp_kv": tp, "tp_q": 1}
     assignment = Assignment(
         axes=tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items()),
@@ -70,10 +104,16 @@ def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: s
         model=NetworkModel(name="little-llama"), global_batch=job.global_batch, seq_len=1, precision=precision, optimizer=Optimizer.ADAMW
     )
     estimator = make_estimator(network, cluster, machine, habits, lambda batch: graph)
-    attention = AttentionKernel.FLASH
     each = estimator.predict(
         assigned_plan(
-            network, cluster="dgx-h100", assignment=assignment, micro_batch=2 * dp, zero=zero, attention=attention, profile=profile
+            network,
+            cluster="dgx-h100",
+            assignment=assignment,
+            micro_batch=2 * dp,
+            zero=zero,
+            recompute=recompute,
+            attention=attention,
+            profile=profile,
         )
     )
     assert each.step_time == pytest.approx(uniform.step_time, rel=1e-12)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.per_operator.context import OperatorContext
@@ -14,10 +15,14 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
 from perfmodel.execute.per_operator.redistribute import Redistribution, Transition
 from perfmodel.parallel.algebra.derive import Derivation
 from perfmodel.parallel.algebra.sharding import Layout, ends_of_edge, gradient_layout
+from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.per_operator.recompute import recomputed_runs
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operator, Pass
 
 Values = dict[str, torch.Tensor]
+#: What an operator reads, by its index and the place among its inputs.
+Inputs = dict[tuple[int, int], torch.Tensor]
 
 
 class Interpreter:
@@ -49,6 +54,7 @@ class Interpreter:
         self.producers, self.readers = network.producers(), network.readers()
         self.kept: Values | None = None
         self.calls = {index: functions[network.operators[index].kind] for index in range(*run)}
+        self.again = dict(recomputed_runs(network, plan, run))
         self._compile()
 
     def _compile(self) -> None:
@@ -101,21 +107,57 @@ class Interpreter:
 
     def run(self, start: int, end: int, values: Values, microbatch: int) -> None:
         """Operators [start, end), which take what they read from `values` and put what they make there; what nobody reads any more goes."""
+        index = start
+        while index < end:
+            if index in self.again:
+                self._recomputed(index, self.again[index], values, microbatch)
+            else:
+                self._operate(index, values, microbatch, {})
+            index = self.again.get(index, index + 1)
+
+    def _recomputed(self, start: int, end: int, values: Values, microbatch: int) -> None:
+        """Operators [start, end) as a function that keeps its inputs alone and runs again in backward."""
+        leaving = self.left_for_others(start, end)
+        ready: Inputs = {}
+        before: Values = {}
+        if self.plan.recompute is Recompute.SELECTIVE:
+            for index in range(start, end):
+                for place, operand in enumerate(self.network.operators[index].inputs):
+                    if self.producers.get(operand.tensor, start) < start:
+                        ready[index, place] = self._input(operand.tensor, self.edges[index][place], values, microbatch)
+        else:
+            before = {tensor: values[tensor] for tensor in self.wanted_from_before(start, end)}
+
+        def function(ready: Inputs, before: Values) -> tuple[torch.Tensor, ...]:
+            own = dict(before)
+            for index in range(start, end):
+                self._operate(index, own, microbatch, ready)
+            return tuple(own[tensor] for tensor in leaving)
+
         for index in range(start, end):
-            operator = self.network.operators[index]
-            self.worker.beat(operator.name)
-            pairs = zip(operator.inputs, self.edges[index], strict=True)
-            inputs = [self._input(operand.tensor, edge, values, microbatch) for operand, edge in pairs]
             for tensor in self.dead[index]:
-                del values[tensor]
-            tensor = operator.output.tensor
-            try:
-                value = self.calls[index](inputs, self.contexts[index])
-            except RuntimeError as error:
-                raise type(error)(f"operator {operator.name} ({operator.kind}): {error}") from error
-            if self.kept is not None:
-                self.kept[tensor] = value.detach()
-            values[tensor] = self.enter(tensor, value)
+                values.pop(tensor, None)
+        found = checkpoint(function, ready, before, use_reentrant=False, preserve_rng_state=False)
+        values |= zip(leaving, found, strict=True)
+
+    def _operate(self, index: int, values: Values, microbatch: int, ready: Inputs) -> None:
+        """One operator. `ready`: inputs that are there already as it reads them."""
+        operator = self.network.operators[index]
+        self.worker.beat(operator.name)
+        inputs = [
+            ready[index, place] if (index, place) in ready else self._input(operand.tensor, self.edges[index][place], values, microbatch)
+            for place, operand in enumerate(operator.inputs)
+        ]
+        for tensor in self.dead[index]:
+            values.pop(tensor, None)
+        tensor = operator.output.tensor
+        try:
+            value = self.calls[index](inputs, self.contexts[index])
+        except RuntimeError as error:
+            raise type(error)(f"operator {operator.name} ({operator.kind}): {error}") from error
+        if self.kept is not None:
+            self.kept[tensor] = value.detach()
+        values[tensor] = self.enter(tensor, value)
 
     def _input(self, tensor: str, edge: Transition | Layout, values: Values, microbatch: int) -> torch.Tensor:
         if isinstance(edge, Layout):

@@ -27,10 +27,10 @@ from perfmodel.execute.per_operator.pipeline import StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.parallel.algebra.sharding import Held, Layout
-from perfmodel.parallel.layout import ParallelLayout, ZeroStage
+from perfmodel.parallel.layout import ParallelLayout, Recompute, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment
-from perfmodel.parallel.per_operator.parameters import parameter_units, sections_of
-from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.parameters import parameter_units
+from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, TensorRole
@@ -40,10 +40,10 @@ NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
 
 def one_process(network: Graph, plan: Plan) -> Plan:
-    """The plan in which nothing is cut; its microbatches stay."""
+    """The plan in which nothing is cut, and nothing runs twice; its microbatches stay."""
     held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.cuts.held}
     whole = Assignment(axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
-    return replace(plan, num_chips=1, layout=ParallelLayout(), zero=ZeroStage.NONE, assignment=whole)
+    return replace(plan, num_chips=1, layout=ParallelLayout(), zero=ZeroStage.NONE, recompute=Recompute.NONE, assignment=whole)
 
 
 def index_limit(network: Graph, tensor: str) -> int:

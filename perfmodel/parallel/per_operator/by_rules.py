@@ -15,7 +15,7 @@ from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout,
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
-from perfmodel.parallel.plan import Plan, assigned_plan
+from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, assigned_plan
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
@@ -35,7 +35,11 @@ def interpreter_reason(plan: Plan) -> str:
             "with fused attention where scores have a bias or a window",
             "attention=flash",
         ),
-        (plan.recompute is not Recompute.NONE, "without recomputation", "recompute=none"),
+        (
+            plan.recompute is Recompute.SELECTIVE and plan.recompute_operators != DEFAULT_RECOMPUTE_OPERATORS,
+            f"with {','.join(DEFAULT_RECOMPUTE_OPERATORS)} recomputed or whole layers",
+            "recompute=full",
+        ),
         (shards and layout.dp_replicate > 1, "with shards over all data-parallel ranks", "dp_replicate=1"),
         (layout.pp > 1 and plan.schedule is not PipelineSchedule.ONE_F_ONE_B, "in a 1F1B pipeline", "schedule=1f1b"),
         (plan.num_microbatches < layout.pp, "with at least as many microbatches as stages", "a smaller micro_batch"),
@@ -79,8 +83,7 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
     names = {axis.name for axis in axes}
     shardings: dict[str, Sharding] = {}
     for operator in graph.operators:
-        folded = operator.name.removeprefix(f"{operator.layer}.")
-        cuts = {dim: plan.rules.cut(folded, operator.logical_name(dim)) for dim in operator.dims}
+        cuts = {dim: plan.rules.cut(operator.name_in_layer, operator.logical_name(dim)) for dim in operator.dims}
         present = {dim: tuple(axis for axis in cut if axis in names) for dim, cut in cuts.items()}
         shardings[operator.name] = {dim: cut for dim, cut in present.items() if cut}
     assignment = Assignment(axes=axes, shardings=shardings, held=_held(graph, shardings), stages=_stages(plan, graph))
@@ -91,6 +94,8 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
         assignment=assignment,
         micro_batch=graph.batch,
         zero=int(plan.zero),
+        recompute=plan.recompute,
+        recompute_operators=plan.recompute_operators,
         profile=plan.profile,
     )
 

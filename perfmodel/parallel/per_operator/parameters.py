@@ -7,14 +7,14 @@ step (stage 1) or each microbatch (2 and 3), and its weights are gathered once a
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import Layout
-from perfmodel.parallel.per_operator.stages import stage_runs
+from perfmodel.parallel.per_operator.recompute import issued_again
+from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_assigned, network_traffic
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, Pass
@@ -44,13 +44,6 @@ class ParameterUnit:
         """With equal shares for `ways` ranks: each parameter is cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
         sizes = [self.num_elements] if together else [prod(shape) for shape in self.shapes]
         return sum(ceil(size / ways) * ways for size in sizes)
-
-
-def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
-    """Runs of operators of one layer inside a stage."""
-    start, end = run
-    cuts = [start, *(i for i in range(start + 1, end) if network.operators[i].layer != network.operators[i - 1].layer), end]
-    return list(itertools.pairwise(cuts))
 
 
 def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
@@ -110,8 +103,9 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Itera
 
 
 def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
-    """Collectives of a whole step on the ranks of a stage: of every microbatch, and what parameters send."""
-    start, end = stage_runs(network, plan)[stage]
+    """Collectives of a whole step on the ranks of a stage: of every microbatch, what is sent again, and what parameters send."""
+    start, end = run = stage_runs(network, plan)[stage]
+    again = issued_again(network, plan, run)
     names = {operator.name for operator in network.operators[start:end]}
     producers, readers = network.producers(), network.readers()
 
@@ -121,7 +115,7 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
         return row.operator in names
 
     found = [
-        row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches)
+        row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches * (1 + again(row)))
         for row in network_traffic(network, plan)
         if is_inside(row) and (row.what != "gradient" or not plan.zero)
     ]

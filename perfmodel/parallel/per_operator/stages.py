@@ -66,6 +66,13 @@ def stage_runs(network: Graph, plan: Plan) -> list[tuple[int, int]]:
     return list(itertools.pairwise([*found, len(names)]))
 
 
+def sections_of(network: Graph, run: tuple[int, int]) -> list[tuple[int, int]]:
+    """Runs of operators of one layer inside a stage."""
+    start, end = run
+    cuts = [start, *(i for i in range(start + 1, end) if network.operators[i].layer != network.operators[i - 1].layer), end]
+    return list(itertools.pairwise(cuts))
+
+
 def stage_send(network: Graph, plan: Plan, start: int) -> tuple[str, Layout]:
     """The tensor that a stage which begins with operator `start` gets from the one before, and how it lies there."""
     (tensor,) = crossing(network, start)

@@ -67,6 +67,9 @@ def test_both_ways_compute_the_same(variant):
         ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2)),
         ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, sequence_parallel=False)),
         ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2)),
+        ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2, recompute="full")),
+        ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2, recompute="full", sequence_parallel=False)),
+        ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, recompute="selective", attention="unfused")),
     ],
 )
 def test_megatrons_rules_equal_one_process(variant, knobs, groups):
@@ -92,7 +95,7 @@ def test_one_door_runs_rules_of_ones_own(groups):
     "knobs, says",
     [
         (dict(precision=Precision.BF16_MIXED), "otherwise only in fp32; use precision=fp32"),
-        (dict(recompute="full"), "otherwise only without recomputation; use recompute=none"),
+        (dict(recompute="full"), ""),
         (dict(dp_shard=1, dp_replicate=2, pp=2, tp=1, batch=8, model=tiny("gpt2")), ""),
         (dict(dp_shard=2, pp=2, tp=2, zero=3), "otherwise only with ZeRO 0 or 1 in a pipeline; use zero=1"),
     ],
