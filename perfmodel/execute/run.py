@@ -62,11 +62,10 @@ def run_plan(
 def measurement_of(plan: Plan, found: NetworkMeasurement) -> Measurement:
     """What the interpreter measured of a uniform plan. Collectives by axis, the parts of tp as one."""
     counts: dict[tuple[str, str], tuple[int, float]] = {}
-    itemsize = 4.0
     for row in found.traffic:
         key = (str(row.kind), _whole_axes(row.axes))
         count, num_bytes = counts.get(key, (0, 0.0))
-        counts[key] = (count + row.repeats, num_bytes + row.repeats * row.num_elements * itemsize)
+        counts[key] = (count + row.repeats, num_bytes + row.repeats * row.num_elements * row.itemsize)
     return Measurement(
         plan=plan,
         plan_hash=plan.hash(),

@@ -48,7 +48,7 @@ class RankCheck:
     gradient_errors: dict[str, float]
     output_errors: dict[str, float]
     record: Counter[NetworkTraffic]
-    padding: Counter[tuple[str, frozenset[str]]]
+    padding: Counter[tuple[str, frozenset[str], str]]
     tally: CollectiveTally
     sent_elements: int = 0
 
@@ -60,7 +60,7 @@ class RankTimes:
     times: list[float]
     share: float
     record: Counter[NetworkTraffic]
-    padding: Counter[tuple[str, frozenset[str]]]
+    padding: Counter[tuple[str, frozenset[str], str]]
     tally: CollectiveTally
     peak_memory: float
     sent_elements: int = 0

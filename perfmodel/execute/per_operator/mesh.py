@@ -24,6 +24,8 @@ from perfmodel.workload.graph import Pass
 
 #: Collectives of a step by what they are; the value counts them. `repeats` of a key is 1.
 Record = Counter[NetworkTraffic]
+#: Elements issued beyond those on record, by kind, axes and what they are.
+Padding = Counter[tuple[str, frozenset[str], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class NetworkMesh:
     num_stages     of the pipeline; `stage` is this rank's
     uses_dtensor   redistributions go through DTensor and functional collectives where these do what is asked; else they are called directly
     record         what was issued, where somebody wants to know; else None
-    padding        elements that were issued beyond what is on record, by kind and axes: an uneven cut on the way to a layout makes the
+    padding        elements that were issued beyond what is on record: an uneven cut on the way to a layout makes the
                    shares of a gather or a scatter larger, those of an all-to-all different from rank to rank; halos along a second dim
                    have corners
     shared         tensors that operators of many layers read, made once
@@ -57,7 +59,7 @@ class NetworkMesh:
         self.stage, self.rank = divmod(worker.rank, self.num_ranks) if self.axes or num_stages > 1 else (0, 0)
         self.record: Record | None = None
         self.shared: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
-        self.padding: Counter[tuple[str, frozenset[str]]] = Counter()
+        self.padding: Padding = Counter()
 
         if num_stages > 1:
             # stages ask for different groups, or for none, and all ranks must make the same ones: every group is made here
@@ -172,7 +174,7 @@ class NetworkMesh:
         )
         self.record[row] += 1
         if issued >= 0 and issued != num_elements:
-            self.padding[str(kind), chosen] += issued - num_elements  # type: ignore[assignment]
+            self.padding[str(kind), chosen, purpose.what] += issued - num_elements  # type: ignore[assignment]
 
 
 def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, largest: bool = False) -> torch.Tensor:

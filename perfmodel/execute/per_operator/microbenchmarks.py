@@ -17,7 +17,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.microbenchmarks import Kernel, Stopwatch, in_turn
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.per_operator.own_rules import lstm_cell, lstm_cell_backward
-from perfmodel.execute.uniform.data_parallel import TORCH_DTYPES
+from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import ConvolutionSample, Sample, StreamingSample

@@ -26,6 +26,7 @@ from perfmodel.execute.per_operator.parameters import KINDS
 from perfmodel.execute.per_operator.pipeline import StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
+from perfmodel.execute.zero.flat import Dtypes, dtypes_of
 from perfmodel.parallel.algebra.sharding import Held, Layout
 from perfmodel.parallel.layout import ParallelLayout, Recompute, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment
@@ -75,6 +76,7 @@ def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype, microb
 class NetworkProgram:
     """One rank's part of the training step. `network` must be the one that the plan is for.
 
+    dtype       of everything; None: what the plan's precision says
     optimizer   "" for the plan's
     functions   kind -> torch function, besides `FUNCTIONS` and before them
     imitate     shardings that one process is compared with (`OperatorContext.imitate`)
@@ -87,7 +89,7 @@ class NetworkProgram:
         plan: Plan,
         *,
         seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = torch.float32,
         optimizer: str = Optimizer.SGD,
         learning_rate: float = 0.0,
         functions: Mapping[str, NetworkFunction] = NO_FUNCTIONS,
@@ -98,18 +100,20 @@ class NetworkProgram:
         self.worker, self.plan, self.given = worker, plan, network
         self.network = padded_network(network, plan)
         self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=max(1, len(plan.cuts.stages)), uses_dtensor=uses_dtensor)
-        self.dtype = dtype
+        dtypes = dtypes_of(plan.job.precision) if dtype is None else Dtypes(weight=dtype, reduce=dtype, master=dtype)
+        self.dtype = dtypes.weight
         self.run = stage_runs(self.network, plan)[self.mesh.stage]
         self.derivation = derive_assigned(self.network, plan.cuts)
         self.producers, self.readers = self.network.producers(), self.network.readers()
         self.layouts: dict[str, Layout] = {}
         self.inputs: dict[tuple[str, Layout, int], torch.Tensor] = {}
-        parameters = self._fill(seed)
+        parameters = self._fill(seed, dtypes.master)
         self.parameters = KINDS[plan.zero](
             parameters,
             [unit for unit in parameter_units(self.network, plan) if unit.stage == self.mesh.stage],
             plan,
             self.mesh,
+            dtypes=dtypes,
             readers={name: self.network.operators[self.readers[name][0][0]].name for name in parameters},
             optimizer=Optimizer(optimizer or plan.job.optimizer),
             learning_rate=learning_rate,
@@ -143,14 +147,14 @@ class NetworkProgram:
 
     # ------------------------------------------------------------------------------------------------ parameters and data
 
-    def _whole(self, name: str, seed: int, microbatch: int = 0) -> torch.Tensor:
+    def _whole(self, name: str, seed: int, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
         """At full size, padded with zeros."""
-        whole = make_tensor(self.given, name, seed, self.dtype, microbatch)
+        whole = make_tensor(self.given, name, seed, dtype, microbatch)
         padding = [extra for old, new in zip(whole.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
         return torch.nn.functional.pad(whole, padding[::-1]) if any(padding) else whole
 
-    def _fill(self, seed: int) -> dict[str, torch.Tensor]:
-        """The parameters of this stage; its data go into `inputs`."""
+    def _fill(self, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The parameters of this stage, of `dtype`; its data go into `inputs`."""
         parameters = {}
         layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
@@ -160,11 +164,11 @@ class NetworkProgram:
             self.worker.beat(f"making {name}")
             if tensor.role is TensorRole.PARAMETER:
                 self.layouts[name] = layouts[name].resolved()
-                local = local_part(self._whole(name, seed), self.layouts[name], self.mesh).clone().to(self.worker.device)
+                local = local_part(self._whole(name, seed, dtype), self.layouts[name], self.mesh).clone().to(self.worker.device)
                 parameters[name] = local.requires_grad_()
                 continue
             for microbatch in range(self.plan.num_microbatches):
-                whole = self._whole(name, seed, microbatch)
+                whole = self._whole(name, seed, self.dtype, microbatch)
                 for index, position in reading:
                     layout = self.derivation.needed[self.network.operators[index].name, position]
                     if (name, layout, microbatch) not in self.inputs:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
     """steps            updates by `optimizer` between them ("": the plan's)
-    dtype             a torch dtype's name
+    dtype             a torch dtype's name; "": those of the plan's precision
     compares_outputs  every operator's output too
     uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
     functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers

@@ -8,11 +8,12 @@ gathered weights after each pass, 2 after the last microbatch; both reduce gradi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
@@ -28,6 +29,8 @@ from perfmodel.workload.job import Optimizer
 class Parameters:
     """ZeRO 0. `tensors`: what the rank has of each parameter, by name, a leaf that wants a gradient.
 
+    masters    what the optimizer updates; the tensors themselves where weights are read as they are updated
+    sums       gradients as they add up and are reduced, where that is not the format in which they are made
     readers    operator that a gradient's collective is put on record for
     """
 
@@ -38,16 +41,34 @@ class Parameters:
         plan: Plan,
         mesh: NetworkMesh,
         *,
+        dtypes: Dtypes,
         readers: Mapping[str, str],
         optimizer: Optimizer,
         learning_rate: float,
     ) -> None:
-        self.tensors, self.units, self.plan, self.mesh, self.readers = tensors, units, plan, mesh, readers
+        self.units, self.plan, self.mesh, self.readers, self.dtypes = units, plan, mesh, readers, dtypes
+        self.masters, self.tensors = tensors, tensors
+        self.sums: dict[str, torch.Tensor] = {}
+        if dtypes.has_master_copy:
+            self.tensors = {name: tensor.detach().to(dtypes.weight).requires_grad_() for name, tensor in tensors.items()}
         self.optimizer, self.learning_rate = optimizer, learning_rate
         self.times = plan.num_microbatches
         self.unreduced: Iterable[str] = [name for unit in units for name in unit.parameters]
         self.axes = {name: unit.axes for unit in units for name in unit.parameters}
         self._updates = ShardOptimizer(optimizer, learning_rate=learning_rate)
+        self._listens = False
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether gradients add up in another format than that in which they are made."""
+        return self.dtypes.reduce != self.dtypes.weight
+
+    def _listen(self) -> None:
+        """Each gradient goes to its sum as soon as it is made."""
+        if self.adds_up and not self._listens:
+            for name in self.unreduced:
+                self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
+        self._listens = True
 
     def read(self, name: str) -> torch.Tensor:
         """As an operator reads it now."""
@@ -60,15 +81,31 @@ class Parameters:
     def begin_step(self) -> None:
         """Where several microbatches add up, each gradient has a place of its own: torch hands two parameters one tensor as their gradient
         (both biases of a sum, a sample a rank), which must not be added to twice."""
+        self._listen()
         for name in self.unreduced:
             parameter = self.tensors[name]
-            parameter.grad = torch.zeros_like(parameter) if self.times > 1 else None
+            parameter.grad = torch.zeros_like(parameter) if self.times > 1 and not self.adds_up else None
+            if self.adds_up:
+                self.sums[name] = torch.zeros_like(parameter, dtype=self.dtypes.reduce)
 
     def begin_backward(self, microbatch: int) -> None:
         """Of a microbatch, which come in order."""
 
     def finish_gradients(self) -> None:
         """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient."""
+        if not self.adds_up:
+            self._part_gradients()
+        under_way = []
+        for name in self.unreduced:
+            gradient = self.sums[name] if self.adds_up else self.tensors[name].grad
+            if self.axes[name] and gradient is not None:
+                purpose = Purpose(Pass.BACKWARD, name, self.readers[name], "gradient")
+                under_way.append(begin_all_reduce(self.mesh, gradient, self.axes[name], purpose))
+        for work in under_way:
+            work.wait()
+
+    def _part_gradients(self) -> None:
+        """Each has a tensor of its own, in order."""
         seen: set[int] = set()
         for name in self.unreduced:
             parameter = self.tensors[name]
@@ -77,25 +114,26 @@ class Parameters:
             if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
                 parameter.grad = parameter.grad.clone()
             seen.add(where)
-        under_way = []
-        for name in self.unreduced:
-            parameter = self.tensors[name]
-            if self.axes[name] and parameter.grad is not None:
-                purpose = Purpose(Pass.BACKWARD, name, self.readers[name], "gradient")
+            if self.axes[name]:
                 parameter.grad = parameter.grad.contiguous()
-                under_way.append(begin_all_reduce(self.mesh, parameter.grad, self.axes[name], purpose))
-        for work in under_way:
-            work.wait()
 
     def update(self) -> None:
-        if self.learning_rate:
-            self._updates.step(self._held())
+        if not self.learning_rate:
+            return
+        for name, gradient in self.sums.items():
+            self.masters[name].grad = gradient.to(self.dtypes.master)
+        self.sums.clear()
+        self._updates.step(self._held())
+        if self.dtypes.has_master_copy:
+            for name, tensor in self.tensors.items():
+                tensor.detach().copy_(self.masters[name])
 
     def _held(self) -> Iterable[torch.Tensor]:
-        return self.tensors.values()
+        return self.masters.values()
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Before the update, each in the layout of its parameter. Every rank must ask."""
+        yield from self.sums.items()
         for name, parameter in self.tensors.items():
             if parameter.grad is not None:
                 yield name, parameter.grad
@@ -103,10 +141,12 @@ class Parameters:
     def stored(self) -> Iterator[torch.Tensor]:
         """What lives between steps."""
         yield from self.tensors.values()
+        yield from self.masters.values() if self.dtypes.has_master_copy else ()
         yield from state_of(self._updates.optimizer)
 
     def release(self) -> None:
         """Free what lives between steps besides the weights."""
+        self.sums.clear()
         for parameter in self.tensors.values():
             parameter.grad = None
 
@@ -117,35 +157,48 @@ class Parameters:
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
 
 
+def _add_up(sums: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
+    """(A function of the sums alone: a hook that knew its parameter would keep it alive.)"""
+    assert parameter.grad is not None
+    sums[name].add_(parameter.grad)
+    parameter.grad = None
+
+
 class FlatParameters(Parameters):
     """ZeRO 1: gradients add up in flat buffers, leave as shards once a step, and new weights are gathered."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
+        self.masters = {}
         self.flat: list[tuple[ParameterUnit, FlatUnit]] = []
         for unit in units:
             own = [tensors[name] for name in unit.parameters]
-            dtype = own[0].dtype
             flat = FlatUnit(
                 [tensor.numel() for tensor in own],
                 shard_group=self.mesh.process_group(unit.axes),
                 replica_group=None,
-                dtypes=Dtypes(weight=dtype, reduce=dtype, master=dtype),
+                dtypes=self.dtypes,
                 device=self.mesh.device,
             )
+            exact = torch.zeros_like(flat.weights, dtype=self.dtypes.master)
+            for tensor, place in zip(own, flat.places, strict=True):
+                exact[place] = tensor.detach().reshape(-1)
+            flat.weights.copy_(exact)
+            flat.master.copy_(exact[flat.shard])
             for name, tensor, place in zip(unit.parameters, own, flat.places, strict=True):
-                flat.weights[place] = tensor.detach().reshape(-1)
-                tensors[name] = flat.weights[place].view(tensor.shape).detach().requires_grad_()
+                self.tensors[name] = flat.weights[place].view(tensor.shape).detach().requires_grad_()
+                self.sums[name] = flat.gradients[place].view(tensor.shape)
             self.flat.append((unit, flat))
         masters = [flat.master for _, flat in self.flat]
         # a stage may have no parameters at all
         self._optimizer = build_optimizer(self.optimizer, masters, learning_rate=self.learning_rate) if masters else None
 
     def begin_step(self) -> None:
+        self._listen()
         for unit, flat in self.flat:
             flat.gradients.zero_()
-            for name, place in zip(unit.parameters, flat.places, strict=True):
-                self.tensors[name].grad = flat.gradients[place].view(self.tensors[name].shape)
+            for name in unit.parameters:
+                self.tensors[name].grad = None if self.adds_up else self.sums[name]
 
     def finish_gradients(self) -> None:
         for _, flat in self.flat:
@@ -169,6 +222,7 @@ class FlatParameters(Parameters):
         for _, flat in self.flat:
             yield flat.weights
             yield flat.gradients
+            yield flat.master
         yield from state_of(self._optimizer)
 
     def release(self) -> None: ...
@@ -226,14 +280,18 @@ class ShardedParameters(Parameters):
 
     def _held_by(self, section: int, module: nn.Module) -> nn.Module:
         """The module inside one holder for each unit of the section."""
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        if self.dtypes.has_master_copy:
+            policy = MixedPrecisionPolicy(param_dtype=self.dtypes.weight, reduce_dtype=self.dtypes.reduce, cast_forward_inputs=False)
         for unit in self.units:
             if unit.section != section or not unit.axes:
                 continue
-            module = holder = _Holder(unit, self.tensors, module)
+            module = holder = _Holder(unit, self.masters, module)
             for name in unit.parameters:
                 self.holder_of[name] = holder
-                del self.tensors[name]
-            fully_shard(holder, mesh=self.mesh.group(unit.axes), reshard_after_forward=not self.keeps_weights)
+                for held in (self.tensors, self.masters):
+                    held.pop(name, None)
+            fully_shard(holder, mesh=self.mesh.group(unit.axes), reshard_after_forward=not self.keeps_weights, mp_policy=policy)
             assert isinstance(holder, FSDPModule)
             # gradients are shares of a sum
             holder.set_gradient_divide_factor(1.0)
@@ -267,7 +325,7 @@ class ShardedParameters(Parameters):
             self._note(unit, self.mesh.size(unit.axes), together=False)
 
     def _held(self) -> Iterable[torch.Tensor]:
-        yield from self.tensors.values()
+        yield from super()._held()
         for _, parameter in self._sharded():
             yield parameter
 

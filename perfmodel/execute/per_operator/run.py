@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from perfmodel.execute.launch.launch import WorkerGroup
@@ -21,6 +21,7 @@ from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.execute.runner import interquartile_range, num_devices, pick_device
 from perfmodel.execute.tolerance import TOLERANCE, worst_error
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError, RunError
 from perfmodel.parallel.per_operator.measurement import NetworkCheck, NetworkMeasurement
 from perfmodel.parallel.per_operator.mesh import STAGES
@@ -34,8 +35,37 @@ if TYPE_CHECKING:
     from perfmodel.execute.launch.rank_results import RankCheck, RankTimes
     from perfmodel.execute.per_operator.functions import NetworkFunction
 
-#: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower.
-TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE}
+#: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower; in the plan's own precision (""), which may
+#: be bf16's, 3 % of a gradient were found.
+TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE, "": 0.1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementBytes:
+    """Of an element that a collective moves, in a run. `says_own`: whether what an operator says of its own collectives holds too."""
+
+    activation: float
+    weight: float
+    gradient: float
+    says_own: bool = True
+
+    @classmethod
+    def of(cls, plan: Plan, dtype: str = "") -> ElementBytes:
+        """In a run in which all is of a torch dtype; "": as the plan's precision has it."""
+        if dtype:
+            size = 8.0 if dtype == "float64" else 4.0
+            return cls(activation=size, weight=size, gradient=size, says_own=False)
+        policy = plan.job.policy
+        return cls(
+            activation=float(itemsize(policy.compute)),
+            weight=float(itemsize(policy.parameter)),
+            gradient=float(itemsize(policy.gradient_reduce)),
+        )
+
+    def size(self, row: NetworkTraffic) -> float:
+        if row.what in ("gradient", "weights"):
+            return self.gradient if row.what == "gradient" else self.weight
+        return row.itemsize if self.says_own and row.itemsize > 0 else self.activation
 
 
 def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
@@ -73,7 +103,7 @@ def check_network_plan(
     """
     dtype = options.dtype
     if dtype not in TOLERANCES:
-        raise InputError(f"dtype={dtype}: is not one that a run is compared in; use {' or '.join(TOLERANCES)}")
+        raise InputError(f"dtype={dtype}: is not one that a run is compared in; use {' or '.join(filter(None, TOLERANCES))}")
     if options.steps < 1:
         raise InputError(f"steps={options.steps}: must be at least 1; use 1")
     if options.compares_outputs and plan.cuts.stages:
@@ -90,8 +120,7 @@ def assemble_check(network: Graph, plan: Plan, results: Sequence[RankCheck], dty
     losses = _worst([result.loss_errors for result in results], "the loss of", dtype)
     gradients = _worst([result.gradient_errors for result in results], "the gradient of", dtype)
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
-    itemsize = 8.0 if dtype == "float64" else 4.0
-    traffic = compare_traffic(network, plan, results, itemsize)
+    traffic = compare_traffic(network, plan, results, ElementBytes.of(plan, dtype))
     checked = {name for result in results for name in result.gradient_errors}
     if lost := [tensor.name for tensor in network.parameters if tensor.name in network.readers() and tensor.name not in checked]:
         raise RunError(f"network check: no rank has the gradient of {', '.join(lost)}")
@@ -118,28 +147,44 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
 
 def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
     """What a rank of a stage must issue: `step_traffic` of the network with equal shares, repeats counted, without axes of size one."""
+    return _unpriced(_expected(network, plan, stage))
+
+
+def _unpriced(rows: Counter[NetworkTraffic]) -> Counter[NetworkTraffic]:
+    found: Counter[NetworkTraffic] = Counter()
+    for row, count in rows.items():
+        found[replace(row, itemsize=0.0)] += count
+    return found
+
+
+def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]:
+    """`expected_traffic`, each row with the bytes of its elements."""
     sizes = {axis.name: axis.size for axis in plan.cuts.axes}
     found: Counter[NetworkTraffic] = Counter()
     for row in step_traffic(padded_network(network, plan), plan, stage):
         axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
         if axes and row.num_elements and row.repeats:
-            found[replace(row, axes=axes, repeats=1, itemsize=0.0)] += row.repeats
+            found[replace(row, axes=axes, repeats=1)] += row.repeats
     return found
 
 
-def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | RankTimes], itemsize: float) -> tuple[NetworkTraffic, ...]:
-    """The rows that the ranks of each stage issued; RunError unless they are those of the plan and those that torch's dispatcher saw."""
+def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | RankTimes], sizes: ElementBytes) -> tuple[NetworkTraffic, ...]:
+    """The rows that the ranks of each stage issued, each with the bytes of its elements; RunError unless they are those of the plan and
+    those that torch's dispatcher saw."""
     found: Counter[NetworkTraffic] = Counter()
     for stage in range(max(1, len(plan.cuts.stages))):
         first = stage * plan.cuts.num_chips
-        found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.cuts.num_chips], first)), itemsize)
+        found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.cuts.num_chips], first)), sizes)
     return tuple(replace(row, repeats=count) for row, count in found.items())
 
 
 def _compare_stage(
-    network: Graph, plan: Plan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], itemsize: float
+    network: Graph, plan: Plan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], sizes: ElementBytes
 ) -> Counter[NetworkTraffic]:
-    expected = expected_traffic(network, plan, stage)
+    priced: Counter[NetworkTraffic] = Counter()
+    for row, count in _expected(network, plan, stage).items():
+        priced[replace(row, itemsize=sizes.size(row))] += count
+    expected = _unpriced(priced)
     for number, rank in ranks.items():
         missing, extra = expected - rank.record, rank.record - expected
         if missing or extra:
@@ -149,39 +194,42 @@ def _compare_stage(
             )
     order = [axis.name for axis in plan.cuts.axes]
     noted: dict[tuple[str, str], tuple[int, float]] = {}
-    for row, count in expected.items():
+    for row, count in priced.items():
         key = (str(row.kind), "+".join(sorted(row.axes, key=order.index)))
         old = noted.get(key, (0, 0.0))
-        noted[key] = (old[0] + count, old[1] + count * row.num_elements)
+        noted[key] = (old[0] + count, old[1] + count * row.num_elements * row.itemsize)
     due = sent = 0.0
     for number, rank in ranks.items():
         tally = rank.tally
-        padding = {(kind, "+".join(sorted(axes, key=order.index))): extra for (kind, axes), extra in rank.padding.items()}
-        handed_on = tally.num_bytes.get(("send", STAGES), 0.0) / itemsize
+        padding: Counter[tuple[str, str]] = Counter()
+        for (kind, over, what), more in rank.padding.items():
+            size = {"gradient": sizes.gradient, "weights": sizes.weight}.get(what, sizes.activation)
+            padding[kind, "+".join(sorted(over, key=order.index))] += more * size  # type: ignore[assignment]
+        handed_on = tally.num_bytes.get(("send", STAGES), 0.0) / sizes.activation
         if handed_on != rank.sent_elements:
             raise RunError(
                 f"network check: stage {stage + 1}: on rank {number} torch sent {handed_on:.0f} elements to its neighbours, due were "
                 f"{rank.sent_elements}"
             )
-        sent += sum(value for (kind, axes), value in tally.num_bytes.items() if kind == "send" and axes != STAGES) / itemsize
+        sent += sum(value for (kind, axes), value in tally.num_bytes.items() if kind == "send" and axes != STAGES)
         counts = {key: value for key, value in tally.counts.items() if key[0] not in ("send", "recv")}
         for key in dict.fromkeys([*noted, *counts]):
-            count, elements = noted.get(key, (0, 0.0))
-            elements += padding.get(key, 0.0)
+            count, num_bytes = noted.get(key, (0, 0.0))
+            num_bytes += padding[key]
             if key[0] == CollectiveKind.SEND_RECV:
                 # the first and the last rank of a line of n send in one direction only: on average (n - 1) / n of what an inner one sends
                 ways = plan.cuts.size(frozenset(key[1].split("+")))
-                due += elements * (ways - 1) / ways
+                due += num_bytes * (ways - 1) / ways
                 continue
-            issued = tally.num_bytes.get(key, 0.0) / itemsize
-            if counts.get(key, 0) != count or abs(issued - elements) > 0.5:
+            issued = tally.num_bytes.get(key, 0.0)
+            if counts.get(key, 0) != count or abs(issued - num_bytes) > 0.5:
                 raise RunError(
-                    f"network check: {key[0]} over {key[1]}: on rank {number} torch issued {counts.get(key, 0)} of {issued:.0f} elements, "
-                    f"noted were {count} of {elements:.0f}"
+                    f"network check: {key[0]} over {key[1]}: on rank {number} torch issued {counts.get(key, 0)} of {issued:.0f} bytes, "
+                    f"noted were {count} of {num_bytes:.0f}"
                 )
     if abs(sent - due) > 0.5:
-        raise RunError(f"network check: halos: torch sent {sent:.0f} elements, noted were {due:.0f}")
-    return expected
+        raise RunError(f"network check: halos: torch sent {sent:.0f} bytes, noted were {due:.0f}")
+    return priced
 
 
 def _describe(rows: Counter[NetworkTraffic]) -> str:
@@ -209,10 +257,10 @@ def measure_network_plans(
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> tuple[NetworkMeasurement, ...]:
-    """Time plans of one network in turn, A B C A B C, in float32: what else the machine does then disturbs all of them alike.
+    """Time plans of one network in turn, A B C A B C, in the precision of each: what else the machine does then disturbs all of them alike.
 
     steps, rounds    timed steps of each plan, spread over so many rounds, or fewer where there are fewer steps; `warmup` steps before each
-    check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does
+    check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does, in float32
     """
     if not plans:
         raise InputError("plans=(): must be at least one; give a plan")
@@ -224,8 +272,8 @@ def measure_network_plans(
     sizes = {plan.num_chips for plan in plans}
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: all that are measured in one run must have as many; measure them apart")
-    timing = replace(options, dtype="float32", steps=steps, optimizer="")
-    checking = replace(timing, steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
+    timing = replace(options, dtype="", steps=steps, optimizer="")
+    checking = replace(timing, dtype="float32", steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
     errors = [float("nan")] * len(plans)
     device = group.device if group is not None else pick_device(device, plans[0].num_chips)
     _check_room(plans[0].num_chips, device)
@@ -254,7 +302,7 @@ def measure_network_plans(
                 warmup=warmup,
                 loss=sum(rank.share for rank in times_of_ranks),
                 gradient_error=errors[index],
-                traffic=compare_traffic(network, plan, times_of_ranks, 4.0),
+                traffic=compare_traffic(network, plan, times_of_ranks, ElementBytes.of(plan)),
                 device=device,
                 chip=ranks[0][1],
                 parts={f"communication.{name}": statistics.fmean(r.tally.times.get(name, 0.0) for r in times_of_ranks) for name in names},

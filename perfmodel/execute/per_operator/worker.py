@@ -40,7 +40,7 @@ def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, 
         network,
         plan,
         seed=options.seed,
-        dtype=getattr(torch, options.dtype),
+        dtype=getattr(torch, options.dtype) if options.dtype else None,
         optimizer=options.optimizer,
         learning_rate=options.learning_rate,
         functions=options.functions,
@@ -148,7 +148,7 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
     ]
     dist.broadcast_object_list(header)
     expected_losses, gradient_shapes, output_shapes = header
-    dtype = getattr(torch, options.dtype)
+    dtype = getattr(torch, options.dtype or "float32")
     gradients, expected_outputs = dict(found.gradients), dict(found.outputs)
     _broadcast(worker, gradients, gradient_shapes, dtype)
     _broadcast(worker, expected_outputs, output_shapes, dtype)

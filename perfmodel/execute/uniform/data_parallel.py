@@ -28,8 +28,6 @@ from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, l
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
-TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-
 _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
 
 

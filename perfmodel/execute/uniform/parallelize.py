@@ -16,15 +16,14 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, 
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.uniform.collective_ops import cross_entropy
-from perfmodel.execute.uniform.data_parallel import TORCH_DTYPES, FlatData, ShardedData
+from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData
 from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
 from perfmodel.execute.uniform.model import Sharding, Transformer
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens
-from perfmodel.execute.zero.flat import Dtypes
+from perfmodel.execute.zero.flat import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
-from perfmodel.workload.job import PRECISION_POLICIES, Precision
 
 #: Phases of a step, in order. A pipelined step cannot tell forward from backward: both are `pipeline`.
 PHASES = ("forward", "backward", "pipeline", "gradient_sync", "optimizer")
@@ -57,11 +56,6 @@ class Clock:
             parts[phase] = parts.get(phase, 0.0) + duration
         self._marks.clear()
         return parts
-
-
-def dtypes_of(precision: Precision) -> Dtypes:
-    policy = PRECISION_POLICIES[precision]
-    return Dtypes(weight=TORCH_DTYPES[policy.parameter], reduce=TORCH_DTYPES[policy.gradient_reduce], master=TORCH_DTYPES[policy.master])
 
 
 class TrainingProgram:

@@ -9,6 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from perfmodel.workload.job import PRECISION_POLICIES, Precision
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dtypes:
@@ -17,6 +21,15 @@ class Dtypes:
     weight: torch.dtype
     reduce: torch.dtype
     master: torch.dtype
+
+    @property
+    def has_master_copy(self) -> bool:
+        return self.master != self.weight
+
+
+def dtypes_of(precision: Precision) -> Dtypes:
+    policy = PRECISION_POLICIES[precision]
+    return Dtypes(weight=TORCH_DTYPES[policy.parameter], reduce=TORCH_DTYPES[policy.gradient_reduce], master=TORCH_DTYPES[policy.master])
 
 
 class FlatUnit:

@@ -28,7 +28,7 @@ def interpreter_reason(plan: Plan) -> str:
     shards = plan.zero >= ZeroStage.OPTIMIZER
     biased = model.position == "alibi" or model.sliding_window > 0
     for is_so, only, remedy in (
-        (plan.job.precision is not Precision.FP32, "in fp32", "precision=fp32"),
+        (plan.job.precision is Precision.FP16_MIXED, "without the loss scaling that fp16-mixed needs", "precision=bf16-mixed"),
         (layout.cp > 1, "without context parallelism", "cp=1"),
         (
             plan.attention is not AttentionKernel.FLASH and biased,

@@ -79,22 +79,53 @@ def test_megatrons_rules_equal_one_process(variant, knobs, groups):
 
 
 @pytest.mark.dist
-def test_one_door_runs_rules_of_ones_own(groups):
-    plan = tiny_plan(4, tp=2, dp_shard=2, zero=3, micro_batch=2, rules=MLP_ONLY)
+@pytest.mark.parametrize("knobs", [dict(dp_shard=2, zero=1), dict(dp_shard=2, zero=3, recompute="full"), dict(pp=2)])
+def test_bf16_keeps_float32_masters_and_sends_what_it_says(knobs, groups):
+    """Weights are gathered in bf16, gradients reduced in float32; losses of four steps are those of one process."""
+    plan = tiny_plan(4, tp=2, micro_batch=2, precision=Precision.BF16_MIXED, **knobs)
+    options = NetworkOptions(dtype="", steps=4, optimizer="adamw", learning_rate=1e-3)
+    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), options, group=groups(4))
+    assert found.loss_error < 2e-3
+    sizes = {row.what: row.itemsize for row in found.traffic}
+    assert sizes == {"edge": 2.0, "own": 4.0, "gradient": 4.0} | ({} if "pp" in knobs else {"weights": 2.0})
+
+
+def test_what_bf16_would_round_away_adds_up_in_float32():
+    plan = tiny_plan(1, model=tiny("llama"), batch=2, micro_batch=1, precision=Precision.BF16_MIXED)
+    graph = graph_of(plan)
+    worker = Worker(rank=0, world_size=1, device="cpu")
+    program = NetworkProgram(worker, graph, plan_by_rules(plan, graph), dtype=None, learning_rate=1e-3)
+    before = {
+        name: (tensor.detach().clone(), program.parameters.masters[name].detach().clone())
+        for name, tensor in program.parameters.tensors.items()
+    }
+    program.step()
+    for name, (weight, master) in before.items():
+        now, exact = program.parameters.tensors[name], program.parameters.masters[name]
+        assert (now.dtype, exact.dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(now, exact.bfloat16())
+        assert (exact != master).sum() > (now != weight).sum()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
+def test_one_door_runs_rules_of_ones_own(precision, groups):
+    plan = tiny_plan(4, tp=2, dp_shard=2, zero=3, micro_batch=2, rules=MLP_ONLY, precision=precision)
     assert not_modules_reason(plan).startswith("rules=mlp-only")
     assert not_executable_reason(plan) == ""
     found = run_plan(plan, steps=2, warmup=1, group=groups(4))
     assert found.plan == plan
     assert found.gradient_error < 1e-4
     # of each of two microbatches: the mlp's output in each of four layers forward, its input backward
-    assert {(c.kind, c.axis): c.count for c in found.collectives}["all_reduce", "tp"] == 2 * 4 * 2
+    size = 2 * 32 * 64 * (4 if precision is Precision.FP32 else 2)
+    assert {(c.kind, c.axis): (c.count, c.num_bytes) for c in found.collectives}["all_reduce", "tp"] == (16, 16 * size)
     assert set(found.parts) == {"communication.dp_shard", "communication.tp"}
 
 
 @pytest.mark.parametrize(
     "knobs, says",
     [
-        (dict(precision=Precision.BF16_MIXED), "otherwise only in fp32; use precision=fp32"),
+        (dict(precision=Precision.FP16_MIXED), "otherwise only without the loss scaling that fp16-mixed needs; use precision=bf16-mixed"),
         (dict(recompute="full"), ""),
         (dict(dp_shard=1, dp_replicate=2, pp=2, tp=1, batch=8, model=tiny("gpt2")), ""),
         (dict(dp_shard=2, pp=2, tp=2, zero=3), "otherwise only with ZeRO 0 or 1 in a pipeline; use zero=1"),
