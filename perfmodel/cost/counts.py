@@ -130,20 +130,25 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
 def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     """The estimator for that chunk of a sequence: attention looks at no later keys, so that scores have fewer columns.
 
-    Keys and values themselves lie in the tensors that were gathered, but for the copies that are made of a part of them.
+    Keys and values themselves lie in the tensors that were gathered, but for the copies that are made of a part of them. A batched
+    product copies what it reads of several sequences and heads, to join them.
     """
-    if chunk + 1 == plan.layout.cp or not plan.rules.cuts_queries:
+    is_part = chunk + 1 < plan.layout.cp and plan.rules.cuts_queries
+    model = plan.job.transformer
+    is_unfused, is_grouped = plan.attention is AttentionKernel.UNFUSED, model.num_attention_heads > model.num_key_value_heads
+    joins = is_unfused and plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
+    if not (is_part or joins):
         return estimator
     kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
-    size = plan.job.seq_len * (chunk + 1) // plan.layout.cp
-    model = plan.job.transformer
-    # a batched product copies keys that it has only a part of, where it has several sequences and heads to join
-    joins = plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
-    is_copied = joins or model.num_attention_heads > model.num_key_value_heads
-    copies = plan.attention is AttentionKernel.UNFUSED and is_copied
-    # what a function that is recomputed reads is kept as it was handed in
-    keeps_whole = not copies or plan.recompute is Recompute.SELECTIVE
-    operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies=copies, keeps_whole=keeps_whole) for op in kept.graph.operators)
+    size = plan.job.seq_len * (chunk + 1) // plan.layout.cp if is_part else plan.job.seq_len
+    copies = _Copies(
+        queries=joins,
+        # every framework copies all keys where each query head needs its own
+        keys=(joins or (is_unfused and is_grouped)) if is_part else (joins and not is_grouped),
+        # what a function that is recomputed reads is kept as it was handed in
+        beside=plan.recompute is Recompute.SELECTIVE,
+    )
+    operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies) for op in kept.graph.operators)
     made = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
     tensors = {name: _shaped(tensor, made[name]) if name in made else tensor for name, tensor in kept.graph.tensors.items()}
     program = compile_program(
@@ -155,8 +160,17 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     return replace(estimator, programs={(plan.rules, plan.attention, plan.recompute_operators): program})
 
 
-def _seeing(op: Operator, keys: int, share: float, *, copies: bool, keeps_whole: bool) -> Operator:
-    """The operator with that many keys; of keys alone it keeps copies, or all that were gathered (`share` times as many), or both."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copies:
+    """What attention copies before it reads it, and keeps: queries, keys and values; `beside`: what it was handed is kept too."""
+
+    queries: bool
+    keys: bool
+    beside: bool
+
+
+def _seeing(op: Operator, keys: int, share: float, copies: _Copies) -> Operator:
+    """The operator with that many keys; what it was handed has `share` times as many."""
     queries, whole = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
     if not whole:
         return op
@@ -169,9 +183,12 @@ def _seeing(op: Operator, keys: int, share: float, *, copies: bool, keeps_whole:
 
     def held(data: Data) -> tuple[Data, ...]:
         seen = replace(data, extent=tuple((keys, _SEEN) if dim in whole else (size, dim) for size, dim in data.extent))
-        if data.of is None or not is_part(op.operands[data.of].dims):
+        if data.of is None or data.of == len(op.inputs):
             return (seen,)
-        return (seen,) * keeps_whole + (replace(seen, of=None),) * copies
+        dims = op.operands[data.of].dims
+        if not (copies.keys if is_part(dims) else copies.queries and whole.isdisjoint(dims)):
+            return (seen,)
+        return (seen,) * copies.beside + (replace(seen, of=None),)
 
     return replace(
         op,
@@ -180,7 +197,7 @@ def _seeing(op: Operator, keys: int, share: float, *, copies: bool, keeps_whole:
         output=seen(op.output),
         saved=tuple(data for each in op.saved for data in held(each)),
         scratch=tuple(data for each in op.scratch for data in held(each)),
-        parts={each.tensor: share for each in op.inputs if is_part(each.dims)},
+        parts={each.tensor: share for each in op.inputs if is_part(each.dims)} if share > 1.0 else {},
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.live import Kept, Moment, Term, entering, operand_bytes, undominated
+from perfmodel.cost.live import Kept, Moment, Term, always, entering, operand_bytes, undominated
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation
 from perfmodel.parallel.layout import Recompute
@@ -33,6 +33,8 @@ class _Forward:
     """Tensors that do not stay, and how many reads are left."""
     awaited: list[tuple[float, Term]] = field(default_factory=list)
     """What stays and is not there yet, with the place of the operator that it comes with, or before."""
+    beside: dict[str, list[Term]] = field(default_factory=dict)
+    """What a group of operators is handed and neither keeps nor frees before it ends."""
     moments: list[Moment] = field(default_factory=list)
 
     def size(self, op: Operator, operand: Operand) -> Amount:
@@ -40,6 +42,12 @@ class _Forward:
         if key not in self.sizes:
             self.sizes[key] = operand_bytes(self.derivation, op, operand)
         return self.sizes[key]
+
+    def as_made(self, tensor: str) -> Amount:
+        """A tensor as its maker leaves it."""
+        maker = self.derivation.graph.producer(tensor)
+        assert maker is not None
+        return self.size(maker, maker.output)
 
     def inputs(self, op: Operator) -> list[Operand]:
         return [o for o in op.inputs if self.derivation.graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
@@ -65,22 +73,40 @@ class _Forward:
             comes = before_first if is_gathered else made.get(each.tensor, places.get(each.tensor, before_first))
             self.awaited.append((comes, (each.amount, frozenset())))
 
-    def run(self, stays: Sequence[Kept]) -> None:
+    def handed(self, op: Operator) -> list[Operand]:
+        """Inputs of the group that the operator is of, which is one function: it holds them until it ends."""
+        graph = self.derivation.graph
+        makers = [(operand, graph.producer(operand.tensor)) for operand in self.inputs(op)]
+        return [operand for operand, maker in makers if op.group and (maker is None or maker.group != op.group)]
+
+    def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+        joined = self.derivation.joined
         tensors = dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands)
         traffic = [t for tensor in tensors for t in self.derivation.traffic_of(tensor, Pass.FORWARD)]
         summed = {t.tensor: t.axes for t in traffic if t.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)}
         gathered = {(t.operator, t.tensor): (t.amount, t.axes) for t in traffic if t.kind is CollectiveKind.ALL_GATHER}
         self.await_all(stays, gathered)
         readers: dict[str, list[Amount]] = {}
+        #: partial sums that wait to be added up before they are reduced
+        apart = {*joined, *joined.values()}
         #: tensors that share a storage go by the name of the first
         storage: dict[str, str] = {}
         for op in self.operators:
             for operand in self.inputs(op):
-                readers.setdefault(operand.tensor, []).append(self.size(op, operand).scaled(op.parts.get(operand.tensor, 1.0)))
+                read = self.as_made(operand.tensor) if operand.tensor in apart else self.size(op, operand)
+                readers.setdefault(operand.tensor, []).append(read.scaled(op.parts.get(operand.tensor, 1.0)))
             is_view = op.passes_gradient and len(self.inputs(op)) == 1
             first = self.inputs(op)[0].tensor if is_view else op.output.tensor
             storage[op.output.tensor] = storage.get(first, first)
         staying = {storage.get(each.tensor, each.tensor) for each in stays}
+        ends = {op.group: place for place, op in enumerate(self.operators) if op.group}
+        ending: dict[int, list[str]] = {}
+        twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & storage.keys()
+        for op in self.operators:
+            # copies are kept, beside which lies what they are made of
+            copied = [operand for operand in self.handed(op) if operand.tensor in twice]
+            single = [operand_bytes(self.derivation, op, operand, is_expanded=False) for operand in copied]
+            self.beside.setdefault(op.group, []).extend(always(single))
         for place, op in enumerate(self.operators):
             tensor = op.output.tensor
             source, reading, own = storage[tensor], readers.get(tensor, []), self.size(op, op.output)
@@ -90,16 +116,23 @@ class _Forward:
                     if (op.name, operand.tensor) in gathered:
                         self.note(gathered[op.name, operand.tensor])
             self.reach(place)
-            if tensor in summed:
+            if tensor in summed and tensor not in apart:
                 self.note((own, frozenset()), (own, summed[tensor]))
+            for operand in self.inputs(op):
+                if operand.tensor in joined:
+                    self.note((self.as_made(operand.tensor), summed[joined[operand.tensor]]))
             if source not in staying:
                 # a view takes the place of what it views
                 times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
                 self.live[source] = (reading[0] if reading else own, frozenset()), times
-            self.note()
+            self.note(*self.beside[op.group])
+            handed = self.handed(op)
             for operand in self.inputs(op):
                 name = storage.get(operand.tensor, operand.tensor)
-                if name in self.live and name != source:
+                if name != source:
+                    ending.setdefault(ends[op.group] if operand in handed else place, []).append(name)
+            for name in ending.pop(place, []):
+                if name in self.live:
                     term, left = self.live.pop(name)
                     if left > 1:
                         self.live[name] = term, left - 1
@@ -111,14 +144,16 @@ def walk_forward(
     operators: Sequence[Operator],
     stays: Sequence[Kept],
     *,
+    keeps_handed: bool,
     sizes: dict[tuple[str, Operand], Amount],
 ) -> list[Moment]:
     """Bytes that live while each of the operators runs forward, over `stays`, which they make or get, when all of it is there.
 
-    sizes   bytes of operands that are known already, for all walks over one graph
+    keeps_handed   of what a group of operators is handed the tensors themselves are kept, not copies that it makes of them
+    sizes          bytes of operands that are known already, for all walks over one graph
     """
     walk = _Forward(derivation=derivation, profile=profile, operators=operators, sizes=sizes)
-    walk.run(stays)
+    walk.run(stays, keeps_handed=keeps_handed)
     return walk.moments
 
 
@@ -140,4 +175,5 @@ def forward_moments(
         case Recompute.FULL:
             given = entering(derivation.graph, region)
             stays = [each for each in stays if each.tensor in given]
-    return undominated(walk_forward(derivation, profile, operators, stays, sizes=sizes))
+    keeps_handed = recompute is Recompute.SELECTIVE
+    return undominated(walk_forward(derivation, profile, operators, stays, keeps_handed=keeps_handed, sizes=sizes))

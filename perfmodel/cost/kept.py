@@ -51,13 +51,13 @@ def kept_tensors(
                     amount=amount if before is None else before.amount,
                     holders=(op.name,) if before is None else (*before.holders, op.name),
                     is_dropped=dropped,
-                    is_made_twice=made_in_core and core_holds and not dropped,
+                    is_made_twice=(made_in_core and core_holds and not dropped) or (before is not None and before.is_made_twice),
                 )
                 if in_core and not made_in_core and op.is_product and before is None:
-                    # a copy for each query head is made within the recomputed set, from the one for each key-value head
+                    # a copy for each query head is made within the recomputed set, from the one for each key-value head, which stays
                     single = operand_bytes(derivation, op, operand, itemsize=itemsize, is_expanded=False)
                     if single.base < amount.base:
-                        found[tensor, layout] = replace(found[tensor, layout], amount=single)
+                        found[tensor, layout] = replace(found[tensor, layout], amount=single, is_made_twice=True)
                         more = amount.scaled((amount.base - single.base) / amount.base)
                         found[op.name, number] = Kept(
                             tensor=tensor, region=op.layer, amount=more, holders=(op.name,), is_dropped=True, is_made_twice=False

@@ -24,11 +24,13 @@ from perfmodel.workload.graph import Operand, Operator, Pass, Region, TensorRole
 class _Storage:
     """Bytes that several gradients may share: an addition hands its output's gradient to all its inputs.
 
-    whole   what the gradient of a piece of a tensor is made into before anything else reads it
+    whole        what the gradient of a piece of a tensor is made into before anything else reads it
+    is_arrived   it lies in the layout of the maker of its tensor
     """
 
     terms: tuple[Term, ...]
     whole: tuple[Term, ...] = ()
+    is_arrived: bool = False
     references: int = 1
 
 
@@ -74,31 +76,38 @@ class _Backward:
         operators = graph.operators_of(region.name)
         remaining = {op.name for op in operators}
         held = [k for k in kept if k.region == region.name]
-        if recompute is Recompute.FULL:
-            given = entering(graph, region)
-            self.add(always(k.amount for k in held if k.tensor not in given))
         for op in operators:
             is_read_later = any(reader.layer != region.name for reader, _ in graph.consumers(op.output.tensor))
             if is_read_later or (op is operators[-1] and op.name != graph.loss):
                 self.start(op)
-        if recompute is Recompute.FULL:
-            self.run_again(operators, held)
-        is_core_made = recompute is not Recompute.SELECTIVE
+        is_made = recompute is Recompute.NONE
+        # torch runs forward again when backward first asks for what it saved, others before backward begins
+        lazily = self.profile.recompute_stops_early
         for op in reversed(operators):
-            if not is_core_made and (op.name in core or any(k.is_dropped and op.name in k.holders for k in held)):
-                is_core_made = True
+            incoming = self.arrived(op) if lazily else None
+            if not is_made and recompute is Recompute.FULL and not (lazily and op.passes_gradient):
+                is_made = True
+                given = entering(graph, region)
+                self.add(always(k.amount for k in held if k.tensor not in given))
+                self.run_again(operators, held, keeps_handed=False)
+            elif not is_made and (op.name in core or any(k.is_dropped and op.name in k.holders for k in held)):
+                is_made = True
                 made = [k for k in held if k.is_dropped or k.is_made_twice]
                 self.add(always(k.amount for k in made))
-                self.run_again([op for op in operators if op.name in core], made)
+                self.run_again([op for op in operators if op.name in core], made, keeps_handed=True)
             freed = [k for k in held if op.name in k.holders and not any(h in remaining and h != op.name for h in k.holders)]
-            self.step(op, freed, twice=recompute is Recompute.SELECTIVE)
+            times = [2.0 if recompute is Recompute.SELECTIVE and k.is_made_twice else 1.0 for k in freed]
+            self.step(op, incoming if lazily else self.arrived(op), list(zip(freed, times, strict=True)))
             remaining.discard(op.name)
 
-    def run_again(self, operators: list[Operator], made: list[Kept]) -> None:
+    def run_again(self, operators: list[Operator], made: list[Kept], *, keeps_handed: bool) -> None:
         """Forward, from what is kept: `made` is what it is run for, and lives already."""
         if self.profile.recompute_stops_early:
-            operators = operators[: 1 + max((place for place, op in enumerate(operators) if op.saved), default=-1)]
-        for moment in walk_forward(self.derivation, self.profile, operators, made, sizes=self.sizes):
+            last = max((place for place, op in enumerate(operators) if op.saved), default=-1)
+            # what keeps nothing but its inputs need not run for them
+            runs = last >= 0 and any(saved.of is None or saved.of == len(operators[last].inputs) for saved in operators[last].saved)
+            operators = operators[: last + runs]
+        for moment in walk_forward(self.derivation, self.profile, operators, made, keeps_handed=keeps_handed, sizes=self.sizes):
             self.moments.append({term: self.live.get(term, 0.0) + moment.get(term, 0.0) for term in {**self.live, **moment}})
 
     def start(self, op: Operator) -> None:
@@ -121,9 +130,8 @@ class _Backward:
         itemsize = self.derivation.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
         return tuple(always([operand_bytes(self.derivation, op, operand, itemsize=itemsize, is_expanded=False)]))
 
-    def step(self, op: Operator, freed: list[Kept], *, twice: bool) -> None:
+    def step(self, op: Operator, incoming: _Storage | None, freed: list[tuple[Kept, float]]) -> None:
         graph = self.derivation.graph
-        incoming = self.arrived(op)
         inputs = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
         weights = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.PARAMETER]
         made: list[tuple[Operand, _Storage]] = []
@@ -142,6 +150,9 @@ class _Backward:
                 made.append((operand, _Storage(terms, whole=self.whole(op, operand))))
             sharding = self.derivation.shardings[op.name]
             extra = always(extent_amount(op, sharding, data.extent, scale=graph.itemsize(op, data)) for data in op.scratch)
+            if op.kind == "embedding":
+                # of tokens whose rows other ranks hold the gradient is masked, in a copy
+                extra.append((self.size(op, op.output), self.derivation.left[op.output.tensor].partial))
             if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
                 self.note(weight_terms, again, extra, *(storage.terms for _, storage in made))
             for _, storage in made:
@@ -149,8 +160,8 @@ class _Backward:
         self.add(weight_terms)
         if incoming is not None:
             self.free(incoming)
-        for k in freed:
-            self.add(always([k.amount]), -2.0 if twice and k.is_made_twice else -1.0)
+        for k, times in freed:
+            self.add(always([k.amount]), -times)
         for operand, storage in made:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
@@ -181,12 +192,13 @@ class _Backward:
             self.note()
             self.free(storage)
             storage = whole
-        traffic = self.derivation.traffic_of(tensor, Pass.BACKWARD)
-        if not traffic or not self.derivation.graph.tensors[tensor].is_stored:
+        together = self.reduced_together(tensor)
+        traffic = [t for each in together for t in self.derivation.traffic_of(each, Pass.BACKWARD)]
+        if storage.is_arrived or not traffic or not self.derivation.graph.tensors[tensor].is_stored:
             return storage
         axes = frozenset(axis for t in traffic for axis in t.axes)
         own = self.size(op, op.output)
-        result = _Storage(((own, frozenset()),))
+        result = _Storage(((own, frozenset()),), is_arrived=True)
         copies: list[Term] = []
         if self.profile.redistribution_copies:
             copies = [(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
@@ -194,7 +206,18 @@ class _Backward:
         self.note([(own, axes)], copies)
         self.add(result.terms)
         self.free(storage)
+        for other in together:
+            if other in self.gradients:
+                self.free(self.gradients[other])
+                self.gradients[other] = result
+                result.references += 1
         return result
+
+    def reduced_together(self, tensor: str) -> list[str]:
+        """A tensor, and those that are added up with it before they are reduced: their gradients are one."""
+        joined = self.derivation.joined
+        first = joined.get(tensor, tensor)
+        return [first, *(other for other, lead in joined.items() if lead == first)]
 
     def gathered_axes(self, tensor: str) -> frozenset[str]:
         return frozenset(a for t in self.derivation.traffic_of(tensor, Pass.FORWARD) for a in t.axes)

@@ -9,8 +9,8 @@ used again before the chip has caught up with the host. Both are measured, and b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -202,7 +202,8 @@ class Unreduced:
     """Gradients that wait, whole, for the last microbatch. [byte], with the allocator's share
 
     early    those that are there while most activations are
-    later    all of them, when some activations have gone (`freed`)
+    later    all of them, when some activations have gone (`freed`, by what runs); beside the first region's not those of
+             virtual stages that are reduced by then
     coming   beside the early ones: of the units above the block that runs the first backward pass of its virtual stage, for the last
              block and for the first, before which the activations of those above it have gone (`passed`); and of the block itself, where
              nothing is there that its gradients could be added to
@@ -211,15 +212,15 @@ class Unreduced:
     """
 
     early: Any = 0.0
-    later: Any = 0.0
-    freed: Any = 0.0
+    later: Mapping[At, Any] = field(default_factory=dict)
+    freed: Mapping[At, Any] = field(default_factory=dict)
     coming: tuple[Any, Any] = (0.0, 0.0)
     passed: Any = 0.0
     below: Any = 0.0
 
     def cases(self, at: At) -> tuple[tuple[Any, Any], ...]:
         """(gradients, activations gone) that may be what is largest while this runs."""
-        cases = ((self.early, 0.0), (self.later, self.freed))
+        cases = ((self.early, 0.0), (self.later.get(at, 0.0), self.freed.get(at, 0.0)))
         if at is At.BLOCKS:
             return *cases, (self.early + self.coming[0], 0.0), (self.early + self.coming[1], self.passed)
         return (*cases, (self.below, 0.0)) if at is At.FIRST else cases
@@ -251,24 +252,32 @@ def unreduced_gradients(
         return Unreduced()
     size = sizes.whole_gradient * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
-    output = activations.logits * (activation_bytes * float(profile.pipeline_keeps_boundaries))
-    after = stages.inner.stop
+    keeps_sent = float(profile.pipeline_keeps_boundaries)
+    before, after = stages.inner.start, stages.inner.stop
     kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
-    freed = live.fewer * kept + (live.ended * stages.is_last(rank)) * (sum_of(activations.kept[after:]) + output)
+    # of what follows the blocks, and of what comes before them, with what a stage has sent
+    of_last = stages.is_last(rank) * (sum_of(activations.kept[after:]) + activations.logits * (activation_bytes * keeps_sent))
+    of_first = stages.is_first(rank) * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
+    fewer = {At.BLOCKS: live.fewer, At.LAST: live.later_at_last, At.FIRST: live.later_at_first}
+    freed = {at: (layers * kept + live.ended * (of_last + of_first)) * factor for at, layers in fewer.items()}
     # what follows the blocks runs backward with the first pass of the last virtual stage
-    comes_first = np.minimum(live.arriving, 1.0) * (1.0 - np.ceil(live.present))
-    ends = (stages.is_last(rank) * comes_first) * (sum_of(terms.full[after:]) * size)
+    last = stages.is_last(rank) * (sum_of(terms.full[after:]) * size)
+    first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
+    ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
+    early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
+    # a virtual stage is reduced, and its weights are freed, when it has run backward for the last microbatch
+    reduced = live.over_at_first * (gradients - first) * (1.0 + sizes.gathered / sizes.whole_gradient)
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
     own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return Unreduced(
-        early=live.present * gradients,
-        later=gradients,
-        freed=freed * factor,
+        early=early,
+        later={At.BLOCKS: gradients, At.LAST: gradients, At.FIRST: gradients - reduced},
+        freed=freed,
         coming=(ends + own, (ends + own) + above * (full * size)),
         passed=above * (kept * factor),
-        below=gradients - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
+        below=gradients - reduced - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
     )
 
 

@@ -224,7 +224,7 @@ class _Moments:
             elif at is At.LAST and self.is_last_rank:
                 temporary = peak + exchanged
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
-                temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
+                temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient) - self.received()
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 moments.append(
@@ -238,6 +238,12 @@ class _Moments:
             return 0.0
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
+
+    def received(self) -> Any:
+        """The gradient that a first stage without blocks is sent lies in its buffer."""
+        if not self.profile.pipeline_keeps_boundaries:
+            return 0.0
+        return (1.0 - self.stages.is_single) * (1.0 - np.minimum(self.stages.blocks(0), 1.0)) * self.a.boundary
 
     def reduced_before(self, region: int) -> Any:
         """The buffer in which the gradients of the unit before leave, where they leave after each microbatch."""

@@ -107,21 +107,29 @@ class LiveLayers:
     at_first  when the first backward pass begins
     most      at most
     present   share of the layers that have had a backward pass when as many as `most` are under way for the last time   [-]
+    first_ran, last_ran  1 where the first, the last virtual stage has had one then, else 0
     fewer     by how many fewer than `most` are under way once all layers have had one
     ended     1 where passes of the last virtual stage have gone by then, else 0
     arriving  layers of the virtual stage that has its first backward pass while as many as `most` are under way for the last time, else 0
     fewer_at_last        by how many fewer than `most` are under way, at most, while the last virtual stage turns from forward to backward
     fewer_at_first   and when all layers of the first virtual stage have just run backward for a microbatch
+    later_at_last, later_at_first   by how many fewer again once all layers have had a backward pass before
+    over_at_first    share of the layers that have had their last backward pass when the first virtual stage has one for the second time
     """
 
     at_first: Any
     most: Any
     present: Any
+    first_ran: Any
+    last_ran: Any
     fewer: Any
     ended: Any
     arriving: Any
     fewer_at_last: Any
     fewer_at_first: Any
+    later_at_last: Any
+    later_at_first: Any
+    over_at_first: Any
 
 
 #: Groups of pp microbatches from which on more change nothing: forward and backward passes alternate through a whole group.
@@ -196,7 +204,8 @@ def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, n
         alive = m if schedule is PipelineSchedule.GPIPE else min(m, p - rank)
         ends = float(m == alive)  # no forward pass after the first backward one
         most = held if schedule is PipelineSchedule.GPIPE else alive * held
-        rows.append((most, most, float(m > alive), ends * held, ends, ends * held, 0.0, held))
+        ran = float(m > alive)
+        rows.append((most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, 0.0))
     return np.array(rows)
 
 
@@ -224,5 +233,10 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
     arriving = chunks[v - 1 - share] if last % p == 0 and share < v else 0
     by_group = alive.reshape(groups, v, p)  # of the backward passes of the last virtual stage first
     at_last, at_first = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
-    turning = float(most - at_last), float(most - at_first)
-    return float(alive[0]), float(most), present, float(fewer), float(min(gone, 1)), float(arriving), *turning
+    later_at_last = by_group[1:, 0].max(initial=0.0)
+    later_at_first = max(by_group[0, -1, 1:].max(initial=0.0), by_group[1:, -1].max(initial=0.0)) - chunks[0]
+    turning = float(most - at_last), float(most - at_first), float(at_last - later_at_last), float(at_first - later_at_first)
+    held = max(sum(chunks), 1)
+    over = sum(chunks[1:]) / held if groups == 1 else 0.0
+    ran = float(share == v), float(share > 0)
+    return float(alive[0]), float(most), present, *ran, float(fewer), float(min(gone, 1)), float(arriving), *turning, over

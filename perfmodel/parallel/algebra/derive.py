@@ -123,6 +123,8 @@ class Derivation:
     """Layout of each operator's input as it computes with it."""
     left: Mapping[str, Layout]
     """Layout of each tensor as its producer leaves it."""
+    joined: Mapping[str, str]
+    """Partial tensors that are added up with another one before they are reduced, and that one: its traffic is the sum's."""
     _moved: dict[str, list[Traffic]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -218,12 +220,12 @@ def derive(
         for i, operand in enumerate(op.inputs):
             consumers.setdefault(operand.tensor, []).append((op, i))
     _check_edges(graph, consumers, needed, left)
-    merged = _merged_inputs(graph, left) if held is None else set()
+    joined = _joined_inputs(graph, left) if held is None else {}
     traffic: list[Traffic] = []
     for producer in graph.operators:
         tensor = graph.tensors[producer.output.tensor]
         readers = consumers.get(tensor.name, [])
-        if not readers or tensor.role is not TensorRole.ACTIVATION or (readers[0][0].name, tensor.name) in merged:
+        if not readers or tensor.role is not TensorRole.ACTIVATION or tensor.name in joined:
             continue  # added up locally with another partial input, reduced with it (R7)
         reading = [(op, needed[op.name, i], gradient_layout(shardings[op.name], op.inputs[i])) for op, i in readers]
         if held is None:
@@ -254,6 +256,7 @@ def derive(
         parameters=_parameters(graph, shardings, consumers, needed, left, skips_unread=held is not None),
         needed=needed,
         left=left,
+        joined=joined,
     )
 
 
@@ -322,12 +325,12 @@ def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layou
     return sorted(distinct.items(), key=lambda item: -len(item[0].cut_axes))
 
 
-def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, str]]:
-    """(operator, tensor) of partial inputs of an addition that another input of the same layout carries along.
+def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
+    """Partial inputs of an addition that another input of the same layout carries along, and that one.
 
     Neither may be read by another operator: the sum is not what that one needs.
     """
-    merged: set[tuple[str, str]] = set()
+    joined: dict[str, str] = {}
     for op in graph.operators:
         if not op.is_linear:
             continue
@@ -337,10 +340,10 @@ def _merged_inputs(graph: Graph, left: Mapping[str, Layout]) -> set[tuple[str, s
             if layout is None or not layout.partial or len(graph.consumers(operand.tensor)) > 1:
                 continue
             if layout in first:
-                merged.add((op.name, operand.tensor))
+                joined[operand.tensor] = first[layout]
             else:
                 first[layout] = operand.tensor
-    return merged
+    return joined
 
 
 def _own_traffic(op: Operator, sharding: Sharding, activation_bytes: float) -> Iterator[Traffic]:

@@ -147,6 +147,38 @@ MOMENTS = {
         ),
         0.01,
     ),
+    "partial sums of branches side by side wait whole for each other": (
+        dict(num_chips=8, tp=4, zero=2),
+        dict(batch=2, model=tiny("neox", num_hidden_layers=2, vocab_size=5)),
+        0.03,
+    ),
+    "the head's gradient waits while its virtual stage runs backward for the second time": (
+        dict(num_chips=4, pp=2, zero=3, schedule="interleaved", virtual_stages=2),
+        dict(batch=4, model=tiny(hidden_size=16, intermediate_size=8, num_attention_heads=4)),
+        0.01,
+    ),
+    "the gradient that a stage without layers is sent lies in its buffer": (
+        dict(num_chips=4, pp=2, zero=1, stage_layers=(0, 4)),
+        dict(batch=24, model=tiny(vocab_size=5)),
+        0.01,
+    ),
+    "the gradient of a table that is cut is masked in a copy": (
+        dict(num_chips=4, tp=2, pp=2, sequence_parallel=False),
+        dict(batch=2, model=tiny(num_hidden_layers=2, hidden_size=40, intermediate_size=8, num_attention_heads=4)),
+        0.01,
+    ),
+    "a layer that runs again once its gradient is gathered, with keys and queries beside their copies": (
+        dict(num_chips=16, tp=4, cp=4, recompute="full", attention="unfused", micro_batch=2),
+        dict(
+            batch=4, seq_len=64, model=tiny(num_hidden_layers=2, vocab_size=5, hidden_size=16, num_key_value_heads=8, intermediate_size=24)
+        ),
+        0.01,
+    ),
+    "attention that runs again copies what it was handed": (
+        dict(num_chips=2, recompute="selective", attention="unfused", micro_batch=2),
+        dict(batch=4, model=tiny("gpt2", num_hidden_layers=2, vocab_size=5)),
+        0.02,
+    ),
 }
 
 
@@ -155,6 +187,9 @@ OTHER_RANKS = {
     "a layer's own gradients, while it runs backward for the first time": 17,
     "gradients of the keys that the first rank of a sequence looks at, not of all": 0,
     "copies of a part of the keys beside all of them, which a function that is recomputed is given": 2,
+    "the gradient that a stage without layers is sent lies in its buffer": 0,
+    "the gradient of a table that is cut is masked in a copy": 0,
+    "a layer that runs again once its gradient is gathered, with keys and queries beside their copies": 0,
 }
 
 
