@@ -59,6 +59,13 @@ def test_so_does_one_that_recomputes(
     _check(profile, rules, zero, microbatches, pp, recompute=Recompute(recompute), attention=AttentionKernel(attention))
 
 
+@pytest.mark.parametrize("profile", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])
+@pytest.mark.parametrize(("zero", "microbatches", "pp"), [(1, 1, 1), (3, 2, 1)])
+def test_so_does_one_with_replicas_of_shards(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
+    _check(profile, rules, zero, microbatches, pp, replicas=2)
+
+
 def _check(
     profile: str,
     rules: str,
@@ -68,6 +75,7 @@ def _check(
     *,
     recompute: Recompute = Recompute.NONE,
     attention: AttentionKernel = AttentionKernel.FLASH,
+    replicas: int = 1,
 ) -> None:
     tp = 1 if rules in ("ddp", "ulysses") else 2
     cp = 2 if rules == "ulysses" else 1
@@ -76,7 +84,8 @@ def _check(
     cluster, habits = load_cluster("dgx-h100").with_chips(8), load_profile(profile)
     machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=PRECISION_POLICIES[precision].compute)
     job = TrainingJob(model=_MODEL, global_batch=2 * dp * microbatches, seq_len=2048, precision=precision, optimizer=Optimizer.ADAMW)
-    degrees = {"dp_shard": dp, "zero": zero} if zero else {"dp_replicate": dp}
+    replicas = replicas if zero else dp
+    degrees = {"dp_shard": dp // replicas, "dp_replicate": replicas, "zero": zero}
     plan = make_plan(
         job,
         cluster="dgx-h100",
@@ -94,7 +103,7 @@ def _check(
     uniform = make_estimator(job, cluster, machine, habits).predict(plan)
 
     graph = _unrolled(job, 2 * dp, dropout=habits.dropout, attention=attention)
-    sizes = {"dp_replicate": 1 if zero else dp, "dp_shard": dp if zero else 1, "cp": cp, "tp_kv": tp, "tp_q": 1}
+    sizes = {"dp_replicate": replicas, "dp_shard": dp // replicas, "cp": cp, "tp_kv": tp, "tp_q": 1}
     assignment = Assignment(
         axes=tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items()),
         stages=("token_embedding", "layer2.block_input") if pp > 1 else (),

@@ -114,6 +114,20 @@ class NetworkMesh:
             self.worker.cache[self._key(chosen)] = self._new_group(chosen)
         return self.worker.cache[self._key(chosen)]  # type: ignore[no-any-return]
 
+    def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
+        """Of what is cut over some axes and the same over others, as `fully_shard` takes it: replicas by shards, or shards alone."""
+        shards, replicas = frozenset(shards), frozenset(replicas)
+        over, of = self.group(replicas), self.group(shards)
+        if over is None or of is None:
+            return of
+        key = ("shards and replicas", self._key(shards), self._key(replicas))
+        if key not in self.worker.cache:
+            ranks = [[self.world_rank(rank) for rank in self._members(shards, replica)] for replica in self.members(replicas)]
+            groups = [over.get_group(), of.get_group()]
+            names = ("replicas", "shards")
+            self.worker.cache[key] = DeviceMesh.from_group(groups, self.device, mesh=torch.tensor(ranks), mesh_dim_names=names)
+        return self.worker.cache[key]  # type: ignore[no-any-return]
+
     def _key(self, axes: frozenset[str]) -> tuple[object, ...]:
         shape = tuple(axis.size for axis in self.axes)
         return ("network group", self.num_stages, shape, tuple(i for i, axis in enumerate(self.axes) if axis.name in axes))

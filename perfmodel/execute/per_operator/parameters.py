@@ -2,7 +2,8 @@
 
 Without ZeRO each gradient is reduced by itself after the last backward pass, all of them at once. Stage 1 has flat buffers of each unit
 (`parallel/per_operator/parameters.py`); 2 and 3 are torch's `fully_shard` on modules that hold the parameters of a unit. Stage 3 frees
-gathered weights after each pass, 2 after the last microbatch; both reduce gradients each microbatch.
+gathered weights after each pass, 2 after the last microbatch; both reduce gradients each microbatch. What several ranks hold the same shard
+of (`dp_replicate`, weights of norms that tp reads in parts) is added up among them once a step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_reduce
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
 from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, state_of
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.per_operator.parameters import ParameterUnit, unit_traffic
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Pass
@@ -150,9 +152,10 @@ class Parameters:
         for parameter in self.tensors.values():
             parameter.grad = None
 
-    def _note(self, unit: ParameterUnit, ways: int, *, together: bool) -> None:
-        issued = unit.padded_elements(ways, together=together)
+    def _note(self, unit: ParameterUnit, *, together: bool) -> None:
+        padded = unit.padded_elements(together=together)
         for row in unit_traffic(unit, self.plan.zero, self.times):
+            issued = padded // unit.ways if row.kind is CollectiveKind.ALL_REDUCE else padded
             for _ in range(row.repeats):
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
 
@@ -175,8 +178,8 @@ class FlatParameters(Parameters):
             own = [tensors[name] for name in unit.parameters]
             flat = FlatUnit(
                 [tensor.numel() for tensor in own],
-                shard_group=self.mesh.process_group(unit.axes),
-                replica_group=None,
+                shard_group=self.mesh.process_group(unit.shard_axes),
+                replica_group=self.mesh.process_group(unit.replica_axes),
                 dtypes=self.dtypes,
                 device=self.mesh.device,
             )
@@ -206,7 +209,7 @@ class FlatParameters(Parameters):
         for unit, flat in self.flat:
             flat.finish()
             if unit.axes:
-                self._note(unit, self.mesh.size(unit.axes), together=True)
+                self._note(unit, together=True)
 
     def update(self) -> None:
         if self._optimizer is not None:
@@ -262,14 +265,14 @@ class _Plain(nn.Module):
 
 
 class ShardedParameters(Parameters):
-    """ZeRO 2 and 3. Parameters whose gradient no other rank adds to stay as they are."""
+    """ZeRO 2 and 3. Parameters that no axis cuts into shards are as those of ZeRO 0."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
         self.keeps_weights = self.plan.zero == 2
         self.holders: list[tuple[ParameterUnit, _Holder]] = []
         self.holder_of: dict[str, _Holder] = {}
-        self.unreduced = [name for unit in units if not unit.axes for name in unit.parameters]
+        self.unreduced = [name for unit in units if not unit.shard_axes for name in unit.parameters]
 
     def module(self, interpreter: Interpreter, sections: Sequence[tuple[int, int]]) -> nn.Module:
         start, end = interpreter.run_of
@@ -284,14 +287,15 @@ class ShardedParameters(Parameters):
         if self.dtypes.has_master_copy:
             policy = MixedPrecisionPolicy(param_dtype=self.dtypes.weight, reduce_dtype=self.dtypes.reduce, cast_forward_inputs=False)
         for unit in self.units:
-            if unit.section != section or not unit.axes:
+            if unit.section != section or not unit.shard_axes:
                 continue
             module = holder = _Holder(unit, self.masters, module)
             for name in unit.parameters:
                 self.holder_of[name] = holder
                 for held in (self.tensors, self.masters):
                     held.pop(name, None)
-            fully_shard(holder, mesh=self.mesh.group(unit.axes), reshard_after_forward=not self.keeps_weights, mp_policy=policy)
+            mesh = self.mesh.shard_mesh(unit.shard_axes, unit.replica_axes)
+            fully_shard(holder, mesh=mesh, reshard_after_forward=not self.keeps_weights, mp_policy=policy)
             assert isinstance(holder, FSDPModule)
             # gradients are shares of a sum
             holder.set_gradient_divide_factor(1.0)
@@ -314,15 +318,18 @@ class ShardedParameters(Parameters):
             parameter.grad = None
 
     def begin_backward(self, microbatch: int) -> None:
-        if self.keeps_weights:
-            for _, holder in self.holders:
-                assert isinstance(holder, FSDPModule)
-                holder.set_reshard_after_backward(microbatch == self.times - 1, recurse=False)
+        is_last = microbatch == self.times - 1
+        for unit, holder in self.holders:
+            assert isinstance(holder, FSDPModule)
+            if self.keeps_weights:
+                holder.set_reshard_after_backward(is_last, recurse=False)
+            if unit.replica_axes:
+                holder.set_requires_all_reduce(is_last, recurse=False)
 
     def finish_gradients(self) -> None:
         super().finish_gradients()
         for unit, _ in self.holders:
-            self._note(unit, self.mesh.size(unit.axes), together=False)
+            self._note(unit, together=False)
 
     def _held(self) -> Iterable[torch.Tensor]:
         yield from super()._held()

@@ -60,7 +60,12 @@ class ParameterEvent:
 
 def zero_axes(parameter: ParameterLayout) -> frozenset[str]:
     """The axes over which ZeRO cuts this parameter: all on which its gradient is partial, but for replicas and tensor parallelism."""
-    return parameter.gradient_axes - _UNSHARDED_AXES
+    return shard_axes(parameter.gradient_axes)
+
+
+def shard_axes(axes: frozenset[str]) -> frozenset[str]:
+    """Of the axes on which a gradient is partial those over which ZeRO cuts its parameter; over the others a shard is added up."""
+    return axes - _UNSHARDED_AXES
 
 
 def parameter_events(

@@ -25,7 +25,6 @@ from perfmodel.workload.networks.language_model import transformer_network
 def interpreter_reason(plan: Plan) -> str:
     """What keeps the interpreter from a plan of a decoder, as what it runs and what to use instead; empty if nothing does."""
     layout, model = plan.layout, plan.job.transformer
-    shards = plan.zero >= ZeroStage.OPTIMIZER
     biased = model.position == "alibi" or model.sliding_window > 0
     for is_so, only, remedy in (
         (plan.job.precision is Precision.FP16_MIXED, "without the loss scaling that fp16-mixed needs", "precision=bf16-mixed"),
@@ -40,9 +39,7 @@ def interpreter_reason(plan: Plan) -> str:
             f"with {','.join(DEFAULT_RECOMPUTE_OPERATORS)} recomputed or whole layers",
             "recompute=full",
         ),
-        (shards and layout.dp_replicate > 1, "with shards over all data-parallel ranks", "dp_replicate=1"),
         (layout.pp > 1 and plan.schedule is not PipelineSchedule.ONE_F_ONE_B, "in a 1F1B pipeline", "schedule=1f1b"),
-        (plan.num_microbatches < layout.pp, "with at least as many microbatches as stages", "a smaller micro_batch"),
         (layout.pp > 1 and plan.zero >= ZeroStage.GRADIENTS, "with ZeRO 0 or 1 in a pipeline", "zero=1"),
         (layout.pp > 1 and model.tie_word_embeddings, "with untied embeddings in a pipeline", "pp=1"),
         (layout.pp > 1 and plan.order != DEFAULT_ORDER, "with ranks in the usual order", f"order={'-'.join(DEFAULT_ORDER)}"),

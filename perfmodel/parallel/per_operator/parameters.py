@@ -1,8 +1,9 @@
 """What parameters send in a step: gradients as each rank leaves them, and weights where ZeRO keeps shards.
 
 A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. Their shards lie
-over those axes. Without ZeRO each gradient is all-reduced by itself, once a step. With it, a unit's gradients are reduce-scattered, once a
-step (stage 1) or each microbatch (2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3).
+over those axes but for `dp_replicate` and the parts of `tp`, over which the gradient of a shard is added up once a step. Without ZeRO each
+gradient is all-reduced by itself, once a step. With it, a unit's gradients are reduce-scattered, once a step (stage 1) or each microbatch
+(2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.parameters import shard_axes
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.per_operator.recompute import issued_again
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
@@ -24,6 +26,8 @@ from perfmodel.workload.graph import Graph, Pass
 class ParameterUnit:
     """Parameters whose gradients are partial on the same axes, and that are gathered, reduced and cut together: those of one section.
 
+    axes      on which the gradients are partial; shards lie over `shard_axes` of them, and are the same on the others
+    ways      shards that each parameter is cut into
     stage     of the pipeline
     section   its place in the stage; -1: parameters that several sections read
     shapes    of what one rank holds of each without ZeRO
@@ -32,6 +36,7 @@ class ParameterUnit:
     stage: int
     section: int
     axes: frozenset[str]
+    ways: int
     parameters: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     operator: str
@@ -40,10 +45,18 @@ class ParameterUnit:
     def num_elements(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
-    def padded_elements(self, ways: int, *, together: bool) -> int:
-        """With equal shares for `ways` ranks: each parameter is cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
+    @property
+    def shard_axes(self) -> frozenset[str]:
+        return shard_axes(self.axes)
+
+    @property
+    def replica_axes(self) -> frozenset[str]:
+        return self.axes - self.shard_axes
+
+    def padded_elements(self, *, together: bool) -> int:
+        """With equal shards: each parameter is cut (ZeRO 2 and 3), or all of them together (ZeRO 1)."""
         sizes = [self.num_elements] if together else [prod(shape) for shape in self.shapes]
-        return sum(ceil(size / ways) * ways for size in sizes)
+        return sum(ceil(size / self.ways) * self.ways for size in sizes)
 
 
 def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
@@ -67,6 +80,7 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             stage=stage,
             section=section,
             axes=axes,
+            ways=plan.cuts.size(shard_axes(axes)),
             parameters=tuple(names),
             shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
             operator=network.operators[network.readers()[names[0]][0][0]].name,
@@ -80,14 +94,15 @@ def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[in
 
 
 def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Iterator[NetworkTraffic]:
-    """Collectives of a unit in a step with ZeRO `zero` of at least 1; none of a unit that each rank has for itself."""
-    if not unit.axes:
-        return
+    """Collectives of a unit in a step with ZeRO `zero` of at least 1; none of a unit that each rank has for itself.
+
+    Without shards its gradients are added up as those of ZeRO 0 are; of ZeRO 1 all together.
+    """
     scatters = num_microbatches if zero >= 2 else 1
     passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 else (Pass.FORWARD,)
     row = NetworkTraffic(
         kind=CollectiveKind.REDUCE_SCATTER,
-        axes=unit.axes,
+        axes=unit.shard_axes,
         num_elements=float(unit.num_elements),
         phase=Pass.BACKWARD,
         tensor=unit.parameters[0],
@@ -96,6 +111,11 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Itera
         repeats=scatters,
         itemsize=-1.0,
     )
+    if unit.replica_axes and (zero == 1 or unit.shard_axes):
+        shard = float(unit.num_elements) / unit.ways
+        yield replace(row, kind=CollectiveKind.ALL_REDUCE, axes=unit.replica_axes, num_elements=shard, repeats=1)
+    if not unit.shard_axes:
+        return
     yield row
     for phase in passes:
         gathers = num_microbatches if zero == 3 else 1
@@ -114,13 +134,13 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
             return start <= readers[row.tensor][0][0] < end  # what crosses to a stage is sent as it was left, and redistributed there
         return row.operator in names
 
+    units = [unit for unit in parameter_units(network, plan) if unit.stage == stage] if plan.zero else []
+    alone = {name for unit in units if plan.zero >= 2 and not unit.shard_axes for name in unit.parameters}
     found = [
         row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches * (1 + again(row)))
         for row in network_traffic(network, plan)
-        if is_inside(row) and (row.what != "gradient" or not plan.zero)
+        if is_inside(row) and (row.what != "gradient" or not plan.zero or row.tensor in alone)
     ]
-    if plan.zero:
-        for unit in parameter_units(network, plan):
-            if unit.stage == stage:
-                found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches))
+    for unit in units:
+        found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches))
     return tuple(found)

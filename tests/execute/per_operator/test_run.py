@@ -158,7 +158,7 @@ def test_a_wrong_function_is_found(function, says, groups):
     "function, says",
     [
         (toys.gelu_with_a_reduction_too_many, r"too many 1 all_reduce over p of 3 elements \(own act.out at act, forward\)"),
-        (toys.gelu_with_a_hidden_reduction, r"all_reduce over p: on rank 0 torch issued 2 of 35 elements, noted were 1 of 32"),
+        (toys.gelu_with_a_hidden_reduction, r"all_reduce over p: on rank 0 torch issued 2 of 280 bytes, noted were 1 of 256"),
     ],
 )
 def test_a_collective_too_many_is_named(function, says, groups):
