@@ -66,6 +66,12 @@ def test_so_does_one_with_replicas_of_shards(profile: str, rules: str, zero: int
     _check(profile, rules, zero, microbatches, pp, replicas=2)
 
 
+@pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_so_does_one_that_keeps_weights_gathered_in_a_pipeline(rules: str, zero: int) -> None:
+    _check("torchtitan", rules, zero, 4, 2)
+
+
 def _check(
     profile: str,
     rules: str,

@@ -2,7 +2,8 @@
 
 Without ZeRO each gradient is reduced by itself after the last backward pass, all of them at once. Stage 1 has flat buffers of each unit
 (`parallel/per_operator/parameters.py`); 2 and 3 are torch's `fully_shard` on modules that hold the parameters of a unit. Stage 3 frees
-gathered weights after each pass, 2 after the last microbatch; both reduce gradients each microbatch. What several ranks hold the same shard
+gathered weights after each pass, 2 after the last microbatch; both reduce gradients each microbatch. In a pipeline both keep weights
+gathered and reduce gradients once a step, as torch does. What several ranks hold the same shard
 of (`dp_replicate`, weights of norms that tp reads in parts) is added up among them once a step.
 """
 
@@ -154,7 +155,7 @@ class Parameters:
 
     def _note(self, unit: ParameterUnit, *, together: bool) -> None:
         padded = unit.padded_elements(together=together)
-        for row in unit_traffic(unit, self.plan.zero, self.times):
+        for row in unit_traffic(unit, self.plan.zero, self.times, keeps=self.plan.layout.pp > 1):
             issued = padded // unit.ways if row.kind is CollectiveKind.ALL_REDUCE else padded
             for _ in range(row.repeats):
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
@@ -269,7 +270,8 @@ class ShardedParameters(Parameters):
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
-        self.keeps_weights = self.plan.zero == 2
+        self.adds_up_whole = self.plan.layout.pp > 1
+        self.keeps_weights = self.plan.zero == 2 or self.adds_up_whole
         self.holders: list[tuple[ParameterUnit, _Holder]] = []
         self.holder_of: dict[str, _Holder] = {}
         self.unreduced = [name for unit in units if not unit.shard_axes for name in unit.parameters]
@@ -321,6 +323,8 @@ class ShardedParameters(Parameters):
         is_last = microbatch == self.times - 1
         for unit, holder in self.holders:
             assert isinstance(holder, FSDPModule)
+            if self.adds_up_whole:
+                holder.set_requires_gradient_sync(is_last, recurse=False)
             if self.keeps_weights:
                 holder.set_reshard_after_backward(is_last, recurse=False)
             if unit.replica_axes:

@@ -12,7 +12,7 @@ from math import gcd
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout, output_layout
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, ZeroStage
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, assigned_plan
@@ -40,7 +40,6 @@ def interpreter_reason(plan: Plan) -> str:
             "recompute=full",
         ),
         (layout.pp > 1 and plan.schedule is not PipelineSchedule.ONE_F_ONE_B, "in a 1F1B pipeline", "schedule=1f1b"),
-        (layout.pp > 1 and plan.zero >= ZeroStage.GRADIENTS, "with ZeRO 0 or 1 in a pipeline", "zero=1"),
         (layout.pp > 1 and model.tie_word_embeddings, "with untied embeddings in a pipeline", "pp=1"),
         (layout.pp > 1 and plan.order != DEFAULT_ORDER, "with ranks in the usual order", f"order={'-'.join(DEFAULT_ORDER)}"),
         (0 in plan.stage_layers[:-1], "with a layer on every stage but the last", "even stages"),

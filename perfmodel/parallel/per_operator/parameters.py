@@ -3,7 +3,7 @@
 A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. Their shards lie
 over those axes but for `dp_replicate` and the parts of `tp`, over which the gradient of a shard is added up once a step. Without ZeRO each
 gradient is all-reduced by itself, once a step. With it, a unit's gradients are reduce-scattered, once a step (stage 1) or each microbatch
-(2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3).
+(2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3); in a pipeline all of that once a step.
 """
 
 from __future__ import annotations
@@ -93,13 +93,15 @@ def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[in
     return tuple(ceil(size / plan.cuts.size(cut)) for size, cut in zip(shape, layout.cuts, strict=True))
 
 
-def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Iterator[NetworkTraffic]:
+def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps: bool) -> Iterator[NetworkTraffic]:
     """Collectives of a unit in a step with ZeRO `zero` of at least 1; none of a unit that each rank has for itself.
 
     Without shards its gradients are added up as those of ZeRO 0 are; of ZeRO 1 all together.
+
+    keeps   weights stay gathered for all microbatches, and gradients add up before they are reduced: in pipelines, as torch's do
     """
-    scatters = num_microbatches if zero >= 2 else 1
-    passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 else (Pass.FORWARD,)
+    scatters = num_microbatches if zero >= 2 and not keeps else 1
+    passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 and not keeps else (Pass.FORWARD,)
     row = NetworkTraffic(
         kind=CollectiveKind.REDUCE_SCATTER,
         axes=unit.shard_axes,
@@ -118,7 +120,7 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int) -> Itera
         return
     yield row
     for phase in passes:
-        gathers = num_microbatches if zero == 3 else 1
+        gathers = num_microbatches if zero == 3 and not keeps else 1
         yield replace(row, kind=CollectiveKind.ALL_GATHER, phase=phase, what="weights", repeats=gathers)
 
 
@@ -142,5 +144,5 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
         if is_inside(row) and (row.what != "gradient" or not plan.zero or row.tensor in alone)
     ]
     for unit in units:
-        found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches))
+        found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
     return tuple(found)

@@ -69,6 +69,7 @@ def test_both_ways_compute_the_same(variant):
         ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2)),
         ("llama", dict(dp_replicate=2, dp_shard=2, zero=1)),
         ("llama", dict(dp_replicate=2, dp_shard=2, zero=3)),
+        ("llama", dict(pp=2, dp_shard=2, zero=3)),
         ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2, recompute="full")),
         ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2, recompute="full", sequence_parallel=False)),
         ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, recompute="selective", attention="unfused")),
@@ -130,7 +131,7 @@ def test_one_door_runs_rules_of_ones_own(precision, groups):
         (dict(precision=Precision.FP16_MIXED), "otherwise only without the loss scaling that fp16-mixed needs; use precision=bf16-mixed"),
         (dict(recompute="full"), ""),
         (dict(dp_shard=1, dp_replicate=2, pp=2, tp=1, batch=8, model=tiny("gpt2")), ""),
-        (dict(dp_shard=2, pp=2, tp=2, zero=3), "otherwise only with ZeRO 0 or 1 in a pipeline; use zero=1"),
+        (dict(dp_shard=2, pp=2, tp=2, zero=3), ""),
     ],
 )
 def test_what_neither_way_runs_has_a_reason(knobs, says):
