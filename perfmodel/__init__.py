@@ -45,6 +45,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     ),
     "perfmodel.workload.graph": ("Graph", "Operator"),
     "perfmodel.workload.networks": ("list_networks", "load_network"),
+    "perfmodel.verbs.fitting": ("fit_runs",),
     "perfmodel.verbs.limits": ("find_limits",),
     "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
@@ -55,6 +56,7 @@ _SAME = {
     "audit": "audit_plan",
     "compare": "compare_plans",
     "explain": "explain_plan",
+    "fit": "fit_runs",
     "run": "run_plan",
     "shard": "shard_network",
     "validate": "validate_cases",

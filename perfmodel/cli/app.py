@@ -35,6 +35,7 @@ VERBS = {
     "audit": ("audit", "Torch's own counts of a plan's program against the predicted ones, at any size, without a GPU."),
     "calibrate": ("run", "Measure this machine, so that predictions of localhost rest on it."),
     "validate": ("validate", "Predict published runs and show how far off the predictions are."),
+    "fit": ("fit", "Measured runs of your own training loop to an execution profile of yours."),
     "demo": ("run", "The whole line on this machine, small: calibrate, search, run, compare."),
     "pase-report": ("pase_report", "PaSE's experiment: search times and strategies beside the published ones."),
     "shard": ("shard", "The best sharding of every operator of any network, with proof."),

@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),
     "calibrate": ("calibrate", "calibrate --brief --save this-machine.yaml"),
     "validate": ("validate cases.jsonl --by source,chip", "validate cases.jsonl --out predictions.csv --plots figures"),
+    "fit": ("fit runs.csv --save mine.yaml", "fit train.log --plan plan.yaml --profile torchtitan --json"),
     "demo": ("demo", "demo --json"),
     "pase-report": ("pase-report", "pase-report --figure --plot figure6.png"),
     "shard": (

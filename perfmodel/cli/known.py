@@ -297,8 +297,12 @@ def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
     """The lines of a field: one, or one for each thing that the framework runs."""
+    from perfmodel.parallel.fitted import FittedTo
     from perfmodel.parallel.runs import ANYTHING, Runs
 
+    if isinstance(value, FittedTo):
+        runs = f"{value.num_runs} runs of your own, {value.date}, starting from {value.base}; off by {value.left_out_error:.1%} left out"
+        return [("fitted to", runs)] if value.num_runs else []
     if not isinstance(value, Runs):
         return [(name.replace("_", " "), _profile_value(name, value))]
     if value == ANYTHING:

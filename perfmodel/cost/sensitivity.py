@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
-from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.estimate import Estimator, with_rates_of
 from perfmodel.cost.machine import LINK_ROWS, LinkRates, Machine, StreamingRates, tier_kind
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.fitted import FittedConstant
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -47,6 +49,47 @@ def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) ->
 
 
 _NOTHING = 1e-6
+
+
+def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
+    """Of log(step time) in each constant that the profile was fitted in, a spread of its prior; none of a profile that ships."""
+    here = estimator.predict(plan).step_time
+    slopes = []
+    for constant in estimator.profile.fitted.constants:
+        moved, taken = _moved(estimator.profile, constant)
+        slopes.append(math.log(_at(estimator, moved).predict(plan).step_time / here) / taken)
+    return tuple(slopes)
+
+
+_TAKEN = 0.2
+"""Of a difference quotient, in spreads of the constant."""
+
+
+def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[ExecutionProfile, float]:
+    """The profile with the constant moved to where there is room, and by how many spreads."""
+    own = float(getattr(profile, constant.fields[0]))
+    if not constant.is_ratio:
+        step = _TAKEN * constant.prior_spread
+        up = constant.fields[0] not in _SHARES or own + step <= 1.0
+        return replace(profile, **{constant.fields[0]: own + step if up else own - step}), _TAKEN if up else -_TAKEN  # type: ignore[arg-type]
+    factor = math.exp(_TAKEN * constant.prior_spread)
+    return replace(profile, **{name: getattr(profile, name) * factor for name in constant.fields}), _TAKEN
+
+
+def _at(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
+    """With another profile, whose rates the machine has as multiples of the ones before."""
+    ratios = {name: getattr(profile, name) / getattr(estimator.profile, name) for name in _RATES}
+    machine = with_rates_of(replace(profile, **ratios), estimator.machine, estimator.cluster.chip.launch_year)
+    return _with_profile(replace(estimator, machine=machine), profile)
+
+
+_RATES = (
+    "attention_rate_fraction",
+    "attention_rate_fraction_since_2022",
+    "matmul_rate_fraction",
+    "matmul_rate_fraction_since_2022",
+    "fp8_matmul_rate_fraction",
+)
 
 
 def _source(estimator: Estimator, part: str) -> str:

@@ -169,13 +169,14 @@ def _loader(yaml: Any) -> Any:
     return StrictLoader
 
 
-def dump_yaml(data: Mapping[str, Any]) -> str:
-    """YAML text that `parse_yaml` reads back as equal data; fields keep their order."""
+def dump_yaml(data: Mapping[str, Any], *, inline_leaves: bool = False) -> str:
+    """YAML text that `parse_yaml` reads back as equal data; fields keep their order. inline_leaves: innermost lists on one line."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    style = None if inline_leaves else False
     try:
-        return str(yaml.dump(dict(data), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
+        return str(yaml.dump(dict(data), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=style))
     except UnicodeEncodeError as error:
         raise InputError(f"YAML: {shown(error.object)} is no text that a file can hold ({error.reason}); rename it") from None
 

@@ -18,7 +18,7 @@ from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 
 _MAX_COUNT = 2**31
 _GBIT = 1e9 / 8
@@ -38,12 +38,18 @@ PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareOfCase:
-    """What a cluster is built from; hashable, for the runs of one source share clusters."""
+    """What a cluster is built from; hashable, for the runs of one source share clusters.
+
+    cluster, calibration   of a run of one's own: a cluster's name or file, with whose chips the others agree, and what was measured of
+                           it; empty: the best that is known
+    """
 
     chip: str
     chips_per_node: int | None
     num_chips: int
     inter_node_bandwidth_per_chip: float | None
+    cluster: str = ""
+    calibration: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +64,17 @@ class PlannedCase:
     assumed: tuple[str, ...]
 
 
-def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
-    """The plan of the run that `inputs` describe. Reads nothing but its argument."""
+def plan_of_case(
+    inputs: Mapping[str, Any],
+    *,
+    hardware: HardwareOfCase | None = None,
+    optimizer: Optimizer = Optimizer.ADAMW,
+    dp_shard: int | None = None,
+) -> PlannedCase:
+    """The plan of the run that `inputs` describe. Reads nothing but its arguments.
+
+    hardware, optimizer, dp_shard   of a run of one's own, which says more than published ones do; None: as the inputs have it
+    """
     _refuse_other_runs(inputs)
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework"))
@@ -73,15 +88,15 @@ def plan_of_case(inputs: Mapping[str, Any]) -> PlannedCase:
     model = _model(inputs, seq_len=seq_len, tp=tp)
     global_batch = _count(inputs, "global_batch")
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
-    job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy)
+    job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer)
     virtual_stages = _virtual_stages(inputs, pp=pp, num_microbatches=global_batch // max(dp * micro_batch, 1), assumed=assumed)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
-    shard = _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
+    shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, assumed)
-    hardware = _hardware(inputs, num_chips)
+    hardware = hardware or _hardware(inputs, num_chips)
     plan = make_plan(
         job,
-        cluster=hardware.chip,
+        cluster=hardware.cluster or hardware.chip,
         num_chips=num_chips,
         pp=pp,
         cp=cp,
@@ -105,7 +120,7 @@ def _refuse_other_runs(inputs: Mapping[str, Any]) -> None:
     if "input_len" in inputs or "output_len" in inputs:
         raise InputError("input_len: inference is not modelled yet; only training steps are predicted")
     model = inputs.get("model")
-    if not isinstance(model, Mapping):
+    if not isinstance(model, (Mapping, TransformerConfig)):
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
 
 
@@ -161,7 +176,8 @@ def _precision(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[Precision
 
 
 def _model(inputs: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
-    return config_from_case(inputs["model"], seq_len=seq_len, tp=tp)
+    model = inputs["model"]
+    return model if isinstance(model, TransformerConfig) else config_from_case(model, seq_len=seq_len, tp=tp)
 
 
 def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
@@ -249,4 +265,9 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
         if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9:
             raise bad_field("inter_node_gbit_per_s_per_node", one_line(rate), "must be a positive number", "correct it in the case")
         bandwidth = float(rate) * _GBIT / (per_node or 8)
-    return HardwareOfCase(chip=chip, chips_per_node=per_node, num_chips=num_chips, inter_node_bandwidth_per_chip=bandwidth)
+    return HardwareOfCase(
+        chip=chip,
+        chips_per_node=per_node,
+        num_chips=num_chips,
+        inter_node_bandwidth_per_chip=bandwidth,
+    )

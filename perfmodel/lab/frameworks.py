@@ -161,6 +161,10 @@ _SETTINGS: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
 }
 
 
+#: Names that `settings` of a run may have: those that change its profile, and how FSDP cuts.
+SETTINGS = frozenset({*_SETTINGS, "sharding"})
+
+
 def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
     """The profile of a run with these `settings`; settings that mean nothing to the model are passed over."""
     for name, change in _SETTINGS.items():

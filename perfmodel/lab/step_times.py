@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import Estimator, make_estimator
 from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.resolve import choose_calibration
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import Calibration, default_calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration
+from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_cluster
 from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase
 from perfmodel.lab.frameworks import with_settings
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
@@ -48,13 +49,17 @@ def load_profile_once(name: str) -> ExecutionProfile:
 
 @lru_cache(maxsize=4096)
 def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
+    if hardware.cluster:
+        return load_cluster(hardware.cluster, num_chips=hardware.num_chips)
     return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
 
 
 @lru_cache(maxsize=4096)
 def calibration_of(hardware: HardwareOfCase) -> Calibration:
-    chip = cluster_of_run(hardware).chip.name
-    return default_calibration(chip, calibrations_for(chip))
+    chip = cluster_of_run(hardware).chip
+    if hardware.cluster:
+        return choose_calibration(chip, hardware.calibration)
+    return default_calibration(chip.name, calibrations_for(chip.name))
 
 
 @lru_cache(maxsize=4096)
@@ -69,6 +74,13 @@ def _machine(hardware: HardwareOfCase, dtype: Dtype, clock: float | None) -> Mac
     if dtype in (Dtype.FP8, Dtype.FP4):
         machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
     return machine
+
+
+def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
+    """Predicts the run's plan, and its memory, with that profile."""
+    hardware = run.planned.hardware
+    machine = _machine(hardware, run.planned.matmul_dtype, None)
+    return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine, with_settings(profile, run.settings))
 
 
 #: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
-from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.records import record_from_data, record_to_data
+from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.foundation.values import check_path
+from perfmodel.parallel.fitted import NOTHING, FittedTo
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
 
@@ -85,6 +88,7 @@ class ExecutionProfile:
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
     runs                                 what of the plans it can run; anything where nothing is said (perfmodel/parallel/runs.py)
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
+    fitted                               runs of one's own that `perfmodel fit` made it from; nothing of one that ships
     """
 
     name: str
@@ -145,6 +149,7 @@ class ExecutionProfile:
     default_attention: str
     source: str
     runs: Runs = ANYTHING
+    fitted: FittedTo = NOTHING
 
     def __post_init__(self) -> None:
         if self.saved_input_layout not in ("consumer", "producer"):
@@ -207,16 +212,38 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
         raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
     known = {field.name: str(field.type) for field in fields(ExecutionProfile)}
     faults = [f"{one_line(key)}: unknown field{suggest(one_line(key), known)}; remove it or correct it" for key in data if key not in known]
-    faults += [f"{key}: is missing; give it (see strategies/profiles/megatron.yaml)" for key in known if key not in data and key != "runs"]
+    faults += [
+        f"{key}: is missing; give it (see strategies/profiles/megatron.yaml)" for key in known if key not in data and key not in _GROUPS
+    ]
     values: dict[str, Any] = {}
     for key in known.keys() & data.keys():
         try:
-            values[key] = runs_from_dict(data[key]) if key == "runs" else _value(key, known[key], data[key])
+            values[key] = _GROUPS[key](data[key]) if key in _GROUPS else _value(key, known[key], data[key])
         except InputError as error:
             faults.append(str(error))
     if faults:
         raise InputError(f"{where}: {listed(faults)}")
     return ExecutionProfile(**values)
+
+
+#: What reads the fields that are groups of their own, and that a file may leave out.
+_GROUPS: Mapping[str, Callable[[object], Any]] = {
+    "runs": runs_from_dict,
+    "fitted": lambda data: record_from_data(FittedTo, data, where="fitted"),
+}
+
+
+def save_profile(profile: ExecutionProfile, path: str | Path) -> None:
+    """Write a profile's file, whole or not at all; `load_profile` gives back an equal one."""
+    write_atomically(path, profile_text(profile))
+
+
+def profile_text(profile: ExecutionProfile) -> str:
+    from perfmodel.foundation.files import dump_yaml
+
+    data = record_to_data(profile)
+    plain = {name: 0.0 if getattr(profile, name) == 0.0 and isinstance(value, str) else value for name, value in data.items()}
+    return dump_yaml(plain, inline_leaves=True)
 
 
 def _value(key: str, kind: str, value: object) -> Any:

@@ -20,7 +20,7 @@ COVERAGE = 0.8
 """Share of measured times that an interval is to hold."""
 
 _TAIL = (1.0 - COVERAGE) / 2.0
-_NORMAL = 1.2816
+NORMAL = 1.2816
 """Standard deviations to that quantile of a normal distribution."""
 
 #: Scales with errors of their own: a node, a few, many (what the network shares, who waits for whom).
@@ -132,7 +132,7 @@ def interval(
         widened += (residuals.between_chips if is_calibrated else residuals.between_calibrations) ** 2
         words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
     low, middle, high = (_quantile(chosen, share) for share in (_TAIL, 0.5, 1.0 - _TAIL))
-    more = _NORMAL * math.sqrt(widened)
+    more = NORMAL * math.sqrt(widened)
     families = family if any(each.family == family for each in chosen) else "all families"
     at_scale = f" on {scale}" if chosen is not own else ""
     return StepInterval(

@@ -255,17 +255,23 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
     """An 80 % interval of the plan's step time, and the parameters that it hangs on most."""
     from perfmodel.cost.calibrated import is_calibrated
     from perfmodel.cost.resolve import choose_calibration
-    from perfmodel.cost.sensitivity import sensitivities
-    from perfmodel.parallel.residuals import interval, load_residuals, scale_of
+    from perfmodel.cost.sensitivity import fitted_slopes, sensitivities
+    from perfmodel.parallel.fitted import own_interval
+    from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
 
     estimator = setting.estimator
+    chip, fitted = setting.cluster.chip, estimator.profile.fitted
+    if fitted.num_runs:
+        slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
+        own = own_interval(fitted, slopes, residuals=load_residuals(), chip=chip.name, model=model)
+        return own, sensitivities(estimator, plan)
     found = interval(
         load_residuals(),
         family=estimator.profile.name,
-        chip=setting.cluster.chip.name,
+        chip=chip.name,
         scale=scale_of(plan.num_chips),
         is_calibrated=is_calibrated(estimator.machine),
-        is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
+        is_usual=estimator.machine.calibration == choose_calibration(chip).name,
     )
     return found, sensitivities(estimator, plan)
 

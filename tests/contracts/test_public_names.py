@@ -17,6 +17,7 @@ VERBS = (
     "run_plan",
     "audit_plan",
     "calibrate_machine",
+    "fit_runs",
     "import_graph",
     "validate_cases",
 )

@@ -1,0 +1,84 @@
+"""`perfmodel fit`: measured runs of one's own to an execution profile of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.words import command
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.fitting import ASKED, KNOBS
+
+if TYPE_CHECKING:
+    from perfmodel.lab.own_runs.result import FittedProfile
+
+
+@command(asked=ASKED, knobs=KNOBS)
+def fit(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUNS...", help="Measured runs: CSV, JSON lines, logs of training frameworks, torch profiler traces."),
+    ],
+    *,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option("--plan", metavar="PLAN.yaml", help="Of logs and traces: the plan that they ran; one for all, or one for each."),
+    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="MINE.yaml", help="Write the profile; every verb takes it.")] = None,
+    asked: Request,
+    knobs: Knobs,
+    json: options.Json = False,
+) -> None:
+    """From one to a hundred measured runs of your training loop to an execution profile of yours: what its habits are, and how sure.
+
+    What is said of job, place and plan here is of all runs that do not say it themselves (docs/fitting.md).
+    """
+    from perfmodel.foundation.words import given_words
+    from perfmodel.verbs.fitting import fit_runs
+
+    given = {**given_words(asked), **knobs.given()}
+    given.pop("memory_headroom", None)
+    found = fit_runs(runs, plan=plan or None, save=save, **given)
+    if json:
+        print_json(_object(found, save))
+        return
+    _show(found)
+    if save is not None:
+        print(f"\nprofile: {save}\nuse it with: perfmodel predict ... --profile {save}")
+
+
+def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
+    from perfmodel.parallel.plan import plan_to_dict
+
+    def run_object(run: Any) -> dict[str, Any]:
+        return {name: plan_to_dict(run.plan) if name == "plan" else getattr(run, name) for name in run.__dataclass_fields__}
+
+    return {
+        "profile": found.profile,
+        "base": found.base,
+        "num_runs": len(found.runs),
+        "error_before": found.error_before,
+        "error_after": found.error_after,
+        "error_left_out": found.error_left_out,
+        "noise": found.noise,
+        "habits": [asdict(habit) for habit in found.habits],
+        "runs": [run_object(run) for run in found.runs],
+        "outliers": [run.id for run in found.outliers],
+        "next_run": next(map(run_object, found.next_runs), None),
+        "notes": found.notes,
+        "saved": save,
+    }
+
+
+def _show(found: FittedProfile) -> None:
+    from perfmodel.lab.own_runs.tables import habits_table, headline, runs_table
+
+    several = "s" if len(found.runs) > 1 else ""
+    print_facts(f"{len(found.runs)} run{several} of your own; where they say nothing: {found.base}", headline(found))
+    print_tables([habits_table(found), runs_table(found)])

@@ -1,0 +1,168 @@
+"""What a few runs of a framework tell of its others: the table of 0, 1, 3 and 10 given runs, from one command.
+
+    python -m perfmodel.lab.few_runs CASES.jsonl [--draws 4] [--seed 1]
+
+Each group's runs are read as if nobody had named their framework. So many of them, drawn at random, are given to `perfmodel fit`'s own
+fit, which starts from the profile of an unknown framework; the rest is predicted. Errors are means of |predicted / measured - 1| over
+draws; intervals are the 80 % ones that the fitted profile has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.lab import accuracy_lines as lines
+from perfmodel.lab.case_plan import plan_of_case
+from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.own_runs.base import generic
+from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some
+from perfmodel.lab.own_runs.habits import habits_of
+from perfmodel.lab.plan_choice import BROKEN_NVLINK
+from perfmodel.lab.run_labels import RunLabels, labels_of
+from perfmodel.lab.step_times import cluster_of_run
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.residuals import NORMAL
+from perfmodel.report.table import percent
+
+Array = NDArray[np.float64]
+
+GIVEN = (1, 3, 10)
+_MOST_PREDICTED = 60
+"""Runs of a group that a draw is judged by: of the largest a random part."""
+
+
+def _is_korthikanti(labels: RunLabels) -> bool:
+    return lines.is_korthikanti(labels) or lines.is_korthikanti_replicated(labels)
+
+
+#: One framework on one generation of chips, or one paper's.
+GROUPS: Mapping[str, Callable[[RunLabels], bool]] = {
+    "Megatron-LM, Korthikanti": _is_korthikanti,
+    "Megatron-LM 2020": lines.is_megatron_2020,
+    "SimuMax, B200": lines.is_simumax,
+    "vTrain, one node": lines.is_vtrain_node,
+    "vTrain, many nodes": lines.is_vtrain_nodes,
+    "nanotron": lines.is_nanotron,
+    "MPT, A100": lines.is_mpt_a100,
+    "MPT, H100": lines.is_mpt_h100,
+    "torchtitan and IBM, bf16": lines.is_torch_fsdp,
+    "torchtitan, fp8": lines.is_torch_fsdp_narrow,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFigures:
+    """errors, coverages: by the number of runs that were given; those that a group has too few runs for are left out."""
+
+    name: str
+    num_runs: int
+    errors: Mapping[int, float]
+    coverages: Mapping[int, float]
+
+
+def groups_of(cases: Sequence[Case]) -> dict[str, list[OwnRun]]:
+    """Primary runs of dense decoders by group, read without the framework's name."""
+    found: dict[str, list[OwnRun]] = {}
+    for case in cases:
+        name = _group(case)
+        if not name:
+            continue
+        settings = case.inputs.get("settings")
+        try:
+            planned = plan_of_case({**case.inputs, "framework": None})
+        except InputError:
+            continue
+        own = OwnRun(id=case.id, planned=planned, measured=case.measured_time, settings=settings if isinstance(settings, Mapping) else {})
+        found.setdefault(name, []).append(own)
+    return found
+
+
+def _group(case: Case) -> str:
+    if case.reason or case.tier != "primary" or not np.isfinite(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
+        return ""
+    model = case.inputs.get("model")
+    if not isinstance(model, dict) or model.get("kind") != "decoder" or model.get("num_experts"):
+        return ""
+    try:
+        labels = labels_of(case, plan_of_case(case.inputs))
+    except InputError:
+        return ""
+    return next((name for name, holds in GROUPS.items() if holds(labels)), "")
+
+
+def figures_of(name: str, runs: Sequence[OwnRun], base: ExecutionProfile, *, draws: int, seed: int) -> GroupFigures:
+    """Of one group, its framework starting from `base`."""
+    habits = habits_of([cluster_of_run(run.planned.hardware).chip.launch_year for run in runs])
+    every = LogTimes(runs=runs, base=base, habits=habits)
+    measured = np.log([run.measured for run in runs])
+    start = every.at(every.start) - measured
+    errors, coverages = {0: float(np.abs(np.expm1(start)).mean())}, {}
+    for given in GIVEN:
+        if given >= len(runs):
+            continue
+        random = np.random.default_rng((seed, given))
+        off, inside = [], []
+        for _ in range(draws):
+            chosen = random.permutation(len(runs))
+            known, rest = chosen[:given].tolist(), chosen[given : given + _MOST_PREDICTED].tolist()
+            fit = fit_some(every, known)
+            left = every.at(fit.values, rest) - measured[rest]
+            off.append(float(np.abs(np.expm1(left)).mean()))
+            inside.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
+        errors[given], coverages[given] = float(np.mean(off)), float(np.mean(inside))
+    return GroupFigures(name=name, num_runs=len(runs), errors=errors, coverages=coverages)
+
+
+def table_text(figures: Sequence[GroupFigures]) -> str:
+    """A line for each group, and their mean, each group weighing one."""
+    counts = (0, *GIVEN)
+    rows = [("group", "runs", *(f"{count} given" for count in counts), *(f"intervals, {count}" for count in GIVEN))]
+    for each in figures:
+        rows.append(
+            (
+                each.name,
+                str(each.num_runs),
+                *(percent(each.errors[count]) if count in each.errors else "" for count in counts),
+                *(percent(each.coverages[count]) if count in each.coverages else "" for count in GIVEN),
+            )
+        )
+    errors = [_mean([each.errors[count] for each in figures if count in each.errors]) for count in counts]
+    coverages = [_mean([each.coverages[count] for each in figures if count in each.coverages]) for count in GIVEN]
+    rows.append(("mean, each group weighing one", "", *errors, *coverages))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _mean(values: Sequence[float]) -> str:
+    return percent(float(np.mean(values))) if values else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.few_runs")
+    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser.add_argument("--draws", type=int, default=4, metavar="N", help="random draws of each number of given runs")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    options = parser.parse_args(arguments)
+    try:
+        groups = groups_of(list(read_cases(options.cases)))
+        if not groups:
+            raise InputError(f"cases={options.cases}: holds no primary training run of the groups; give the published ones")
+        base = generic()
+        found = [figures_of(name, groups[name], base, draws=options.draws, seed=options.seed) for name in GROUPS if name in groups]
+        print(table_text(found))
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

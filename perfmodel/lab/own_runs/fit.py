@@ -1,0 +1,262 @@
+"""The fit itself: a handful of habits, maximum a posteriori, and what the runs say of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.lab.case_plan import PlannedCase
+from perfmodel.lab.fit_profiles import Constant
+from perfmodel.lab.own_runs.habits import ELEMENTWISE, Habit, habits_of, moved_fields
+from perfmodel.lab.step_times import StepTimes, cluster_of_run
+from perfmodel.parallel.profile import ExecutionProfile
+
+Array = NDArray[np.float64]
+Check = Callable[["Sequence[OwnRun]", Array], None]
+
+NOISE = 0.06
+"""|log(predicted / measured)| that a run has with the best of habits, before its own runs say more."""
+
+TOLERANCE = 2.0
+"""In noises: a run that is further off counts less than its square."""
+
+_NOISE_RUNS = 4.0
+"""Runs that this expectation counts for."""
+
+_TRAFFIC = (1.0, 2.5)
+"""Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners of what hides under what."""
+
+_ROUNDS, _HALVINGS = 8, 4
+_NEARLY = 0.03
+"""In spreads: a step that ends the descent."""
+
+_STEP = 0.1
+"""Of a difference quotient, in spreads of the constant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRun:
+    """A measured step of one's own.
+
+    id        what to call it: its name in the file, else the file and its line
+    profile   the profile that it is predicted with, by name
+    measured  median of the steps after warm-up  [s]
+    assumed   inputs that nobody said
+    """
+
+    id: str
+    planned: PlannedCase
+    measured: float
+    profile: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class LogTimes:
+    """log(predicted time) of runs at values of the habits, and how it moves with each.
+
+    Programs are compiled at two values of elementwise traffic and no others; steps at other values lie on the line between.
+    """
+
+    runs: Sequence[OwnRun]
+    base: ExecutionProfile
+    habits: Sequence[Habit]
+    constants: tuple[Constant, ...] = ()
+    times: StepTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.times = StepTimes(runs=self.runs, load=lambda name: self.base)
+        self.constants = self.constants or tuple(habit.constant(self.base) for habit in self.habits)
+
+    @property
+    def start(self) -> dict[str, float]:
+        """The habits of the base."""
+        return {constant.name: constant.prior for constant in self.constants}
+
+    def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
+        """Of all runs, or of some."""
+        chosen = range(len(self.runs)) if chosen is None else chosen
+        below, above, share = self._between(values, chosen)
+        return np.log(np.maximum(below + (above - below) * share, below * 0.1))
+
+    def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
+        """Of each run in each constant, a spread of its prior: difference quotients, at the nearer traffic  [runs, constants]."""
+        chosen = range(len(self.runs)) if chosen is None else chosen
+        below, above, share = self._between(values, chosen)
+        near, here = (_TRAFFIC[0], below) if share < 0.5 else (_TRAFFIC[1], above)
+        columns = []
+        for habit, constant in zip(self.habits, self.constants, strict=True):
+            if not any(habit.touches(self.runs[index].planned) for index in chosen):
+                columns.append(np.zeros(len(chosen)))
+                continue
+            moved, taken = moved_constant(constant, values[habit.name])
+            if habit.name == ELEMENTWISE:
+                there = below + (above - below) * _share(moved)
+                columns.append(np.log(there / (below + (above - below) * share)) / taken)
+            else:
+                there = self.times.predict(chosen, self._fields({**values, habit.name: moved, ELEMENTWISE: near}))
+                columns.append(np.log(there / here) / taken)
+        return np.stack(columns, axis=1)
+
+    def _between(self, values: Mapping[str, float], chosen: Sequence[int]) -> tuple[Array, Array, float]:
+        """Times at the two traffics, and where between them the values are."""
+        below, above = (self.times.predict(chosen, self._fields({**values, ELEMENTWISE: each})) for each in _TRAFFIC)
+        return below, above, _share(values.get(ELEMENTWISE, self.base.elementwise_traffic))
+
+    def _fields(self, values: Mapping[str, float]) -> dict[str, float]:
+        return moved_fields(self.habits, self.base, values)
+
+
+def _share(traffic: float) -> float:
+    low, high = _TRAFFIC
+    return (traffic - low) / (high - low)
+
+
+def moved_constant(constant: Constant, value: float) -> tuple[float, float]:
+    """The constant moved to where the bounds leave room, and by how many spreads."""
+    here = constant.spreads(value)
+    step = _STEP if constant.value(here + _STEP) < constant.upper else -_STEP
+    moved = constant.value(here + step)
+    return moved, (constant.spreads(moved) - here) or math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Posterior:
+    """What is known of constants after a fit, to first order about it.
+
+    slopes      of each run's log(predicted time) in each constant, a spread of its prior  [runs, constants]
+    weights     of each run: 1, less for one that lies far off
+    covariance  of the constants, in spreads of their priors: 1 on the diagonal where the runs say nothing  [constants, constants]
+    """
+
+    slopes: Array
+    weights: Array
+    covariance: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnFit:
+    """What runs say of a profile.
+
+    values      of the habits, by name          noise  |log(predicted / measured)| of a further run with these habits
+    before      log(predicted / measured) of each run with the base profile       after  the same as fitted
+    left_out    the same by the other runs alone
+    """
+
+    base: ExecutionProfile
+    habits: tuple[Habit, ...]
+    constants: tuple[Constant, ...]
+    values: Mapping[str, float]
+    posterior: Posterior
+    noise: float
+    before: Array
+    after: Array
+    left_out: Array
+
+    @property
+    def profile(self) -> ExecutionProfile:
+        return replace(self.base, **moved_fields(self.habits, self.base, self.values))  # type: ignore[arg-type]
+
+    def spread(self, slopes: Array) -> Array:
+        """Standard deviation of log(predicted / measured) of plans with these slopes  [plans, constants]."""
+        known = np.einsum("ij,jk,ik->i", slopes, self.posterior.covariance, slopes)
+        return np.sqrt(known + self.noise**2)
+
+
+def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> OwnFit:
+    """Habits of one framework from its runs, `base` where these say nothing. check: sees the errors of the base before the fit."""
+    habits = habits_of([cluster_of_run(run.planned.hardware).chip.launch_year for run in runs])
+    log_times = LogTimes(runs=runs, base=base, habits=habits)
+    check(runs, log_times.at(log_times.start) - np.log([run.measured for run in runs]))
+    return fit_some(log_times, range(len(runs)))
+
+
+def fit_some(log_times: LogTimes, chosen: Sequence[int], *, noise: float = NOISE) -> OwnFit:
+    """The same from some of the runs."""
+    log_measured = np.log([log_times.runs[index].measured for index in chosen])
+    values, known = most_likely(log_times, log_measured, chosen, noise=noise)
+    after = log_times.at(values, chosen) - log_measured
+    left_out = _left_out(after, known, noise)
+    return OwnFit(
+        base=log_times.base,
+        habits=tuple(log_times.habits),
+        constants=log_times.constants,
+        values=values,
+        posterior=known,
+        noise=_noise(left_out, known, noise),
+        before=log_times.at(log_times.start, chosen) - log_measured,
+        after=after,
+        left_out=left_out,
+    )
+
+
+def most_likely(
+    log_times: LogTimes, log_measured: Array, chosen: Sequence[int], *, noise: float = NOISE
+) -> tuple[dict[str, float], Posterior]:
+    """The values for which the chosen runs and the priors are likeliest together, and what is then known of them.
+
+    Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved while they lead up:
+    e_i  log(predicted / measured) of run i;  s  noise;  t  TOLERANCE;  z_j  spreads of constant j from its prior.
+    """
+    constants = log_times.constants
+    lowest = np.array([constant.spreads(constant.lower) for constant in constants])
+    highest = np.array([constant.spreads(constant.upper) for constant in constants])
+
+    def values(z: Array) -> dict[str, float]:
+        return {constant.name: constant.value(float(x)) for constant, x in zip(constants, z, strict=True)}
+
+    def errors(z: Array) -> Array:
+        return log_times.at(values(z), chosen) - log_measured
+
+    def loss(e: Array, z: Array) -> float:
+        scaled = e / (noise * TOLERANCE)
+        return float(2 * TOLERANCE**2 * (np.sqrt(1 + scaled**2) - 1).sum() + z @ z)
+
+    z = np.clip(np.zeros(len(constants)), lowest, highest)
+    here = errors(z)
+    for _ in range(_ROUNDS):
+        slopes = log_times.slopes(values(z), chosen)
+        weights = 1.0 / np.sqrt(1.0 + (here / (noise * TOLERANCE)) ** 2)
+        information = np.eye(len(z)) + slopes.T @ (slopes * weights[:, None]) / noise**2
+        uphill = z + slopes.T @ (here * weights) / noise**2
+        free = ~(((z <= lowest) & (uphill > 0)) | ((z >= highest) & (uphill < 0)))
+        step = np.zeros(len(z))
+        step[free] = -np.linalg.solve(information[np.ix_(free, free)], uphill[free])
+        for _ in range(_HALVINGS):
+            moved = np.clip(z + step, lowest, highest)
+            there = errors(moved)
+            if loss(there, moved) < loss(here, z):
+                break
+            step = step / 2.0
+        else:
+            break
+        nearly = float(np.abs(moved - z).max()) < _NEARLY
+        z, here = moved, there
+        if nearly:
+            break
+    slopes = log_times.slopes(values(z), chosen)
+    weights = 1.0 / np.sqrt(1.0 + (here / (noise * TOLERANCE)) ** 2)
+    information = np.eye(len(z)) + slopes.T @ (slopes * weights[:, None]) / noise**2
+    covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
+    return values(z), Posterior(slopes=slopes, weights=weights, covariance=covariance)
+
+
+def _left_out(errors: Array, known: Posterior, noise: float) -> Array:
+    """Errors of each run by the fit without it, to first order: e_i / (1 - h_i), h_i what the run itself adds to its prediction."""
+    own = np.einsum("ij,jk,ik->i", known.slopes, known.covariance, known.slopes) * known.weights / noise**2
+    return errors / np.maximum(1.0 - own, 1e-3)
+
+
+def _noise(left_out: Array, known: Posterior, expected: float) -> float:
+    """Of a further run: the expectation, and what the runs by the fits without them scatter beyond what the habits leave open."""
+    if not len(left_out):
+        return expected
+    open_ = np.einsum("ij,jk,ik->i", known.slopes, known.covariance, known.slopes)
+    beyond = np.maximum(left_out**2 * known.weights - open_, 0.0)
+    return math.sqrt((_NOISE_RUNS * expected**2 + float(beyond.sum())) / (_NOISE_RUNS + len(left_out)))

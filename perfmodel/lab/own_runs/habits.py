@@ -1,0 +1,135 @@
+"""The habits that a few runs of one's own may move, and how far frameworks differ in each: the widths of the priors.
+
+Each is a constant of an execution profile. Its prior is the value of the profile that the fit starts from; its spread is what is known
+of others' habits, one standard deviation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.lab.case_plan import PlannedCase
+from perfmodel.lab.fit_profiles import Constant
+from perfmodel.parallel.profile import ExecutionProfile
+
+ELEMENTWISE = "elementwise_traffic"
+"""The habit that compiled programs read: all others are read when a step is put together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habit:
+    """fields    of the profile, the one that the runs' chips read first; the others keep their ratio to it
+    spread    one standard deviation between frameworks: of the logarithm, or where `is_ratio` is false of the value itself
+    says      what it is, in words; unit: "s", or nothing for a share or a factor
+    touches   whether a run can tell anything of it
+    """
+
+    fields: tuple[str, ...]
+    spread: float
+    lower: float
+    upper: float
+    says: str
+    is_ratio: bool = True
+    unit: str = ""
+    touches: Callable[[PlannedCase], bool] = lambda planned: True
+
+    @property
+    def name(self) -> str:
+        return self.fields[0]
+
+    def constant(self, base: ExecutionProfile) -> Constant:
+        """What a fit moves. A value of the base outside of the bounds moves them."""
+        prior = float(getattr(base, self.name))
+        lower, upper = min(self.lower, prior), max(self.upper, prior)
+        return Constant(name=self.name, prior=prior, spread=self.spread, lower=lower, upper=upper, is_ratio=self.is_ratio)
+
+    def moved(self, base: ExecutionProfile, value: float) -> dict[str, float]:
+        """The fields of the profile at this value of the habit."""
+        own = float(getattr(base, self.name))
+        return {self.name: value} | {name: float(getattr(base, name)) * value / own for name in self.fields[1:]}
+
+
+#: How far the known frameworks differ: rates of products .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the
+#: calibrated kernel's; elementwise work fused to 2.1 times the least traffic, and a float32 norm in eager code up to 12.8; tensor-parallel
+#: communication hidden in backward 0-.8; host 0-3.7 ms a layer, and 0-.5 ms more a tp rank over several nodes; step constant 5-22 ms;
+#: optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does.
+HABITS: Sequence[Habit] = (
+    Habit(
+        fields=("matmul_rate_fraction_since_2022", "matmul_rate_fraction"),
+        spread=0.12,
+        lower=0.3,
+        upper=1.6,
+        says="rate of matrix multiplies over the calibrated one",
+    ),
+    Habit(
+        fields=("attention_rate_fraction_since_2022", "attention_rate_fraction"),
+        spread=0.35,
+        lower=0.1,
+        upper=1.6,
+        says="rate of fused attention over the calibrated kernel's",
+    ),
+    Habit(fields=(ELEMENTWISE,), spread=0.35, lower=1.0, upper=8.0, says="memory traffic of elementwise operators over the least"),
+    Habit(
+        fields=("tp_backward_overlap_fraction",),
+        spread=0.3,
+        lower=0.0,
+        upper=1.0,
+        is_ratio=False,
+        says="share of tensor-parallel communication that hides in backward",
+        touches=lambda planned: planned.plan.layout.tp > 1,
+    ),
+    Habit(
+        fields=("exposed_gradient_fraction",),
+        spread=0.25,
+        lower=0.0,
+        upper=1.0,
+        is_ratio=False,
+        says="share of gradient reductions that shows though it could hide",
+    ),
+    Habit(
+        fields=("host_layer_time",),
+        spread=1.5e-3,
+        lower=0.0,
+        upper=50e-3,
+        is_ratio=False,
+        unit="s",
+        says="least time of a layer, forward and backward, that the host allows",
+    ),
+    Habit(
+        fields=("host_layer_time_per_tp_across_nodes",),
+        spread=0.5e-3,
+        lower=0.0,
+        upper=20e-3,
+        is_ratio=False,
+        unit="s",
+        says="more of that for each tp rank where the pipeline leaves the node",
+        touches=lambda planned: planned.plan.layout.pp > 1,
+    ),
+    Habit(fields=("step_time_constant",), spread=0.5, lower=1e-4, upper=10.0, unit="s", says="host time once a step"),
+    Habit(fields=("optimizer_bytes_factor",), spread=0.5, lower=1.0, upper=20.0, says="memory traffic of the optimizer over the least"),
+    Habit(
+        fields=("fp8_matmul_rate_fraction",),
+        spread=0.15,
+        lower=0.3,
+        upper=2.5,
+        says="rate of products in fp8 over the calibrated one",
+        touches=lambda planned: planned.matmul_dtype is Dtype.FP8,
+    ),
+)
+
+
+def habits_of(launch_years: Sequence[int]) -> tuple[Habit, ...]:
+    """Of runs on chips of these years: rates are said by the field that most of them read."""
+    older = sum(year < SINCE for year in launch_years) * 2 > len(launch_years)
+    return tuple(replace(habit, fields=habit.fields[::-1]) if older else habit for habit in HABITS)
+
+
+SINCE = 2022
+"""Launch year from which a chip reads the fields `*_since_2022` of a profile."""
+
+
+def moved_fields(habits: Sequence[Habit], base: ExecutionProfile, values: Mapping[str, float]) -> dict[str, float]:
+    """The fields of the profile at these values of the habits."""
+    return {name: value for habit in habits if habit.name in values for name, value in habit.moved(base, values[habit.name]).items()}

@@ -1,0 +1,57 @@
+"""`perfmodel fit`: what it prints, what it writes, what it refuses."""
+
+import pytest
+
+from tests.lab.own_runs.made_up import BASE, csv_text, rows
+
+
+@pytest.fixture
+def runs(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text(csv_text([{**row, "wandb": "x"} for row in rows()[:3]]))
+    return path
+
+
+def test_it_prints_errors_habits_and_runs(call, runs):
+    code, out, err = call("fit", runs, "--profile", BASE)
+    assert (code, err) == (0, "")
+    for words in (
+        "error before",
+        "left out",
+        "next run",
+        "What the runs say of each habit",
+        "by the runs",
+        "still prior",
+        "run-2",
+        "wandb",
+    ):
+        assert words in out
+
+
+def test_the_object_and_the_file(call_json, runs, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    found = call_json("fit", runs, "--profile", BASE, "--save", mine)
+    assert found["num_runs"] == 3
+    assert found["error_left_out"] < found["error_before"]
+    assert {habit["determined"] for habit in found["habits"]} >= {"by the runs", "still prior"}
+    assert found["next_run"]["plan"]["num_chips"] == 16
+    assert found["saved"] == str(mine)
+    assert call_json("profiles", mine)["profiles"][0]["fitted"]["num_runs"] == 3
+
+
+def test_what_rows_leave_out_is_said_once(call_json, tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("micro_batch,step_time\n" + f"1,{rows()[0]['step_time']}\n")
+    job = ("--model", "llama-3-8b", "--cluster", "h100-sxm-80gb", "--chips", 16, "--fsdp", 16, "--gbs", 64, "--seq-len", "4k")
+    found = call_json("fit", path, *job, "--profile", BASE)
+    assert found["runs"][0]["plan"]["layout"]["dp_shard"] == 16
+
+
+def test_what_cannot_be_read_ends_with_a_sentence(call, tmp_path):
+    for content, says in (("", "is empty"), ("hello\nworld\n", "first line must name the columns"), ("{]\n", "not a JSON object")):
+        path = tmp_path / "runs.txt"
+        path.write_text(content)
+        code, out, err = call("fit", path, "--save", tmp_path / "mine.yaml")
+        assert (code, out) == (2, "")
+        assert says in err
+    assert not (tmp_path / "mine.yaml").exists()

@@ -1,0 +1,47 @@
+"""Runs of a framework that nobody has: its steps are what perfmodel says of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import perfmodel
+from perfmodel.parallel.profile import load_profile
+
+#: What its loop does otherwise than the one that a fit starts from.
+TRUTH = {"matmul_rate_fraction_since_2022": 0.75, "matmul_rate_fraction": 0.75, "elementwise_traffic": 2.6}
+BASE = "torch-fsdp2"
+JOB = {"model": "llama-3-8b", "chip": "h100-sxm-80gb", "chips": 16, "global_batch": 64}
+PLANS = (
+    {"tp": 1, "dp": 16, "zero": 3, "micro_batch": 1, "seq_len": 4096},
+    {"tp": 1, "dp": 16, "zero": 3, "micro_batch": 2, "seq_len": 2048},
+    {"tp": 2, "dp": 8, "zero": 3, "micro_batch": 1, "seq_len": 4096, "recompute": "full"},
+    {"tp": 4, "dp": 4, "zero": 3, "micro_batch": 2, "seq_len": 4096},
+    {"tp": 1, "dp": 16, "zero": 3, "micro_batch": 1, "seq_len": 8192, "recompute": "full"},
+)
+
+
+@cache
+def rows() -> tuple[dict[str, object], ...]:
+    """One for each plan, with its step time."""
+    profile = replace(load_profile(BASE), **TRUTH)
+    found = []
+    for plan in PLANS:
+        asked = {**JOB, **plan}
+        predicted = perfmodel.predict(cluster=asked.pop("chip"), **asked, profile=profile)
+        found.append({"id": f"run-{len(found)}", **JOB, **plan, "step_time": predicted.step_time})
+    return tuple(found)
+
+
+def changed(index: int, **values: object) -> dict[str, object]:
+    return {**rows()[index], **values}
+
+
+def csv_text(runs) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run))
+    return "\n".join([",".join(names), *(",".join(str(run.get(name, "")) for name in names) for run in runs)]) + "\n"
+
+
+def jsonl_text(runs) -> str:
+    return "".join(json.dumps(run) + "\n" for run in runs)

@@ -1,0 +1,36 @@
+"""Given a few runs of a framework whose name is hidden, the rest of them is predicted better."""
+
+import csv
+import json
+from pathlib import Path
+
+from perfmodel.lab.cases import parse_case
+from perfmodel.lab.few_runs import figures_of, groups_of, main, table_text
+from perfmodel.parallel.profile import load_profile
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "published_steps.csv"
+
+
+def published(source):
+    rows = csv.DictReader(GOLDEN.read_text(encoding="utf-8").splitlines())
+    return [
+        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
+        for row in rows
+        if row["id"].split("-")[0] == source
+    ]
+
+
+def test_three_runs_of_another_framework_take_a_third_of_the_error():
+    groups = groups_of([parse_case(json.dumps(case), 1) for case in published("korthikanti")])
+    (name, runs) = next(iter(groups.items()))
+    found = figures_of(name, runs, load_profile("torch-fsdp2"), draws=2, seed=1)
+    assert found.errors[3] < 0.67 * found.errors[0]
+    assert 10 not in found.errors
+    assert name in table_text([found])
+
+
+def test_a_file_without_such_runs_is_refused(tmp_path, capsys):
+    path = tmp_path / "cases.jsonl"
+    path.write_text('{"id": "x"}\n')
+    assert main([str(path)]) == 2
+    assert "holds no primary training run" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""`fit_runs`: from measured runs to a profile that predicts better, says what it knows, and narrows intervals."""
+
+import math
+
+import pytest
+
+import perfmodel
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.request import Request
+from perfmodel.verbs.requests import setting_of_request
+from perfmodel.verbs.setting import confidence_in, plan_in
+from tests.lab.own_runs.made_up import BASE, changed, csv_text, jsonl_text, rows
+
+
+@pytest.fixture(scope="module")
+def found():
+    return perfmodel.fit_runs(rows()[:4], profile=BASE)
+
+
+def test_a_few_runs_take_most_of_the_error_away(found):
+    assert found.error_before > 0.10
+    assert found.error_after < 0.03
+    assert found.error_left_out < 0.4 * found.error_before
+
+
+def test_the_next_plan_is_predicted_better(found):
+    run = dict(rows()[4])
+    measured = run.pop("step_time")
+    asked = {name: run[name] for name in ("model", "chips", "global_batch", "tp", "dp", "zero", "micro_batch", "seq_len", "recompute")}
+    before, after = (
+        perfmodel.predict(**asked, cluster=run["chip"], profile=profile).step_time / measured - 1.0 for profile in (BASE, found.profile)
+    )
+    assert abs(after) < 0.4 * abs(before)
+
+
+def test_it_says_what_the_runs_determined_and_what_is_still_prior(found):
+    habits = {habit.name: habit for habit in found.habits}
+    moved, unmoved = habits["matmul_rate_fraction_since_2022"], habits["fp8_matmul_rate_fraction"]
+    assert moved.determined == "by the runs"
+    assert moved.spread < 0.7 * moved.prior_spread
+    assert unmoved.determined == "still prior"
+    assert (unmoved.value, unmoved.spread) == (unmoved.prior, unmoved.prior_spread)
+
+
+def test_csv_and_json_lines_say_the_same(found, tmp_path):
+    (tmp_path / "runs.csv").write_text(csv_text(rows()[:4]))
+    (tmp_path / "runs.jsonl").write_text(jsonl_text(rows()[:4]))
+    for name in ("runs.csv", "runs.jsonl"):
+        again = perfmodel.fit_runs(tmp_path / name, profile=BASE)
+        assert again.error_left_out == pytest.approx(found.error_left_out, rel=1e-9)
+
+
+def test_what_is_saved_is_the_profile_and_every_verb_takes_it(tmp_path):
+    path = tmp_path / "mine.yaml"
+    found = perfmodel.fit_runs(rows()[:3], profile=BASE, save=path)
+    assert found.profile.name == "mine"
+    assert load_profile(path) == found.profile
+    run = rows()[0]
+    asked = {"model": run["model"], "cluster": run["chip"], "chips": 16, "global_batch": 64, "seq_len": 4096, "fsdp": 16}
+    assert perfmodel.predict(**asked, profile=path).step_time == pytest.approx(run["step_time"], rel=0.05)
+
+
+def test_intervals_narrow_with_the_runs():
+    def reach(profile):
+        request = Request(model="llama-3-8b", cluster="h100-sxm-80gb", chips=16, global_batch=64, seq_len=4096, profile=profile)
+        setting = setting_of_request(request)
+        interval, _ = confidence_in(setting, plan_in(setting, Knobs(fsdp=16)))
+        return math.log(interval.high / interval.low), interval.rests_on
+
+    one, many = (perfmodel.fit_runs(runs, profile=BASE).profile for runs in (rows()[1:2], rows()))
+    assert reach(many)[0] < reach(one)[0]
+    assert reach(many)[1].startswith("5 runs of your own")
+    assert reach(one)[1].startswith("1 run of your own")
+
+
+def test_a_run_that_the_others_do_not_explain_is_named_and_not_dropped():
+    slow = changed(3, step_time=rows()[3]["step_time"] * 2.0, id="broken")
+    found = perfmodel.fit_runs([*rows()[:3], rows()[4], slow], profile=BASE)
+    (outlier,) = found.outliers
+    assert outlier.id == "broken"
+    assert "slow link" in outlier.outlier
+    assert outlier.weight < 0.5
+    assert len(found.runs) == 5
+    assert found.profile.matmul_rate_fraction_since_2022 == pytest.approx(0.75, rel=0.15)
+
+
+def test_the_next_run_is_a_plan_on_the_same_chips_that_was_not_measured(found):
+    (suggested,) = found.next_runs
+    assert suggested.plan.num_chips == 16
+    assert suggested.spread_after < suggested.spread_before
+    assert suggested.plan not in {run.plan for run in found.runs}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([{"dp": 4}], r"chips=16: must equal dp=4 times tp\*pp\*cp=1, which is 4"),
+        ([{"tp": 3}], "chips=16: must equal dp=16 times tp=3, which is 48"),
+        ([{"dp": None, "tp": 3}], "chips=16: must be a multiple of tp=3"),
+        ([{"factor": 1000}], "looks like a time in milliseconds"),
+        ([{"factor": 1 / 60}], "looks like a time in minutes"),
+        ([{"model": "gpt2", "seq_len": 1024}], "unless its plan is another run's"),
+        ([{"framework": "torchtitan"}, {"framework": "nanotron"}], "a profile is of one framework"),
+        ([{"step_time": ""}], "none has a step time"),
+        ([{"step_time": "soon"}], "step_time='soon': must be a number and a unit"),
+        ([{"recompute": "some"}], "recompute=some: not known"),
+        ([{"seq_len": None}], "seq_len: is missing"),
+        ([{"chip": None}], "chip: is missing"),
+        ([], "must be files of measured runs"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_saves_nothing(changes, says, tmp_path):
+    runs = [changed(index, **each) for index, each in enumerate(changes)]
+    for run in runs:
+        run["step_time"] = run["step_time"] * run.pop("factor") if "factor" in run else run["step_time"]
+    with pytest.raises(InputError, match=says):
+        perfmodel.fit_runs(runs, profile=BASE if len(runs) < 2 else None, save=tmp_path / "mine.yaml")
+    assert not (tmp_path / "mine.yaml").exists()
