@@ -147,7 +147,7 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
     """The plans' axes on the network, and the blocks of each one's virtual stages."""
     first, tiers = plans[0], estimator.machine.tier_sizes
     if first.assignment is not None:
-        return assigned_grid(first.assignment, tiers), [estimator.stage_layers(first)]
+        return assigned_grid(first.assignment, first.layout.pp, tiers), [estimator.stage_layers(first)]
     grid = make_grid(
         {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
         [first.order],

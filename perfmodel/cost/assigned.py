@@ -76,7 +76,7 @@ def is_scattered(program: Program) -> bool:
     return any(derivation.left[tensor].cut_axes & TENSOR_AXES for tensor in program.handed_on)
 
 
-def assigned_grid(assignment: Assignment, tier_sizes: tuple[int, ...]) -> LayoutGrid:
+def assigned_grid(assignment: Assignment, pp: int, tier_sizes: tuple[int, ...]) -> LayoutGrid:
     """One column: the mesh of a stage by its own axes, stages one after another on the network.
 
     Axes that have the names of a rule set's are those; what others there are counts as data-parallel where only that is asked for.
@@ -86,7 +86,7 @@ def assigned_grid(assignment: Assignment, tier_sizes: tuple[int, ...]) -> Layout
     def column(value: int) -> np.ndarray:
         return np.array([float(value)])
 
-    degree = {axis: column(assignment.size(AXIS_PARTS.get(axis, ()))) for axis in DEFAULT_ORDER} | {"pp": column(assignment.num_stages)}
+    degree = {axis: column(assignment.size(AXIS_PARTS.get(axis, ()))) for axis in DEFAULT_ORDER} | {"pp": column(pp)}
     degree["dp_replicate"] = column(chips) / (degree["tp"] * degree["cp"] * degree["dp_shard"])
     inside: list[Mapping[str, np.ndarray]] = [
         {axis.name: column(axis.size if axis.tier <= tier else 1) for axis in assignment.axes} for tier in range(len(tier_sizes))
@@ -95,5 +95,5 @@ def assigned_grid(assignment: Assignment, tier_sizes: tuple[int, ...]) -> Layout
         degree=degree,
         fine={axis.name: column(axis.size) for axis in assignment.axes},
         inside=tuple(inside),
-        hop=tuple(np.where(column(chips * assignment.num_stages) <= size, 2.0, 1.0) for size in tier_sizes),
+        hop=tuple(np.where(column(chips * pp) <= size, 2.0, 1.0) for size in tier_sizes),
     )

@@ -234,21 +234,7 @@ def check_plan(plan: Plan) -> None:
             f"stage_layers={list(plan.stage_layers)}: must add up to num_hidden_layers={model.num_hidden_layers}, none negative; "
             "leave it out for even stages"
         )
-    if plan.virtual_stages > 1 and plan.schedule is not PipelineSchedule.INTERLEAVED:
-        raise InputError(
-            f"virtual_stages={plan.virtual_stages}: needs schedule=interleaved, not {plan.schedule}; add --schedule interleaved"
-        )
-    if plan.schedule is PipelineSchedule.INTERLEAVED:
-        if plan.virtual_stages < 2 or layout.pp < 2:
-            raise InputError(
-                f"schedule=interleaved: needs pp and virtual_stages of at least 2, not pp={layout.pp} and "
-                f"virtual_stages={plan.virtual_stages}; use 1f1b"
-            )
-        if plan.num_microbatches % layout.pp:
-            raise InputError(
-                f"schedule=interleaved: the number of microbatches {plan.num_microbatches} must be a multiple of pp={layout.pp}; "
-                "change micro_batch or use 1f1b"
-            )
+    _check_schedule(plan)
     if plan.zero is not ZeroStage.NONE and layout.dp_shard * layout.cp == 1:
         raise InputError(f"zero={int(plan.zero)}: needs dp_shard*cp of at least 2; use --dp-shard or --zero 0")
     if plan.zero is ZeroStage.NONE and layout.dp_shard > 1:
@@ -260,17 +246,37 @@ def check_plan(plan: Plan) -> None:
         )
 
 
+def _check_schedule(plan: Plan) -> None:
+    pp, virtual = plan.layout.pp, plan.virtual_stages
+    if virtual > 1 and plan.schedule is not PipelineSchedule.INTERLEAVED:
+        raise InputError(f"virtual_stages={virtual}: needs schedule=interleaved, not {plan.schedule}; add --schedule interleaved")
+    if plan.schedule is PipelineSchedule.INTERLEAVED:
+        if virtual < 2 or pp < 2:
+            raise InputError(
+                f"schedule=interleaved: needs pp and virtual_stages of at least 2, not pp={pp} and virtual_stages={virtual}; use 1f1b"
+            )
+        if plan.num_microbatches % pp:
+            raise InputError(
+                f"schedule=interleaved: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
+                "change micro_batch or use 1f1b"
+            )
+
+
 def _check_assigned(plan: Plan, assignment: Assignment) -> None:
     """A mesh of the chips of each stage, and a batch that microbatches divide; the graph's own rules are `check_assignment`'s."""
-    layout, batch = plan.layout, plan.job.global_batch
-    chips = assignment.num_stages * assignment.num_chips
+    layout, batch, virtual = plan.layout, plan.job.global_batch, plan.virtual_stages
+    if virtual < 1 or assignment.num_stages % virtual:
+        raise bad_field("virtual_stages", virtual, f"must divide the {assignment.num_stages} stages of the assignment", "use 1")
+    pp = assignment.num_stages // virtual
+    chips = pp * assignment.num_chips
     if chips != plan.num_chips:
         raise bad_field("num_chips", plan.num_chips, f"the assignment is for {chips} (stages times the mesh of one)", "correct one of them")
-    if layout != ParallelLayout(pp=assignment.num_stages):
+    if layout != ParallelLayout(pp=pp):
         degrees = "*".join(str(layout.degree(axis)) for axis in DEFAULT_ORDER)
-        raise bad_field("layout", degrees, "operators are cut over the mesh of the assignment", f"use pp={assignment.num_stages} alone")
+        raise bad_field("layout", degrees, "operators are cut over the mesh of the assignment", f"use pp={pp} alone")
     if plan.micro_batch < 1 or batch % plan.micro_batch:
         raise bad_field("micro_batch", plan.micro_batch, f"must divide global_batch={batch}", "use a divisor")
+    _check_schedule(plan)
 
 
 def assigned_plan(
@@ -282,27 +288,31 @@ def assigned_plan(
     zero: int = 0,
     recompute: Recompute = Recompute.NONE,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B,
+    virtual_stages: int = 1,
     attention: AttentionKernel = AttentionKernel.FLASH,
     profile: str = "megatron",
     calibration: str = "",
 ) -> Plan:
-    """A plan in which each operator has a sharding of its own; its stages, if there are several, run 1F1B."""
+    """A plan in which each operator has a sharding of its own. Of its stages each `virtual_stages` are on the same chips, stage k on
+    those with index k % pp."""
+    virtual_stages = whole(virtual_stages, "virtual_stages")
     for name, value, most in (("zero", zero, 3), ("micro_batch", micro_batch, job.global_batch)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise bad_field(name, shown(value), f"must be a whole number of {most} at most", "correct it")
     return Plan(
         job=job,
         cluster=text_of(cluster, "cluster", "its name"),
-        num_chips=assignment.num_stages * assignment.num_chips,
-        layout=ParallelLayout(pp=assignment.num_stages),
+        num_chips=assignment.num_stages // virtual_stages * assignment.num_chips,
+        layout=ParallelLayout(pp=max(1, assignment.num_stages // virtual_stages)),
         order=DEFAULT_ORDER,
         rules=_ASSIGNED,
         zero=ZeroStage(zero),
         micro_batch=micro_batch,
         recompute=_chosen(Recompute, "recompute", recompute),
         recompute_operators=_names(recompute_operators, "recompute_operators"),
-        schedule=PipelineSchedule.ONE_F_ONE_B,
-        virtual_stages=1,
+        schedule=_chosen(PipelineSchedule, "schedule", schedule),
+        virtual_stages=virtual_stages,
         stage_layers=(),
         attention=_chosen(AttentionKernel, "attention", attention),
         profile=text_of(profile, "profile", "its name"),

@@ -188,7 +188,7 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
 def _assigned(data: Any, job: TrainingJob, values: Mapping[str, Any], where: str) -> Plan:
     """The plan of a file in which each operator has a sharding of its own."""
     assignment = assignment_from_dict(data, where=f"{where}: assignment")
-    chips, stated = assignment.num_stages * assignment.num_chips, values["num_chips"]
+    chips, stated = assignment.num_stages // max(1, values["virtual_stages"]) * assignment.num_chips, values["num_chips"]
     if stated != chips:
         raise InputError(f"{where}: num_chips={stated}: the assignment is for {chips} (stages times the mesh of one); correct one of them")
     plan = assigned_plan(
@@ -198,7 +198,6 @@ def _assigned(data: Any, job: TrainingJob, values: Mapping[str, Any], where: str
         **{name: values[name] for name in _OF_ASSIGNED},
     )
     fixed = {axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}
-    fixed |= {name: getattr(plan, name) for name in ("schedule", "virtual_stages")}
     for name, value in fixed.items():
         if values[name] != value:
             rule = f"is {value} where every operator has a sharding of its own and there are {assignment.num_stages} stages"
@@ -206,7 +205,9 @@ def _assigned(data: Any, job: TrainingJob, values: Mapping[str, Any], where: str
     return plan
 
 
-_OF_ASSIGNED = ("micro_batch", "zero", "recompute", "recompute_operators", "attention", "profile", "calibration")
+_OF_ASSIGNED = (
+    *("micro_batch", "zero", "recompute", "recompute_operators", "schedule", "virtual_stages", "attention", "profile", "calibration"),
+)
 """What such a plan has besides."""
 
 

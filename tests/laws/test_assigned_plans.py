@@ -72,6 +72,13 @@ def test_so_does_one_that_keeps_weights_gathered_in_a_pipeline(rules: str, zero:
     _check("torchtitan", rules, zero, 4, 2)
 
 
+@pytest.mark.parametrize("profile", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_so_does_one_with_interleaved_stages(profile: str, rules: str, recompute: str) -> None:
+    _check(profile, rules, 1, 4, 2, virtual=2, recompute=Recompute(recompute))
+
+
 def _check(
     profile: str,
     rules: str,
@@ -82,6 +89,7 @@ def _check(
     recompute: Recompute = Recompute.NONE,
     attention: AttentionKernel = AttentionKernel.FLASH,
     replicas: int = 1,
+    virtual: int = 1,
 ) -> None:
     tp = 1 if rules in ("ddp", "ulysses") else 2
     cp = 2 if rules == "ulysses" else 1
@@ -104,6 +112,7 @@ def _check(
         profile=profile,
         recompute=recompute,
         attention=attention,
+        virtual_stages=virtual,
         **degrees,
     )
     uniform = make_estimator(job, cluster, machine, habits).predict(plan)
@@ -112,7 +121,7 @@ def _check(
     sizes = {"dp_replicate": replicas, "dp_shard": dp // replicas, "cp": cp, "tp_kv": tp, "tp_q": 1}
     assignment = Assignment(
         axes=tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items()),
-        stages=("token_embedding", "layer2.block_input") if pp > 1 else (),
+        stages=("token_embedding", *(f"layer{i}.block_input" for i in range(1, 4) if i % (4 // (pp * virtual)) == 0)) if pp > 1 else (),
         shardings={operator.name: load_rule_set(rules).sharding(operator) for operator in graph.operators},
     )
     network = TrainingJob(
@@ -128,6 +137,8 @@ def _check(
             zero=zero,
             recompute=recompute,
             attention=attention,
+            schedule=plan.schedule,
+            virtual_stages=virtual,
             profile=profile,
         )
     )

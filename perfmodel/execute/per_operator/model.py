@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod, sqrt
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -23,12 +24,12 @@ from perfmodel.execute.per_operator.interpret import Interpreter, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.padding import padded_network
 from perfmodel.execute.per_operator.parameters import KINDS
-from perfmodel.execute.per_operator.pipeline import StagePipeline
+from perfmodel.execute.per_operator.pipeline import NetworkStage, StagePipeline
 from perfmodel.execute.per_operator.redistribute import local_part
 from perfmodel.execute.per_operator.refuse import check_runnable
 from perfmodel.execute.zero.flat import Dtypes, dtypes_of
 from perfmodel.parallel.algebra.sharding import Held, Layout
-from perfmodel.parallel.layout import ParallelLayout, Recompute, ZeroStage
+from perfmodel.parallel.layout import ParallelLayout, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.parameters import parameter_units
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
@@ -44,7 +45,8 @@ def one_process(network: Graph, plan: Plan) -> Plan:
     """The plan in which nothing is cut, and nothing runs twice; its microbatches stay."""
     held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.cuts.held}
     whole = Assignment(axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
-    return replace(plan, num_chips=1, layout=ParallelLayout(), zero=ZeroStage.NONE, recompute=Recompute.NONE, assignment=whole)
+    alone: dict[str, Any] = {"layout": ParallelLayout(), "schedule": PipelineSchedule.ONE_F_ONE_B, "virtual_stages": 1}
+    return replace(plan, num_chips=1, zero=ZeroStage.NONE, recompute=Recompute.NONE, assignment=whole, **alone)
 
 
 def index_limit(network: Graph, tensor: str) -> int:
@@ -99,18 +101,20 @@ class NetworkProgram:
         check_runnable(network, plan, functions)
         self.worker, self.plan, self.given = worker, plan, network
         self.network = padded_network(network, plan)
-        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=max(1, len(plan.cuts.stages)), uses_dtensor=uses_dtensor)
+        self.mesh = NetworkMesh(worker, plan.cuts.axes, num_stages=plan.layout.pp, uses_dtensor=uses_dtensor)
         dtypes = dtypes_of(plan.job.precision) if dtype is None else Dtypes(weight=dtype, reduce=dtype, master=dtype)
         self.dtype = dtypes.weight
-        self.run = stage_runs(self.network, plan)[self.mesh.stage]
         self.derivation = derive_assigned(self.network, plan.cuts)
         self.producers, self.readers = self.network.producers(), self.network.readers()
         self.layouts: dict[str, Layout] = {}
         self.inputs: dict[tuple[str, Layout, int], torch.Tensor] = {}
+        runs = dict(enumerate(stage_runs(self.network, plan)))
+        runs = {index: run for index, run in runs.items() if index % plan.layout.pp == self.mesh.stage}
+        self.own = {index for run in runs.values() for index in range(*run)}
         parameters = self._fill(seed, dtypes.master)
         self.parameters = KINDS[plan.zero](
             parameters,
-            [unit for unit in parameter_units(self.network, plan) if unit.stage == self.mesh.stage],
+            [unit for unit in parameter_units(self.network, plan) if unit.stage in runs],
             plan,
             self.mesh,
             dtypes=dtypes,
@@ -118,24 +122,31 @@ class NetworkProgram:
             optimizer=Optimizer(optimizer or plan.job.optimizer),
             learning_rate=learning_rate,
         )
-        self.interpreter = Interpreter(
-            worker,
+        contexts = self._contexts(imitate)
+        self.stages = [self._stage(index, run, {**FUNCTIONS, **functions}, contexts) for index, run in runs.items()]
+        self.outputs = [name for stage in self.stages for name in stage.left if name not in self.readers]
+        self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
+
+    def _stage(
+        self, index: int, run: tuple[int, int], functions: Mapping[str, NetworkFunction], contexts: Mapping[int, OperatorContext]
+    ) -> NetworkStage:
+        interpreter = Interpreter(
+            self.worker,
             self.derivation,
-            plan,
+            self.plan,
             self.mesh,
-            self.run,
-            functions={**FUNCTIONS, **functions},
-            contexts=self._contexts(imitate),
+            run,
+            functions=functions,
+            contexts=contexts,
             parameter=self.parameters.read,
             given=lambda name, layout, microbatch: self.inputs[name, layout, microbatch],
         )
-        self.module = self.parameters.module(self.interpreter, sections_of(self.network, self.run))
-        self.outputs = [name for name in self.interpreter.left_for_others(*self.run) if name not in self.readers]
-        self.pipeline = StagePipeline(self) if self.mesh.num_stages > 1 else None
+        module = self.parameters.module(interpreter, index, sections_of(self.network, run))
+        return NetworkStage(index, run, interpreter, module)
 
     def _contexts(self, imitate: Plan | None) -> dict[int, OperatorContext]:
         found = {}
-        for index in range(*self.run):
+        for index in sorted(self.own):
             operator, original = self.network.operators[index], self.given.operators[index]
             copied = (
                 {}
@@ -158,7 +169,7 @@ class NetworkProgram:
         parameters = {}
         layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
-            reading = [(index, place) for index, place in self.readers.get(name, ()) if self.run[0] <= index < self.run[1]]
+            reading = [(index, place) for index, place in self.readers.get(name, ()) if index in self.own]
             if name in self.producers or not reading:
                 continue
             self.worker.beat(f"making {name}")
@@ -177,13 +188,16 @@ class NetworkProgram:
 
     # ------------------------------------------------------------------------------------------------------------- steps
 
-    def forward(self, values: Values, microbatch: int = 0, *, keep: Values | None = None) -> Values:
-        """What this stage leaves for others, or nobody reads; `values` has what comes from the stage before, `keep` gets every output."""
-        own = {tensor: self.interpreter.enter(tensor, value) for tensor, value in values.items()}
-        self.interpreter.kept = keep
-        if self.module is not None:
-            return self.module(own, microbatch)  # type: ignore[no-any-return]
-        self.interpreter.run(*self.run, own, microbatch)
+    def forward(self, values: Values, microbatch: int = 0, *, stage: NetworkStage | None = None, keep: Values | None = None) -> Values:
+        """What a stage (the first here) leaves for others, or nobody reads. `values`: what comes from the stage before; `keep`: where every
+        output goes."""
+        stage = stage or self.stages[0]
+        interpreter = stage.interpreter
+        own = {tensor: interpreter.enter(tensor, value) for tensor, value in values.items()}
+        interpreter.kept = keep
+        if stage.module is not None:
+            return stage.module(own, microbatch)  # type: ignore[no-any-return]
+        interpreter.run(*stage.run, own, microbatch)
         return own
 
     def loss(self, outputs: Values) -> torch.Tensor:
@@ -214,7 +228,7 @@ class NetworkProgram:
             for number in range(self.plan.num_microbatches):
                 outputs = self.forward({}, number)
                 self.worker.beat("backward")
-                self.parameters.begin_backward(number)
+                self.parameters.begin_backward(number, self.stages[0].index)
                 loss = self.loss(outputs)
                 shares.append(self.share(outputs))
                 del outputs

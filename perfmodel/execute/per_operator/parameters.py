@@ -77,8 +77,8 @@ class Parameters:
         """As an operator reads it now."""
         return self.tensors[name]
 
-    def module(self, interpreter: Interpreter, sections: Sequence[tuple[int, int]]) -> nn.Module | None:
-        """The stage as modules, where ZeRO needs them."""
+    def module(self, interpreter: Interpreter, stage: int, sections: Sequence[tuple[int, int]]) -> nn.Module | None:
+        """A stage as modules, where ZeRO needs them."""
         return None
 
     def begin_step(self) -> None:
@@ -91,8 +91,8 @@ class Parameters:
             if self.adds_up:
                 self.sums[name] = torch.zeros_like(parameter, dtype=self.dtypes.reduce)
 
-    def begin_backward(self, microbatch: int) -> None:
-        """Of a microbatch, which come in order."""
+    def begin_backward(self, microbatch: int, stage: int) -> None:
+        """Of a microbatch through a stage, where they come in order."""
 
     def finish_gradients(self) -> None:
         """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient."""
@@ -254,17 +254,6 @@ class _Holder(nn.Module):
         return self.inner(values, microbatch)  # type: ignore[no-any-return]
 
 
-class _Plain(nn.Module):
-    """Keeps the modules of `fully_shard` from torch's pipelines, which would reduce gradients once a step and keep weights gathered."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
-        return self.inner(values, microbatch)  # type: ignore[no-any-return]
-
-
 class ShardedParameters(Parameters):
     """ZeRO 2 and 3. Parameters that no axis cuts into shards are as those of ZeRO 0."""
 
@@ -276,20 +265,20 @@ class ShardedParameters(Parameters):
         self.holder_of: dict[str, _Holder] = {}
         self.unreduced = [name for unit in units if not unit.shard_axes for name in unit.parameters]
 
-    def module(self, interpreter: Interpreter, sections: Sequence[tuple[int, int]]) -> nn.Module:
+    def module(self, interpreter: Interpreter, stage: int, sections: Sequence[tuple[int, int]]) -> nn.Module:
         start, end = interpreter.run_of
-        modules = [self._held_by(number, Section(interpreter, *section)) for number, section in enumerate(sections)]
+        modules = [self._held_by(stage, number, Section(interpreter, *section)) for number, section in enumerate(sections)]
         wanted = [interpreter.wanted_from_before(*section) for section in sections]
         chain = Chain(modules, wanted, interpreter.left_for_others(start, end))
-        return _Plain(self._held_by(-1, chain))
+        return self._held_by(stage, -1, chain)
 
-    def _held_by(self, section: int, module: nn.Module) -> nn.Module:
+    def _held_by(self, stage: int, section: int, module: nn.Module) -> nn.Module:
         """The module inside one holder for each unit of the section."""
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if self.dtypes.has_master_copy:
             policy = MixedPrecisionPolicy(param_dtype=self.dtypes.weight, reduce_dtype=self.dtypes.reduce, cast_forward_inputs=False)
         for unit in self.units:
-            if unit.section != section or not unit.shard_axes:
+            if (unit.stage, unit.section) != (stage, section) or not unit.shard_axes:
                 continue
             module = holder = _Holder(unit, self.masters, module)
             for name in unit.parameters:
@@ -319,10 +308,12 @@ class ShardedParameters(Parameters):
         for _, parameter in self._sharded():
             parameter.grad = None
 
-    def begin_backward(self, microbatch: int) -> None:
+    def begin_backward(self, microbatch: int, stage: int) -> None:
         is_last = microbatch == self.times - 1
         for unit, holder in self.holders:
             assert isinstance(holder, FSDPModule)
+            if unit.stage != stage:
+                continue
             if self.adds_up_whole:
                 holder.set_requires_gradient_sync(is_last, recurse=False)
             if self.keeps_weights:

@@ -1,37 +1,83 @@
-"""A stage of a pipeline around a per-operator plan, under torch's schedules.
+"""Stages of a pipeline around a per-operator plan, under torch's schedules.
 
 A rank sends what it has of the tensor that crosses, as its producer left it, to the rank at its place in the next stage; that one
-redistributes it. Its gradient comes back resolved. 1F1B; with fewer microbatches than stages, where the two are one, torch's GPipe.
+redistributes it. Its gradient comes back resolved. With fewer microbatches than stages, where 1F1B and GPipe are one, torch's GPipe.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from perfmodel.execute.per_operator.interpret import Interpreter
 from perfmodel.execute.per_operator.redistribute import holding
+from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.per_operator.stages import stage_send
 
 if TYPE_CHECKING:
     from perfmodel.execute.per_operator.model import NetworkProgram
 
 
-class _StageModule(nn.Module):
-    """One microbatch of the stage; the last one returns its loss."""
+@dataclass(slots=True)
+class NetworkStage:
+    """Operators `run` of the network, stage `index` in their order; `module`: as modules, where ZeRO needs them."""
 
-    def __init__(self, pipeline: StagePipeline) -> None:
+    index: int
+    run: tuple[int, int]
+    interpreter: Interpreter
+    module: nn.Module | None
+
+    @property
+    def left(self) -> list[str]:
+        """What it makes for others, or for nobody."""
+        return self.interpreter.left_for_others(*self.run)
+
+
+class _StageModule(nn.Module):
+    """One microbatch of a stage; the last one returns its loss."""
+
+    def __init__(self, pipeline: StagePipeline, stage: NetworkStage) -> None:
         super().__init__()
-        self.pipeline = pipeline
-        if pipeline.program.module is not None:
-            self.inner = pipeline.program.module
+        self.pipeline, self.stage = pipeline, stage
+        program = pipeline.program
+        begin, end = stage.run
+        self.entering, self.first = self._crossing(begin) if begin else ("", torch.empty(1, dtype=torch.int64, device="meta"))
+        self.is_last = end == len(program.network.operators)
+        loss = torch.empty((), dtype=pipeline.loss_dtype, device="meta", requires_grad=True)
+        self.leaving, self.last = self._crossing(end) if not self.is_last else ("", loss)
+        if stage.module is not None:
+            self.inner = stage.module
+
+    def _crossing(self, start: int) -> tuple[str, torch.Tensor]:
+        """The tensor that enters the stage which begins there, by name and as one rank has it."""
+        program = self.pipeline.program
+        tensor, layout = stage_send(program.network, program.plan, start)
+        shape = [len(part) for part in holding(layout, program.network.tensors[tensor].shape, program.mesh)]
+        return tensor, torch.empty(shape, dtype=program.dtype, device="meta", requires_grad=True)
+
+    @property
+    def sent_elements(self) -> int:
+        """Of a microbatch: what it hands on, and the gradient of what it got."""
+        return (prod(self.first.shape) if self.entering else 0) + (prod(self.last.shape) if self.leaving else 0)
 
     def forward(self, received: torch.Tensor, *, microbatch: torch.Tensor) -> torch.Tensor:
-        return self.pipeline.forward(received, int(microbatch))
+        program, number = self.pipeline.program, int(microbatch)
+        outputs = program.forward({self.entering: received} if self.entering else {}, number, stage=self.stage)
+        if self.is_last:
+            self.pipeline.shares.append(program.share(outputs))
+            result = program.loss(outputs)
+        else:
+            result = outputs[self.leaving].contiguous()
+        if not result.requires_grad:  # nothing before it is trained: torch's schedules send a gradient back all the same
+            result = result.detach().requires_grad_()
+        result.register_hook(lambda gradient: program.parameters.begin_backward(number, self.stage.index))
+        return result
 
 
 class StagePipeline:
@@ -40,54 +86,39 @@ class StagePipeline:
     def __init__(self, program: NetworkProgram) -> None:
         self.program = program
         mesh, plan = program.mesh, program.plan
-        self.times, self.stage = plan.num_microbatches, mesh.stage
-        self.is_last = self.stage == mesh.num_stages - 1
-        begin, end = program.run
-        self.entering, first = self._crossing(begin) if self.stage else ("", torch.empty(1, dtype=torch.int64, device="meta"))
-        self.leaving, last = self._crossing(end) if not self.is_last else ("", torch.empty((), dtype=self._loss_dtype(), device="meta"))
-        self.sent_elements = self.times * sum(prod(each.shape) for each in (first, last) if each.requires_grad)
-        stage = PipelineStage(
-            _StageModule(self),
-            self.stage,
-            mesh.num_stages,
-            torch.device(program.worker.device),
-            input_args=(first,),
-            output_args=(last.requires_grad_(),),
-            group=mesh.stages_group(),
-        )
-        kind = Schedule1F1B if self.times >= mesh.num_stages else ScheduleGPipe
-        self.schedule = kind(stage, n_microbatches=self.times, loss_fn=lambda output, target: output, scale_grads=False)
+        self.times = plan.num_microbatches
+        self.loss_dtype = torch.promote_types(program.dtype, torch.float32)
         self.shares: list[torch.Tensor] = []
-
-    def _loss_dtype(self) -> torch.dtype:
-        return torch.promote_types(self.program.dtype, torch.float32)
-
-    def _crossing(self, start: int) -> tuple[str, torch.Tensor]:
-        """The tensor that enters the stage which begins there, by name and as one rank has it."""
-        program = self.program
-        tensor, layout = stage_send(program.network, program.plan, start)
-        shape = [len(part) for part in holding(layout, program.network.tensors[tensor].shape, program.mesh)]
-        return tensor, torch.empty(shape, dtype=program.dtype, device="meta", requires_grad=True)
-
-    def forward(self, received: torch.Tensor, microbatch: int) -> torch.Tensor:
-        program = self.program
-        outputs = program.forward({self.entering: received} if self.entering else {}, microbatch)
-        if self.is_last:
-            self.shares.append(program.share(outputs))
-            result = program.loss(outputs)
+        modules = [_StageModule(self, stage) for stage in program.stages]
+        self.has_first, self.has_last = not modules[0].entering, modules[-1].is_last
+        self.sent_elements = self.times * sum(module.sent_elements for module in modules)
+        stages = [
+            PipelineStage(
+                module,
+                module.stage.index,
+                plan.cuts.num_stages,
+                torch.device(program.worker.device),
+                input_args=(module.first,),
+                output_args=(module.last,),
+                group=mesh.stages_group(),
+            )
+            for module in modules
+        ]
+        options: dict[str, Any] = {"n_microbatches": self.times, "loss_fn": lambda output, target: output, "scale_grads": False}
+        self.schedule: Any
+        if plan.schedule is PipelineSchedule.INTERLEAVED:
+            self.schedule = ScheduleInterleaved1F1B(stages, **options)  # type: ignore[arg-type]
+        elif plan.schedule is PipelineSchedule.ONE_F_ONE_B and self.times >= mesh.num_stages:
+            self.schedule = Schedule1F1B(stages[0], **options)
         else:
-            result = outputs[self.leaving].contiguous()
-        if not result.requires_grad:  # nothing before it is trained: torch's schedules send a gradient back all the same
-            result = result.detach().requires_grad_()
-        result.register_hook(lambda gradient: program.parameters.begin_backward(microbatch))
-        return result
+            self.schedule = ScheduleGPipe(stages[0], **options)
 
     def run(self) -> torch.Tensor:
         """All microbatches, forward and backward; the local share of the loss."""
         self.shares = []
         numbers = torch.arange(self.times)
-        arguments = () if self.stage else (numbers.to(self.program.worker.device),)
-        keywords: dict[str, Any] = {"target": numbers, "losses": []} if self.is_last else {}
+        arguments = (numbers.to(self.program.worker.device),) if self.has_first else ()
+        keywords: dict[str, Any] = {"target": numbers, "losses": []} if self.has_last else {}
         self.schedule.step(*arguments, microbatch=numbers, return_outputs=False, **keywords)
-        zero = torch.zeros((), dtype=self._loss_dtype(), device=self.program.worker.device)
+        zero = torch.zeros((), dtype=self.loss_dtype, device=self.program.worker.device)
         return torch.stack(self.shares).sum() if self.shares else zero

@@ -146,7 +146,7 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
 
 
 def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
-    """What a rank of a stage must issue: `step_traffic` of the network with equal shares, repeats counted, without axes of size one."""
+    """What a rank of a pipeline must issue: `step_traffic` of its stages with equal shares, repeats counted, without axes of size one."""
     return _unpriced(_expected(network, plan, stage))
 
 
@@ -161,7 +161,8 @@ def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]
     """`expected_traffic`, each row with the bytes of its elements."""
     sizes = {axis.name: axis.size for axis in plan.cuts.axes}
     found: Counter[NetworkTraffic] = Counter()
-    for row in step_traffic(padded_network(network, plan), plan, stage):
+    padded = padded_network(network, plan)
+    for row in (row for number in range(stage, plan.cuts.num_stages, plan.layout.pp) for row in step_traffic(padded, plan, number)):
         axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
         if axes and row.num_elements and row.repeats:
             found[replace(row, axes=axes, repeats=1)] += row.repeats
@@ -172,7 +173,7 @@ def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | Rank
     """The rows that the ranks of each stage issued, each with the bytes of its elements; RunError unless they are those of the plan and
     those that torch's dispatcher saw."""
     found: Counter[NetworkTraffic] = Counter()
-    for stage in range(max(1, len(plan.cuts.stages))):
+    for stage in range(plan.layout.pp):
         first = stage * plan.cuts.num_chips
         found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.cuts.num_chips], first)), sizes)
     return tuple(replace(row, repeats=count) for row, count in found.items())

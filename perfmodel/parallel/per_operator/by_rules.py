@@ -12,7 +12,7 @@ from math import gcd
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout, output_layout
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, assigned_plan
@@ -39,24 +39,20 @@ def interpreter_reason(plan: Plan) -> str:
             f"with {','.join(DEFAULT_RECOMPUTE_OPERATORS)} recomputed or whole layers",
             "recompute=full",
         ),
-        (layout.pp > 1 and plan.schedule is not PipelineSchedule.ONE_F_ONE_B, "in a 1F1B pipeline", "schedule=1f1b"),
         (layout.pp > 1 and model.tie_word_embeddings, "with untied embeddings in a pipeline", "pp=1"),
         (layout.pp > 1 and plan.order != DEFAULT_ORDER, "with ranks in the usual order", f"order={'-'.join(DEFAULT_ORDER)}"),
         (0 in plan.stage_layers[:-1], "with a layer on every stage but the last", "even stages"),
     ):
         if is_so:
             return f"{only}; use {remedy}"
-    one = replace(plan, job=replace(plan.job, model=replace(model, num_hidden_layers=max(1, layout.pp))), stage_layers=_ones(layout.pp))
+    stages = layout.pp * plan.virtual_stages
+    one = replace(plan, job=replace(plan.job, model=replace(model, num_hidden_layers=stages)), stage_layers=(1,) * stages)
     try:
         graph = graph_of(one)
         check_assignment(plan_by_rules(one, graph).cuts, graph, needs_held=True)
     except InputError as error:
         return f"where they divide: {error}"
     return ""
-
-
-def _ones(stages: int) -> tuple[int, ...]:
-    return (1,) * stages
 
 
 def graph_of(plan: Plan) -> Graph:
@@ -92,6 +88,8 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
         zero=int(plan.zero),
         recompute=plan.recompute,
         recompute_operators=plan.recompute_operators,
+        schedule=plan.schedule,
+        virtual_stages=plan.virtual_stages,
         profile=plan.profile,
     )
 
@@ -117,5 +115,5 @@ def _stages(plan: Plan, graph: Graph) -> tuple[str, ...]:
         first.setdefault(operator.layer, operator.name)
     layers = [name for layer, name in first.items() if layer in graph.blocks]
     head = first[graph.operators[-1].layer]
-    starts = [sum(plan.stage_layers[:stage]) for stage in range(1, plan.layout.pp)]
+    starts = [sum(plan.stage_layers[:stage]) for stage in range(1, len(plan.stage_layers))]
     return (graph.operators[0].name, *(layers[start] if start < len(layers) else head for start in starts))

@@ -125,7 +125,7 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
 
 
 def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
-    """Collectives of a whole step on the ranks of a stage: of every microbatch, what is sent again, and what parameters send."""
+    """Collectives of a whole step that a stage issues on its ranks: of every microbatch, what is sent again, and what parameters send."""
     start, end = run = stage_runs(network, plan)[stage]
     again = issued_again(network, plan, run)
     names = {operator.name for operator in network.operators[start:end]}
