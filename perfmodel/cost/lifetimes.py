@@ -81,6 +81,7 @@ class _Backward:
             if is_read_later or (op is operators[-1] and op.name != graph.loss):
                 self.start(op)
         is_made = recompute is Recompute.NONE
+        lives = self.lives(held, operators, core if recompute is Recompute.SELECTIVE else set())
         # torch runs forward again when backward first asks for what it saved, others before backward begins
         lazily = self.profile.recompute_stops_early
         for op in reversed(operators):
@@ -95,10 +96,29 @@ class _Backward:
                 made = [k for k in held if k.is_dropped or k.is_made_twice]
                 self.add(always(k.amount for k in made))
                 self.run_again([op for op in operators if op.name in core], made, keeps_handed=True)
-            freed = [k for k in held if op.name in k.holders and not any(h in remaining and h != op.name for h in k.holders)]
-            times = [2.0 if recompute is Recompute.SELECTIVE and k.is_made_twice else 1.0 for k in freed]
-            self.step(op, incoming if lazily else self.arrived(op), list(zip(freed, times, strict=True)))
+            freed = [amount for amount, holders in lives if op.name in holders and holders & remaining == {op.name}]
+            self.step(op, incoming if lazily else self.arrived(op), freed)
             remaining.discard(op.name)
+
+    def lives(self, held: list[Kept], operators: list[Operator], core: set[str]) -> list[tuple[Amount, set[str]]]:
+        """What is kept or made again, and the operators whose backward passes it lives for.
+
+        Of what a recomputed function hands out and keeps itself, the first lives for its readers, the second for the function. What the
+        function is handed lives for all of it, beside copies that it makes.
+        """
+        inside = [op for op in operators if op.name in core]
+        made = {op.output.tensor for op in inside}
+        found: list[tuple[Amount, set[str]]] = []
+        for k in held:
+            within = core.intersection(k.holders)
+            holders = set(k.holders)
+            if k.is_made_twice and core:
+                found.append((k.amount, within))
+                holders -= within
+            if within and not k.is_dropped and k.tensor not in made and self.derivation.graph.producer(k.tensor) is not None:
+                holders |= {inside[0].name}
+            found.append((k.amount, holders))
+        return found
 
     def run_again(self, operators: list[Operator], made: list[Kept], *, keeps_handed: bool) -> None:
         """Forward, from what is kept: `made` is what it is run for, and lives already."""
@@ -130,7 +150,7 @@ class _Backward:
         itemsize = self.derivation.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
         return tuple(always([operand_bytes(self.derivation, op, operand, itemsize=itemsize, is_expanded=False)]))
 
-    def step(self, op: Operator, incoming: _Storage | None, freed: list[tuple[Kept, float]]) -> None:
+    def step(self, op: Operator, incoming: _Storage | None, freed: list[Amount]) -> None:
         graph = self.derivation.graph
         inputs = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
         weights = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.PARAMETER]
@@ -160,8 +180,7 @@ class _Backward:
         self.add(weight_terms)
         if incoming is not None:
             self.free(incoming)
-        for k, times in freed:
-            self.add(always([k.amount]), -times)
+        self.add(always(freed), -1.0)
         for operand, storage in made:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:

@@ -224,9 +224,9 @@ def build_graph(
     b.region = "layer"
     x = b.identity("block_input", "embedding_output.out")
     normed = b.norm("attention_norm", x) if model.pre_norm else x
+    mlp_in = b.norm("mlp_norm", x) if model.parallel_block and not model.shared_norm else normed
     attention_out = _attention(b, normed, attention=attention, drops=drops, weight_form_kv=weight_form_kv, shares_queries=shares_queries)
     if model.parallel_block:
-        mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)
         both = b.sum("parallel_add", [attention_out, _mlp(b, mlp_in)])
         if model.attention_output_bias:
             both = b.bias("o_proj", both, "b s_res h", "b s h", "h")

@@ -177,7 +177,28 @@ MOMENTS = {
     "attention that runs again copies what it was handed": (
         dict(num_chips=2, recompute="selective", attention="unfused", micro_batch=2),
         dict(batch=4, model=tiny("gpt2", num_hidden_layers=2, vocab_size=5)),
-        0.02,
+        0.01,
+    ),
+    "what attention that runs again was handed lives for all of it": (
+        dict(num_chips=8, tp=2, cp=4, recompute="selective", attention="unfused", micro_batch=2),
+        dict(
+            batch=2,
+            seq_len=64,
+            model=tiny(
+                num_hidden_layers=2, vocab_size=5, hidden_size=24, num_attention_heads=16, num_key_value_heads=8, intermediate_size=8
+            ),
+        ),
+        0.01,
+    ),
+    "what attention handed out has gone when it runs again": (
+        dict(num_chips=2, recompute="selective", micro_batch=2),
+        dict(batch=4, model=tiny(num_hidden_layers=2, vocab_size=5, hidden_size=16, intermediate_size=8)),
+        0.01,
+    ),
+    "of branches side by side both norms run first": (
+        dict(num_chips=2, recompute="full", micro_batch=2),
+        dict(batch=4, model=tiny("neox", num_hidden_layers=2, vocab_size=5, hidden_size=40, intermediate_size=8)),
+        0.01,
     ),
 }
 
