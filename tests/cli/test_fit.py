@@ -48,7 +48,7 @@ def test_what_rows_leave_out_is_said_once(call_json, tmp_path):
 
 
 def test_what_cannot_be_read_ends_with_a_sentence(call, tmp_path):
-    for content, says in (("", "is empty"), ("hello\nworld\n", "first line must name the columns"), ("{]\n", "not a JSON object")):
+    for content, says in (("", "is empty"), ("hello\nworld\n", "holds no step"), ("{]\n", "not a JSON object")):
         path = tmp_path / "runs.txt"
         path.write_text(content)
         code, out, err = call("fit", path, "--save", tmp_path / "mine.yaml")

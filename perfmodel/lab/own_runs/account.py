@@ -37,6 +37,10 @@ def fit_rows(
     profile    the one that the fit starts from; None: by the framework that the runs name
     """
     files = _with_plans(files, plans)
+    bare = [row.place for each in files for row in each.rows if each.needs_plan and "plan" not in row.values]
+    if bare and not defaults.keys() & {"model", "chips", "cluster"}:
+        remedy = "say what it ran: --plan PLAN.yaml (`perfmodel predict ... --save` writes one), or --model, --cluster and the rest"
+        raise InputError(f"{bare[0]}: gives step times only; {remedy}")
     rows = [row if "plan" in row.values else row.over(defaults) for each in files for row in each.rows]
     timed = [row for row in rows if has_time(row)]
     if not timed:

@@ -51,7 +51,7 @@ def run_of_row(row: Row, *, profile: str, calibration: str) -> OwnRun:
 def has_time(row: Row) -> bool:
     measured = row.values.get("measured")
     inner = measured if isinstance(measured, Mapping) else {}
-    return any(row.values.get(name) is not None for name in MEASURED) or any(
+    return any(row.values.get(name) is not None for name in (*MEASURED, "steps")) or any(
         inner.get(name) is not None for name in ("step_time_s", "tokens_per_s_per_chip")
     )
 
@@ -67,6 +67,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
         planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
     else:
         planned = _planned(row, framework, settings, calibration)
+    _check_logged(row, planned.plan)
     identity = row.values.get("id")
     return OwnRun(
         id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.place,
@@ -280,12 +281,24 @@ def _flash(row: Row) -> bool | None:
     return flag_of(value, "attention")
 
 
+def _check_logged(row: Row, plan: Plan) -> None:
+    """What a log or a trace says of its run must be what the plan beside it says."""
+    for name, own, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
+        said = row.values.get(name)
+        if said is not None and said != value:
+            raise bad_field(own, value, f"must be {said}, as the run itself wrote", "give the plan that it ran")
+
+
 def _step_time(row: Row, plan: Plan) -> float:
     """The measured step. [s]"""
     values = row.values
     measured = values.get("measured")
     if isinstance(measured, Mapping):  # a published run's
         values = {"step_time": measured.get("step_time_s"), "tokens_per_s_per_chip": measured.get("tokens_per_s_per_chip")}
+    if values.get("steps") is not None:  # a log's or a trace's
+        job = plan.job
+        amount = {"tokens": job.tokens_per_step / plan.num_chips, "samples": job.global_batch}.get(values["step_unit"])
+        return steady([each if amount is None else amount / each for each in values["steps"]])
     if values.get("step_times") is not None:
         return steady(_times(values["step_times"]), warmup=0 if "warmup" in values else None)
     if values.get("step_time") is not None:

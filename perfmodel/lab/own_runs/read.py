@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from perfmodel.foundation.errors import InputError, one_line, shown
 from perfmodel.foundation.files import open_input
 from perfmodel.foundation.values import check_path
 from perfmodel.lab.own_runs.columns import Row, is_beside, name_of
+from perfmodel.lab.own_runs.logs import row_of_log
+from perfmodel.lab.own_runs.trace import is_trace, row_of_trace
 from perfmodel.parallel.plan import Plan
 
 MAX_FILE_BYTES = 512 * 2**20
@@ -54,10 +57,12 @@ def read_rows(path: str | Path) -> RunFile:
     name = Path(path).name
     if not start:
         raise InputError(f"{one_line(path, 200)}: is empty; give measured runs as CSV, JSON lines, a log or a profiler's trace")
-    if start[:1] == b"{":
+    if start[:1] in b"{[" and is_trace(start):
+        found = _bare(*row_of_trace(content, name))
+    elif re.match(rb'\{\s*["}\]]|\{$', start):  # a dictionary that Python prints has other quotes
         found = _json_lines(_text(content, path), name)
     else:
-        found = _table(_text(content, path), name)
+        found = _table_or_log(content, path, name)
     if len(found.rows) > _MOST_RUNS:
         raise InputError(f"{one_line(path, 200)}: holds {len(found.rows):,} runs; give at most {_MOST_RUNS:,}")
     return found
@@ -93,6 +98,26 @@ def _text(content: bytes, path: str | Path) -> str:
         raise InputError(f"{one_line(path, 200)}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
+def _bare(row: Row, told: str) -> RunFile:
+    """Of a file that gives times only."""
+    return RunFile(rows=(row,), needs_plan=True, notes=(told,))
+
+
+def _table_or_log(content: bytes, path: str | Path, name: str) -> RunFile:
+    """A table's first line names columns that are known, and a log's does not."""
+    lines = content[: 2**16].decode("utf-8-sig", "replace").splitlines()
+    heading = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    cells = re.split(r"[,;\t]", heading)
+    if sum(bool(name_of(cell)) for cell in cells) >= min(len(cells), 2):
+        return _table(_text(content, path), name)
+    found = row_of_log(content.decode("utf-8", "replace"), name)
+    if found is None:
+        table = "a table whose first line names the columns, such as model,chip,chips,tp,dp,global_batch,seq_len,step_time"
+        logs = "a log with the steps of torchtitan, Megatron-LM, nanotron, DeepSpeed or HF Trainer"
+        raise InputError(f"{one_line(path, 200)}: holds no step; give {table}, JSON lines, {logs}, or a trace of torch's profiler")
+    return _bare(*found)
+
+
 def _json_lines(text: str, name: str) -> RunFile:
     rows: list[Row] = []
     unread: dict[str, None] = {}
@@ -125,7 +150,6 @@ def _table(text: str, name: str) -> RunFile:
             place = f"{name} line {reader.line_num}"
             if not columns:
                 columns = [cell.strip() for cell in cells]
-                _check_heading(columns, name)
                 continue
             if len(cells) != len(columns):
                 raise InputError(f"{place}: has {len(cells)} cells under {len(columns)} columns; correct the line")
@@ -134,12 +158,6 @@ def _table(text: str, name: str) -> RunFile:
     except csv.Error as error:
         raise InputError(f"{name} line {reader.line_num}: no table ({error}); correct the line") from None
     return RunFile(rows=rows, unread=tuple(unread))
-
-
-def _check_heading(columns: Sequence[str], name: str) -> None:
-    if not any(name_of(column) for column in columns):
-        wanted = "its first line must name the columns, such as model,chip,chips,tp,dp,global_batch,seq_len,step_time"
-        raise InputError(f"{name}: neither a table of runs nor JSON lines, and no step times of a log that is known; {wanted}")
 
 
 def _named(data: Mapping[str, Any], unread: dict[str, None], place: str) -> dict[str, Any]:
