@@ -13,6 +13,7 @@ from perfmodel.parallel.algebra.sharding import FINE_AXES, TENSOR_AXES
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.per_operator.by_rules import graph_of, plan_by_rules
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
+from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.results import CollectiveCount, Measurement
 
@@ -91,7 +92,9 @@ def measurement_of(plan: Plan, found: NetworkMeasurement) -> Measurement:
 
 
 def _whole_axes(axes: Collection[str]) -> str:
-    """Their names joined; the parts of tp are tp."""
+    """Their names joined; the parts of tp are tp, stages lie along pp."""
+    if STAGES in axes:
+        return "pp"
     return "+".join(dict.fromkeys("tp" if axis in TENSOR_AXES else axis for axis in FINE_AXES if axis in axes))
 
 

@@ -16,6 +16,7 @@ from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import assigned_plan, make_plan
 from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision, TrainingJob
 from perfmodel.workload.models import load_model
@@ -79,6 +80,12 @@ def test_so_does_one_with_interleaved_stages(profile: str, rules: str, recompute
     _check(profile, rules, 1, 4, 2, virtual=2, recompute=Recompute(recompute))
 
 
+@pytest.mark.parametrize("rules", ["ddp", "megatron-sp"])
+@pytest.mark.parametrize(("zero", "pp"), [(0, 1), (3, 1), (0, 2), (1, 2), (3, 2)])
+def test_so_does_one_with_tied_embeddings(rules: str, zero: int, pp: int) -> None:
+    _check("torchtitan", rules, zero, 4, pp, model=replace(_MODEL, tie_word_embeddings=True))
+
+
 def _check(
     profile: str,
     rules: str,
@@ -90,6 +97,7 @@ def _check(
     attention: AttentionKernel = AttentionKernel.FLASH,
     replicas: int = 1,
     virtual: int = 1,
+    model: TransformerConfig = _MODEL,
 ) -> None:
     tp = 1 if rules in ("ddp", "ulysses") else 2
     cp = 2 if rules == "ulysses" else 1
@@ -97,7 +105,7 @@ def _check(
     precision = Precision.FP32 if profile == "nanotron" else Precision.BF16_MIXED
     cluster, habits = load_cluster("dgx-h100").with_chips(8), load_profile(profile)
     machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=PRECISION_POLICIES[precision].compute)
-    job = TrainingJob(model=_MODEL, global_batch=2 * dp * microbatches, seq_len=2048, precision=precision, optimizer=Optimizer.ADAMW)
+    job = TrainingJob(model=model, global_batch=2 * dp * microbatches, seq_len=2048, precision=precision, optimizer=Optimizer.ADAMW)
     replicas = replicas if zero else dp
     degrees = {"dp_shard": dp // replicas, "dp_replicate": replicas, "zero": zero}
     plan = make_plan(

@@ -158,6 +158,15 @@ class NetworkMesh:
                     self.worker.cache[key] = group
         return self.worker.cache[key]  # type: ignore[no-any-return]
 
+    def holders_group(self, stages: Iterable[int]) -> dist.ProcessGroup:
+        """The ranks at this one's place in these stages. Every rank of the world must ask, for all of them in the same order."""
+        chosen = sorted({stage % self.num_stages for stage in stages})
+        key = ("network holders", self.num_stages, self.num_ranks, *chosen)
+        if key not in self.worker.cache:
+            groups = [dist.new_group([stage * self.num_ranks + rank for stage in chosen]) for rank in range(self.num_ranks)]
+            self.worker.cache[key] = groups[self.rank]
+        return self.worker.cache[key]  # type: ignore[no-any-return]
+
     def world_rank(self, rank: int) -> int:
         """Of a rank of this stage."""
         return self.stage * self.num_ranks + rank
@@ -179,7 +188,7 @@ class NetworkMesh:
             return
         row = NetworkTraffic(
             kind=kind,
-            axes=(chosen := frozenset(axis for axis in axes if self.sizes[axis] > 1)),
+            axes=(chosen := frozenset(axis for axis in axes if axis == STAGES or self.sizes[axis] > 1)),
             num_elements=float(num_elements),
             phase=purpose.phase,
             tensor=purpose.tensor,

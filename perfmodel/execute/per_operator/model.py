@@ -111,10 +111,14 @@ class NetworkProgram:
         runs = dict(enumerate(stage_runs(self.network, plan)))
         runs = {index: run for index, run in runs.items() if index % plan.layout.pp == self.mesh.stage}
         self.own = {index for run in runs.values() for index in range(*run)}
+        units = parameter_units(self.network, plan)
+        for unit in units:
+            if len(unit.holders) > 1:
+                self.mesh.holders_group(unit.holders)
         parameters = self._fill(seed, dtypes.master)
         self.parameters = KINDS[plan.zero](
             parameters,
-            [unit for unit in parameter_units(self.network, plan) if unit.stage in runs],
+            [unit for unit in units if unit.stage in runs],
             plan,
             self.mesh,
             dtypes=dtypes,

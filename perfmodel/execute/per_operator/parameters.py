@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,7 +24,7 @@ from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
 from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, state_of
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.per_operator.parameters import ParameterUnit, unit_traffic
+from perfmodel.parallel.per_operator.parameters import ParameterUnit, tied_traffic, unit_traffic
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import Optimizer
@@ -95,6 +96,24 @@ class Parameters:
         """Of a microbatch through a stage, where they come in order."""
 
     def finish_gradients(self) -> None:
+        """Of all microbatches together."""
+        self._reduce()
+        for unit in self.units:
+            if len(unit.holders) > 1:
+                row = tied_traffic(unit, self.plan.zero)
+                for gradient in self._kept_gradients(unit):
+                    purpose = Purpose(row.phase, row.tensor, row.operator, row.what)
+                    self.mesh.note(row.kind, row.axes, row.num_elements, purpose, issued=gradient.numel())
+                    dist.all_reduce(gradient, group=self.mesh.holders_group(unit.holders))
+
+    def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
+        """As this rank has them, reduced."""
+        for name in unit.parameters:
+            gradient = self.sums[name] if self.adds_up else self.tensors[name].grad
+            assert gradient is not None
+            yield gradient
+
+    def _reduce(self) -> None:
         """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient."""
         if not self.adds_up:
             self._part_gradients()
@@ -117,8 +136,7 @@ class Parameters:
             if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
                 parameter.grad = parameter.grad.clone()
             seen.add(where)
-            if self.axes[name]:
-                parameter.grad = parameter.grad.contiguous()
+            parameter.grad = parameter.grad.contiguous()
 
     def update(self) -> None:
         if not self.learning_rate:
@@ -204,7 +222,10 @@ class FlatParameters(Parameters):
             for name in unit.parameters:
                 self.tensors[name].grad = None if self.adds_up else self.sums[name]
 
-    def finish_gradients(self) -> None:
+    def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
+        yield from (flat.gradients[flat.shard] for own, flat in self.flat if own is unit)
+
+    def _reduce(self) -> None:
         for _, flat in self.flat:
             flat.launch()
         for unit, flat in self.flat:
@@ -321,8 +342,18 @@ class ShardedParameters(Parameters):
             if unit.replica_axes:
                 holder.set_requires_all_reduce(is_last, recurse=False)
 
-    def finish_gradients(self) -> None:
-        super().finish_gradients()
+    def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
+        if not unit.shard_axes:
+            yield from super()._kept_gradients(unit)
+            return
+        for name in unit.parameters:
+            holder = self.holder_of[name]
+            gradient = holder.get_parameter(holder.places[name]).grad
+            assert isinstance(gradient, DTensor)
+            yield gradient.to_local()
+
+    def _reduce(self) -> None:
+        super()._reduce()
         for unit, _ in self.holders:
             self._note(unit, together=False)
 

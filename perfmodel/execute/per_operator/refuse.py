@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.parallel.per_operator.assignment import check_assignment
+from perfmodel.parallel.per_operator.parameters import holding_stages
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
@@ -45,6 +46,10 @@ def check_runnable(network: Graph, plan: Plan, further_kinds: Collection[str] = 
             )
     derive_assigned(network, plan.cuts)
     runs, readers = stage_runs(network, plan), network.readers()
+    for parameter in network.tied:
+        stages = holding_stages(network, runs, parameter)
+        if len({stage % plan.layout.pp for stage in stages}) < len(stages):
+            raise bad_field("stages", parameter, "is read in two stages of one rank", "use other stages, or virtual_stages=1")
     for operator in network.operators[: runs[-1][0]]:
         if operator.output.tensor not in readers:
             rule = "ends in an earlier stage than the last: a pipeline hands on one tensor alone"

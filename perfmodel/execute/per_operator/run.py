@@ -159,7 +159,7 @@ def _unpriced(rows: Counter[NetworkTraffic]) -> Counter[NetworkTraffic]:
 
 def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]:
     """`expected_traffic`, each row with the bytes of its elements."""
-    sizes = {axis.name: axis.size for axis in plan.cuts.axes}
+    sizes = {axis.name: axis.size for axis in plan.cuts.axes} | {STAGES: plan.layout.pp}
     found: Counter[NetworkTraffic] = Counter()
     padded = padded_network(network, plan)
     for row in (row for number in range(stage, plan.cuts.num_stages, plan.layout.pp) for row in step_traffic(padded, plan, number)):
@@ -193,7 +193,7 @@ def _compare_stage(
                 f"network check: rank {number} issued other collectives than the plan's traffic: "
                 f"missing {_describe(missing)}; too many {_describe(extra)}"
             )
-    order = [axis.name for axis in plan.cuts.axes]
+    order = [*(axis.name for axis in plan.cuts.axes), STAGES]
     noted: dict[tuple[str, str], tuple[int, float]] = {}
     for row, count in priced.items():
         key = (str(row.kind), "+".join(sorted(row.axes, key=order.index)))

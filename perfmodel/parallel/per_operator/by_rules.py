@@ -39,7 +39,6 @@ def interpreter_reason(plan: Plan) -> str:
             f"with {','.join(DEFAULT_RECOMPUTE_OPERATORS)} recomputed or whole layers",
             "recompute=full",
         ),
-        (layout.pp > 1 and model.tie_word_embeddings, "with untied embeddings in a pipeline", "pp=1"),
         (layout.pp > 1 and plan.order != DEFAULT_ORDER, "with ranks in the usual order", f"order={'-'.join(DEFAULT_ORDER)}"),
         (0 in plan.stage_layers[:-1], "with a layer on every stage but the last", "even stages"),
     ):

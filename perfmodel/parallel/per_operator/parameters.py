@@ -8,13 +8,14 @@ gradient is all-reduced by itself, once a step. With it, a unit's gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.parameters import shard_axes
 from perfmodel.parallel.algebra.sharding import Layout
+from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.per_operator.recompute import issued_again
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic, derive_assigned, network_traffic
@@ -29,11 +30,13 @@ class ParameterUnit:
     axes      on which the gradients are partial; shards lie over `shard_axes` of them, and are the same on the others
     ways      shards that each parameter is cut into
     stage     of the pipeline
+    holders   all stages that hold it: of a tied parameter, which is a unit of its own, several
     section   its place in the stage; -1: parameters that several sections read
     shapes    of what one rank holds of each without ZeRO
     """
 
     stage: int
+    holders: tuple[int, ...]
     section: int
     axes: frozenset[str]
     ways: int
@@ -63,21 +66,23 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Every unit of every stage, those of one rank alone too, in the order of the operators."""
     derivation = derive_assigned(network, plan.cuts)
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
-    groups: dict[tuple[int, int, frozenset[str]], list[str]] = {}
+    groups: dict[tuple[int, tuple[int, ...], int, frozenset[str]], list[str]] = {}
     runs = stage_runs(network, plan)
     for stage, run in enumerate(runs):
         section_of = {i: number for number, (start, end) in enumerate(sections_of(network, run)) for i in range(start, end)}
         for name, layout in layouts.items():
-            reading = [index for index, _ in network.readers()[name]]
-            if not run[0] <= reading[0] < run[1]:
+            reading = [index for index, _ in network.readers()[name] if run[0] <= index < run[1]]
+            if not reading:
                 continue
+            holders = holding_stages(network, runs, name)
             sections = {section_of[index] for index in reading}
             section = sections.pop() if len(sections) == 1 else -1
             axes = frozenset(axis for axis in layout.partial if plan.cuts.size((axis,)) > 1)
-            groups.setdefault((stage, section, axes), []).append(name)
+            groups.setdefault((stage, holders, section, axes), []).append(name)
     return tuple(
         ParameterUnit(
             stage=stage,
+            holders=holders,
             section=section,
             axes=axes,
             ways=plan.cuts.size(shard_axes(axes)),
@@ -85,8 +90,14 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
             operator=network.operators[network.readers()[names[0]][0][0]].name,
         )
-        for (stage, section, axes), names in groups.items()
+        for (stage, holders, section, axes), names in groups.items()
     )
+
+
+def holding_stages(network: Graph, runs: Sequence[tuple[int, int]], parameter: str) -> tuple[int, ...]:
+    """The stages that read it."""
+    reading = [index for index, _ in network.readers()[parameter]]
+    return tuple(stage for stage, (start, end) in enumerate(runs) if any(start <= index < end for index in reading))
 
 
 def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[int, ...]:
@@ -124,6 +135,20 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
         yield replace(row, kind=CollectiveKind.ALL_GATHER, phase=phase, what="weights", repeats=gathers)
 
 
+def tied_traffic(unit: ParameterUnit, zero: int) -> NetworkTraffic:
+    """A tied parameter's gradient, or the shard of it, is added up over the stages that hold it."""
+    return NetworkTraffic(
+        kind=CollectiveKind.ALL_REDUCE,
+        axes=frozenset((STAGES,)),
+        num_elements=float(unit.num_elements) / (unit.ways if zero else 1),
+        phase=Pass.BACKWARD,
+        tensor=unit.parameters[0],
+        operator=unit.operator,
+        what="gradient",
+        itemsize=-1.0,
+    )
+
+
 def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTraffic, ...]:
     """Collectives of a whole step that a stage issues on its ranks: of every microbatch, what is sent again, and what parameters send."""
     start, end = run = stage_runs(network, plan)[stage]
@@ -134,15 +159,18 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
     def is_inside(row: NetworkTraffic) -> bool:
         if row.what == "edge" and row.tensor in plan.cuts.held and network.operators[producers[row.tensor]].name == row.operator:
             return start <= readers[row.tensor][0][0] < end  # what crosses to a stage is sent as it was left, and redistributed there
+        if row.what == "gradient":
+            return any(start <= index < end for index, _ in readers[row.tensor])
         return row.operator in names
 
-    units = [unit for unit in parameter_units(network, plan) if unit.stage == stage] if plan.zero else []
+    units = [unit for unit in parameter_units(network, plan) if unit.stage == stage] if plan.zero or plan.layout.pp > 1 else []
     alone = {name for unit in units if plan.zero >= 2 and not unit.shard_axes for name in unit.parameters}
     found = [
         row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches * (1 + again(row)))
         for row in network_traffic(network, plan)
         if is_inside(row) and (row.what != "gradient" or not plan.zero or row.tensor in alone)
     ]
-    for unit in units:
+    found.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1)
+    for unit in units if plan.zero else ():
         found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
     return tuple(found)

@@ -7,6 +7,7 @@ A stage is a run of blocks, and what goes from stage to stage is that tensor, as
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 import numpy as np
 
@@ -27,8 +28,9 @@ def crossing(network: Graph, position: int) -> list[str]:
     return found
 
 
-def blocks_of(network: Graph) -> list[tuple[int, int]]:
-    """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side."""
+def blocks_of(network: Graph, *, spanning: Collection[str] = ()) -> list[tuple[int, int]]:
+    """Runs [start, end) of operators between the places where one tensor alone goes on and every parameter stays on one side, but for
+    those that may be on several stages (`spanning`)."""
     count = len(network.operators)
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -36,7 +38,7 @@ def blocks_of(network: Graph) -> list[tuple[int, int]]:
     for index, operator in enumerate(network.operators):
         for operand in operator.inputs:
             role = network.tensors[operand.tensor].role
-            if operand.tensor in producers or role is TensorRole.PARAMETER:
+            if operand.tensor in producers or (role is TensorRole.PARAMETER and operand.tensor not in spanning):
                 first.setdefault(operand.tensor, producers.get(operand.tensor, index))
                 last[operand.tensor] = index
     live = np.zeros(count + 1, dtype=np.int64)
@@ -51,11 +53,14 @@ def blocks_of(network: Graph) -> list[tuple[int, int]]:
 
 
 def stage_runs(network: Graph, plan: Plan) -> list[tuple[int, int]]:
-    """Operators [start, end) of each stage; one run where there is no pipeline. InputError where the plan's stages cannot be cut so."""
+    """Operators [start, end) of each stage; one run where there is no pipeline. InputError where the plan's stages cannot be cut so.
+
+    Stages may share a tied parameter, of which each has a copy.
+    """
     if not plan.cuts.stages:
         return [(0, len(network.operators))]
     names = [operator.name for operator in network.operators]
-    starts = {names[start]: start for start, _ in blocks_of(network)}
+    starts = {names[start]: start for start, _ in blocks_of(network, spanning=network.tied)}
     for name in plan.cuts.stages:
         if name not in starts:
             raise bad_field("stages", name, "no stage can begin there", "one begins where one tensor alone goes on; search again and save")

@@ -72,6 +72,8 @@ def test_both_ways_compute_the_same(variant):
         ("llama", dict(pp=2, dp_shard=2, zero=3)),
         ("llama", dict(pp=2, dp_shard=2, zero=3, virtual_stages=2)),
         ("llama", dict(pp=2, tp=2, micro_batch=4, schedule="gpipe")),
+        ("gpt2", dict(pp=2, dp_shard=2, zero=1)),
+        ("qwen3", dict(pp=2, dp_shard=2, zero=3)),
         ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2, recompute="full")),
         ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2, recompute="full", sequence_parallel=False)),
         ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, recompute="selective", attention="unfused")),
