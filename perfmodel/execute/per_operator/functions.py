@@ -193,8 +193,11 @@ def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     if queries:
         rows = context.positions(queries, x.shape[dims.index(queries)], x.device)
         columns = context.positions(over, x.shape[position], x.device)
-        mask = columns[None, :] > rows[:, None]
-        hidden = aligned(mask, Operand(tensor="", dims=(queries, over)), dims)
+        hidden = aligned(~_seen(rows, columns, _window(context)), Operand(tensor="", dims=(queries, over)), dims)
+    if operator.settings.get("alibi", False):
+        g, r = (dim for dim in dims if dim not in (dims[0], queries, over))
+        bias = _alibi(x, context, (g, x.shape[dims.index(g)]), (r, x.shape[dims.index(r)]), columns)
+        x, scale = x * scale + aligned(bias, Operand(tensor="", dims=(g, r, over)), dims), 1.0
     if context.parts(over) == 1:
         values = x if scale == 1.0 else x * scale
         return torch.softmax(values if hidden is None else values.masked_fill(hidden, -torch.inf), position)
@@ -260,43 +263,56 @@ def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 
 def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]."""
+    """q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]; q may be a chunk of the sequence, whose later keys are never looked at."""
     q, k, v = inputs
     settings = context.operator.settings
     batch, queries, groups, shared, depth = q.shape
-    keys = k.shape[1]
+    _, dim, g, r, _ = context.operator.inputs[0].dims
+    keys, is_causal = k.shape[1], bool(settings["causal"])
+    if is_causal and context.parts(dim) > 1:
+        keys = (context.index(dim) + 1) * queries
+        k, v = k[:, :keys], v[:, :keys]
     heads = q.permute(0, 2, 3, 1, 4).reshape(batch, groups * shared, queries, depth)
     keys_values = [x.transpose(1, 2) for x in (k, v)]
-    window, mask = int(settings["window"]), None  # type: ignore[arg-type]
-    if window:
-        distance = torch.arange(queries, device=q.device)[:, None] - torch.arange(keys, device=q.device)[None, :]
-        mask = (distance >= 0) & (distance < window)
+    mask, columns = None, torch.arange(keys, device=q.device)
+    if is_causal and (queries != keys or _window(context)):
+        mask = _seen(context.positions(dim, queries, q.device), columns, _window(context))
     if settings.get("alibi", False):
-        mask = _alibi(q, keys, context)
+        seen = _seen(context.positions(dim, queries, q.device), columns, 0)
+        mask = _alibi(q, context, (g, groups), (r, shared), columns).flatten(0, 1)[:, None].masked_fill(~seen, -torch.inf)
     if mask is not None and shared > 1:  # the fused kernels that take a mask want as many key heads as query heads
         keys_values = [x.repeat_interleave(shared, dim=1) for x in keys_values]
-    is_causal = bool(settings["causal"]) and mask is None
     gqa = mask is None and shared > 1
     scale = float(settings["scale"])  # type: ignore[arg-type]
     result = F.scaled_dot_product_attention(
-        heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
+        heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
     )
     return result.view(batch, groups, shared, queries, depth).permute(0, 3, 1, 2, 4)
 
 
-def _alibi(q: torch.Tensor, keys: int, context: OperatorContext) -> torch.Tensor:
-    """What is added to the scores [heads, queries, keys] of the local heads: slopes times the distance to the last key, later keys hidden.
+def _window(context: OperatorContext) -> int:
+    """Keys that a query sees at most; 0: all before it."""
+    return int(context.operator.settings.get("window", 0))  # type: ignore[arg-type]
+
+
+def _seen(rows: torch.Tensor, columns: torch.Tensor, window: int) -> torch.Tensor:
+    """[queries, keys]: which keys each query sees, by their places in the sequence."""
+    distance = rows[:, None] - columns[None, :]
+    return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
+def _alibi(
+    like: torch.Tensor, context: OperatorContext, groups: tuple[str, int], shared: tuple[str, int], columns: torch.Tensor
+) -> torch.Tensor:
+    """What is added to the scores [groups, shared, keys] of the local heads: slopes times the distance to the last key.
 
     Scores less the same number for all keys have the same softmax: the distance to the query need not be told.
+    groups, shared   dim and local size of the heads
     """
-    operator = context.operator
-    _, queries, groups, shared, _ = q.shape
-    _, _, g, r, *_ = operator.inputs[0].dims
-    heads = context.positions(g, groups, q.device)[:, None] * operator.dims[r] + context.positions(r, shared, q.device)[None, :]
-    slopes = alibi_slopes(operator.dims[g] * operator.dims[r])[heads.flatten().cpu()].to(q)
-    bias = slopes[:, None, None] * torch.arange(1 - keys, 1, device=q.device).to(q)
-    hidden = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(keys - queries + 1)
-    return bias.masked_fill(hidden, -torch.inf)
+    dims, device = context.operator.dims, like.device
+    heads = context.positions(*groups, device)[:, None] * dims[shared[0]] + context.positions(*shared, device)[None, :]
+    slopes = alibi_slopes(dims[groups[0]] * dims[shared[0]])[heads.flatten().cpu()].to(like).view(heads.shape)
+    return slopes[:, :, None] * (columns - columns[-1]).to(like)
 
 
 def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:

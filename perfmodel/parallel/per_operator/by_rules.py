@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import gcd
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.algebra.sharding import Held, Sharding, gradient_layout, input_layout, output_layout
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, Held, Sharding, gradient_layout, input_layout, output_layout
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
@@ -25,21 +25,14 @@ from perfmodel.workload.networks.language_model import transformer_network
 def interpreter_reason(plan: Plan) -> str:
     """What keeps the interpreter from a plan of a decoder, as what it runs and what to use instead; empty if nothing does."""
     layout, model = plan.layout, plan.job.transformer
-    biased = model.position == "alibi" or model.sliding_window > 0
     for is_so, only, remedy in (
         (plan.job.precision is Precision.FP16_MIXED, "without the loss scaling that fp16-mixed needs", "precision=bf16-mixed"),
-        (layout.cp > 1, "without context parallelism", "cp=1"),
-        (
-            plan.attention is not AttentionKernel.FLASH and biased,
-            "with fused attention where scores have a bias or a window",
-            "attention=flash",
-        ),
         (
             plan.recompute is Recompute.SELECTIVE and plan.recompute_operators != DEFAULT_RECOMPUTE_OPERATORS,
             f"with {','.join(DEFAULT_RECOMPUTE_OPERATORS)} recomputed or whole layers",
             "recompute=full",
         ),
-        (layout.pp > 1 and plan.order != DEFAULT_ORDER, "with ranks in the usual order", f"order={'-'.join(DEFAULT_ORDER)}"),
+        (layout.pp > 1 and plan.order[-1] != "pp", "with stages one after another", f"order={'-'.join(DEFAULT_ORDER)}"),
         (0 in plan.stage_layers[:-1], "with a layer on every stage but the last", "even stages"),
     ):
         if is_so:
@@ -61,7 +54,9 @@ def graph_of(plan: Plan) -> Graph:
 
 
 _graph = lru_cache(maxsize=8)(
-    lambda model, batch, seq_len, fused: transformer_network(model, batch=batch, seq_len=seq_len, fused_attention=fused)
+    lambda model, batch, seq_len, fused: transformer_network(
+        model, batch=batch, seq_len=seq_len, fused_attention=fused, shares_queries=True
+    )
 )
 
 
@@ -70,7 +65,8 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
     layout = plan.layout
     tp_kv = gcd(layout.tp, plan.job.transformer.num_key_value_heads)
     sizes = {"dp_replicate": layout.dp_replicate, "dp_shard": layout.dp_shard, "cp": layout.cp, "tp_kv": tp_kv, "tp_q": layout.tp // tp_kv}
-    axes = tuple(MeshAxis(name=name, size=size, tier=0) for name, size in sizes.items() if size > 1)
+    inside = [part for axis in reversed(plan.order) if axis != "pp" for part in AXIS_PARTS.get(axis, (axis,))]
+    axes = tuple(MeshAxis(name=name, size=sizes[name], tier=0) for name in inside if sizes[name] > 1)
     names = {axis.name for axis in axes}
     shardings: dict[str, Sharding] = {}
     for operator in graph.operators:

@@ -48,12 +48,18 @@ def language_model(
 
 
 def transformer_network(
-    config: TransformerConfig, *, batch: int, seq_len: int, fused_attention: bool = True, dropout: bool = False
+    config: TransformerConfig,
+    *,
+    batch: int,
+    seq_len: int,
+    fused_attention: bool = True,
+    dropout: bool = False,
+    shares_queries: bool = False,
 ) -> Graph:
     """One training step on `batch` sequences. Operators of layer 3 are `layer3.q_proj` and so on.
 
     Work is that of the folded graph, so the average over layers where only some have a window, or turn queries and keys; a run gives each
-    its own.
+    its own. `shares_queries`: ranks may share those of causal attention, though later ones see more keys.
     """
     if config.position == "learned" and seq_len > config.max_position_embeddings:
         raise bad_field(
@@ -67,7 +73,7 @@ def transformer_network(
         activation_bytes=0.0,
         parameter_bytes=0.0,
         weight_form_kv=False,
-        shares_queries=False,
+        shares_queries=shares_queries,
     )
     graph = unrolled(folded, batch=batch)
     numbers = range(config.num_hidden_layers)
@@ -76,9 +82,10 @@ def transformer_network(
 
     def as_run(operator: Operator) -> Operator:
         own: dict[str, Setting] = {}
-        if operator.is_attention and operator.layer in whole:
-            own["window"] = 0
-        if operator.is_attention and config.position == "alibi":
+        has_scores = operator.is_attention or (operator.kind == "softmax" and bool(operator.group))
+        if has_scores and 0 < config.sliding_window < seq_len:
+            own["window"] = 0 if operator.layer in whole else config.sliding_window
+        if has_scores and config.position == "alibi":
             own["alibi"] = True
         if operator.kind == "rotary" and operator.layer in unturned:
             own["turns"] = False

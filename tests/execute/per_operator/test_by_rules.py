@@ -31,14 +31,16 @@ _BATCH = {"batch": ("dp_replicate", "dp_shard")}
 MLP_ONLY = RuleSet(name="mlp-only", source="", rules={**_BATCH, "ffn": ("tp_kv", "tp_q")})
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_both_ways_compute_the_same(variant):
+@pytest.mark.parametrize(
+    "variant, attention", [*((variant, "flash") for variant in VARIANTS), ("llama", "unfused"), ("gemma2", "unfused"), ("bloom", "unfused")]
+)
+def test_both_ways_compute_the_same(variant, attention):
     """Loss and every gradient, with the same weights and tokens, in one process."""
     config = tiny(variant)
-    model = Transformer(config).double()
+    model = Transformer(config, fused_attention=attention == "flash").double()
     for name, parameter in model.named_parameters():
         fill(config, clean_name(name), parameter)
-    plan = tiny_plan(1, model=config, batch=2, micro_batch=2)
+    plan = tiny_plan(1, model=config, batch=2, micro_batch=2, attention=attention)
     graph = graph_of(plan)
     program = NetworkProgram(Worker(rank=0, world_size=1, device="cpu"), graph, plan_by_rules(plan, graph), dtype=torch.float64)
     ours = {clean_name(name).replace("layers.", "layer"): parameter for name, parameter in model.named_parameters()}
@@ -60,25 +62,33 @@ def test_both_ways_compute_the_same(variant):
         torch.testing.assert_close(gradient, ours[name].grad.reshape(gradient.shape), atol=1e-6 * largest, rtol=1e-4)
 
 
+#: Plans of every form, and the same forms put together otherwise.
+FORMS = [
+    ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2)),
+    ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, recompute="selective", attention="unfused", sequence_parallel=False)),
+    ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2, recompute="full")),
+    ("llama", dict(dp_replicate=2, dp_shard=2, zero=3, recompute="full")),
+    ("llama", dict(pp=2, dp_shard=2, zero=3, virtual_stages=2)),
+    ("qwen3", dict(pp=2, dp_shard=2, zero=3)),
+    ("llama", dict(cp=2, tp=2, zero=3, micro_batch=4, order=("cp", "tp", "dp_replicate", "dp_shard", "pp"))),
+    ("bloom", dict(cp=2, dp_replicate=2, zero=1, attention="unfused", rules="ulysses")),
+]
+MORE_FORMS = [
+    ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2)),
+    ("llama", dict(dp_replicate=2, dp_shard=2, zero=1)),
+    ("llama", dict(pp=2, tp=2, micro_batch=4, schedule="gpipe")),
+    ("gpt2", dict(pp=2, dp_shard=2, zero=1)),
+    ("qwen3", dict(pp=2, tp=2, virtual_stages=2, recompute="full")),
+    ("llama", dict(pp=4, micro_batch=4)),
+    ("gemma2", dict(cp=2, tp=2, attention="unfused", recompute="selective")),
+    ("gemma2", dict(cp=4, zero=2)),
+    ("bloom", dict(cp=2, tp=2)),
+    ("gpt2", dict(cp=2, pp=2, zero=1)),
+]
+
+
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    "variant, knobs",
-    [
-        ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2)),
-        ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, sequence_parallel=False)),
-        ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2)),
-        ("llama", dict(dp_replicate=2, dp_shard=2, zero=1)),
-        ("llama", dict(dp_replicate=2, dp_shard=2, zero=3)),
-        ("llama", dict(pp=2, dp_shard=2, zero=3)),
-        ("llama", dict(pp=2, dp_shard=2, zero=3, virtual_stages=2)),
-        ("llama", dict(pp=2, tp=2, micro_batch=4, schedule="gpipe")),
-        ("gpt2", dict(pp=2, dp_shard=2, zero=1)),
-        ("qwen3", dict(pp=2, dp_shard=2, zero=3)),
-        ("llama", dict(tp=2, dp_shard=2, zero=3, micro_batch=2, recompute="full")),
-        ("olmo2", dict(tp=2, pp=2, zero=1, micro_batch=2, recompute="full", sequence_parallel=False)),
-        ("gpt2", dict(tp=2, dp_shard=2, zero=1, micro_batch=2, recompute="selective", attention="unfused")),
-    ],
-)
+@pytest.mark.parametrize("variant, knobs", [*FORMS, *(pytest.param(*form, marks=pytest.mark.slow) for form in MORE_FORMS)])
 def test_megatrons_rules_equal_one_process(variant, knobs, groups):
     plan = tiny_plan(4, model=tiny(variant), **knobs)
     found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
