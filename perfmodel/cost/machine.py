@@ -280,7 +280,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     attention = {
         name: AttentionRates(
             model=model,
-            flop_rate=peak * model.peak_fraction,
+            flop_rate=peak * calibration.attention_clock_fraction * model.peak_fraction,
             compute_units=units,
             bandwidth=memory_bandwidth * model.memory_fraction,
             floor_time=floor(model.floor_time),

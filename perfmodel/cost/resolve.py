@@ -3,7 +3,7 @@
 calibration  the user's own (`perfmodel calibrate` keeps one for each chip), else a shipped one of the chip, else of a relative of it,
              else the prior of its maker's neighbouring generations, else typical fractions of the data sheet
 profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's accelerators, `xla` for those whose software compiles a step
-             as one program (TPUs, Trainium, Gaudi), `megatron` for NVIDIA's and whatever else
+             as one program (TPUs, Trainium, Gaudi), `generic` for NVIDIA's and whatever else: nobody knows the framework
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NA
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, load_calibration, prior_for
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 
-ACCELERATOR_PROFILE, CPU_PROFILE = "megatron", "torch-gloo"
+ACCELERATOR_PROFILE, CPU_PROFILE = GENERIC, "torch-gloo"
 _PROFILE_OF_VENDOR = {"amd": "megatron-rocm", "google": "xla", "aws": "xla", "intel": "xla"}
 
 

@@ -196,7 +196,7 @@ _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] =
         _of_profile("host_layer_time", "host_layer_time_per_tp", "host_layer_time_per_tp_across_nodes"),
     ),
     "step constant": ("profile", _of_profile("step_time_constant")),
-    "traffic of elementwise operators": ("profile", _of_profile("elementwise_traffic")),
+    "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
     "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction")),
     "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
     "slow-down of compute beside communication": ("profile", _of_profile("compute_slowdown_under_communication")),

@@ -339,6 +339,7 @@ class Calibration:
     decode_attention    parameters by kernel
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
+    attention_clock_fraction   the same of fused attention, which draws less power where its softmax waits
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
     launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
     host_times          [s] by name: `dtensor_op` an operator pass on distributed tensors, beyond the launch; `redistribution` a collective
@@ -371,6 +372,7 @@ class Calibration:
     collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
     peaks: Mapping[str, float] = field(default_factory=dict)
     sustained_clock_fraction: float = 1.0
+    attention_clock_fraction: float = 1.0
     exposed_floor_fraction: float = 1.0
     launch_time: float = 0.0
     host_times: Mapping[str, float] = field(default_factory=dict)
@@ -388,6 +390,7 @@ class Calibration:
         tiers = {tier: _frozen(models) for tier, models in self.collectives.items()}
         object.__setattr__(self, "collectives", MappingProxyType(tiers))
         _require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
+        _require(0 < self.attention_clock_fraction <= 1, "attention_clock_fraction", self.attention_clock_fraction, "must lie in 0..1")
         _require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
         _require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
         _require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")

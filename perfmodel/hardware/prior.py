@@ -80,11 +80,12 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
 
 def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
     """With the clock that `chip` has the power for, and the attention's offsets in its lengths: flash kernels compute in bf16 or fp16."""
-    growth = _unit_rate(chip) / _unit_rate(source)
+    growth, power = _unit_rate(chip) / _unit_rate(source), power_clock_ratio(chip, source)
     return dataclasses.replace(
         calibration,
         attention={name: _rescaled(model, growth) for name, model in calibration.attention.items()},
-        sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power_clock_ratio(chip, source)),
+        sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power),
+        attention_clock_fraction=min(1.0, calibration.attention_clock_fraction * power),
     )
 
 

@@ -225,8 +225,12 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
     if chip_name not in calibration.relatives or not set(calibration.chips) & set(list_chips()):
         return calibration
     measured = next(load_chip(name) for name in calibration.chips if name in list_chips())
-    clock = calibration.sustained_clock_fraction * power_limited_fraction(load_chip(chip_name), measured)
-    return dataclasses.replace(calibration, sustained_clock_fraction=clock)
+    power = power_limited_fraction(load_chip(chip_name), measured)
+    return dataclasses.replace(
+        calibration,
+        sustained_clock_fraction=calibration.sustained_clock_fraction * power,
+        attention_clock_fraction=calibration.attention_clock_fraction * power,
+    )
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

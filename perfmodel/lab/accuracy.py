@@ -22,9 +22,11 @@ from perfmodel.foundation.errors import InputError, PerfModelError, one_line
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.lab.accuracy_lines import LINES, AccuracyLine, cause_of
+from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
 from perfmodel.lab.plan_choice import NEAR_BEST, PlanGroup
+from perfmodel.lab.strangers import StrangerFigures, StrangerFits, Strangers, figures_of, fits_text, scatter
 from perfmodel.lab.tables import choice_table, error_table, fit_table, memory_table, reason_table
 from perfmodel.lab.validate import validate_cases
 from perfmodel.parallel.profile import list_profiles, load_profile
@@ -43,11 +45,14 @@ class AccuracyReport:
     names      files of the cases, as they were given
     result     every case, as `perfmodel validate` predicts it
     left_out   id -> step time predicted by a fit that did not see the run's model; empty: not made
+    strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; fits: of the first
     """
 
     result: ValidationResult
     left_out: Mapping[str, float]
     names: tuple[str, ...]
+    strangers: tuple[Mapping[str, StrangerFigures], Mapping[str, StrangerFigures]] = ({}, {})
+    fits: StrangerFits | None = None
 
     @property
     def scored(self) -> list[ValidationRow]:
@@ -81,6 +86,7 @@ def document(report: AccuracyReport, *, figures: str = "figures") -> str:
     sections: Sequence[Callable[[AccuracyReport], str]] = (
         _introduction,
         _main_table,
+        _strangers,
         _method,
         lambda each: _tables_by_field(each, figures),
         _plan_choice,
@@ -279,6 +285,36 @@ def _memory_and_fits(report: AccuracyReport) -> str:
     return "\n".join(parts) if len(parts) > 2 else ""
 
 
+def _strangers(report: AccuracyReport) -> str:
+    """Of a user's own loop."""
+    known, kin = report.strangers
+    if not known:
+        return ""
+    headers = ("runs", "n", "bias", "mean", "in 80 %", "interval", "bias, without its family", "mean, without its family")
+    rows = []
+    for name, each in known.items():
+        further = kin.get(name)
+        more = (f"{100 * further.bias:+.1f}", _number(further.mean)) if further else ("", "")
+        interval = f"{each.low:.2f} to {each.high:.2f}"
+        rows.append((name, str(each.num_runs), f"{100 * each.bias:+.1f}", _number(each.mean), f"{each.coverage:.0%}", interval, *more))
+    means = [sum(each.mean for each in found.values()) / len(found) for found in (known, kin) if found]
+    coverage = sum(each.coverage for each in known.values()) / len(known)
+    last = (f"scatter {100 * scatter(kin.values()):.1f}", f"{100 * means[1]:.1f}") if kin else ("", "")
+    rows.append(
+        ("**mean over groups**", "", f"scatter {100 * scatter(known.values()):.1f}", f"{100 * means[0]:.1f}", f"{coverage:.0%}", "", *last)
+    )
+    text = """## A framework that nobody knows
+
+What somebody gets with a training loop of their own: each run planned without the name of its framework and predicted with `generic`
+(`perfmodel/lab/generic.py`), made from all *other* frameworks; in the last columns from all other *families* (Megatron-LM 2020 and 2022,
+DeepSpeed and NeMo are one). In percent; every group weighs one; scatter: root mean square of their medians. The 80 % interval of a group is
+that of the groups of other frameworks.
+
+"""
+    text += markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[1:]))
+    return text + ("" if report.fits is None else f"\n\n{fits_text(report.fits)}.")
+
+
 def _intervals(report: AccuracyReport) -> str:
     headers = ["source", "runs", "in the interval", "median width"]
     others = report.scored_left_out
@@ -295,9 +331,9 @@ def _intervals(report: AccuracyReport) -> str:
     text = """## Intervals
 
 `perfmodel predict --interval` and the columns `step_time_low, step_time_high` of `validate` give an 80 % interval: quantiles of
-log(measured / predicted) of published runs of the same framework at the same scale, widened by the scatter between models, between
-frameworks where a framework has no runs of its own (measured: every framework predicted with its nearest relative's habits), and
-between chips (`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
+log(measured / predicted) of published runs of the same framework at the same scale, widened by the scatter between models and between
+chips; of a framework without runs of its own those of all groups of the section on frameworks that nobody knows, each group weighing one
+(`strategies/residuals.yaml`; `perfmodel/parallel/residuals.py`). Each run is judged with the quantiles of the *other* models.
 Width: high / low - 1. The quantiles are of predictions by fits that did not see their model where the file's `source` says so; then
 *left out* is the coverage to look at, and the other column is too high.
 
@@ -420,7 +456,15 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         raise InputError(f"out={one_line(out, 200)}: its folder does not exist; make it or choose another path")
     found = {} if left_out is None else read_left_out(left_out)
     result = validate_cases(cases, skip_broken_nvlink=True)
-    report = AccuracyReport(result=result, left_out=found, names=tuple(str(path) for path in cases))
+    every = [case for path in cases for case in read_cases(path)]
+    strangers = (figures_of(Strangers().times(every)), figures_of(Strangers(leaves_family=True).times(every)))
+    report = AccuracyReport(
+        result=result,
+        left_out=found,
+        names=tuple(str(path) for path in cases),
+        strangers=strangers,
+        fits=Strangers().fits(every) if strangers[0] else None,
+    )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")
     write_figures(replace(result, rows=tuple(report.scored)), out.parent / "figures")

@@ -3,7 +3,7 @@
     python -m perfmodel.lab.few_runs CASES.jsonl [--draws 4] [--seed 1]
 
 Each group's runs are read as if nobody had named their framework. So many of them, drawn at random, are given to `perfmodel fit`'s own
-fit, which starts from the profile of an unknown framework; the rest is predicted. Errors are means of |predicted / measured - 1| over
+fit, which starts from `generic` as all other frameworks make it; the rest is predicted. Errors are means of |predicted / measured - 1| over
 draws; intervals are the 80 % ones that the fitted profile has.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import InputError, PerfModelError
-from perfmodel.lab import accuracy_lines as lines
 from perfmodel.lab.case_plan import plan_of_case
 from perfmodel.lab.cases import Case, read_cases
-from perfmodel.lab.own_runs.base import generic
+from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some
 from perfmodel.lab.own_runs.habits import habits_of
-from perfmodel.lab.plan_choice import BROKEN_NVLINK
-from perfmodel.lab.run_labels import RunLabels, labels_of
 from perfmodel.lab.step_times import cluster_of_run
+from perfmodel.lab.strangers import GROUPS, Strangers, group_of
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import NORMAL
 from perfmodel.report.table import percent
@@ -37,25 +35,6 @@ Array = NDArray[np.float64]
 GIVEN = (1, 3, 10)
 _MOST_PREDICTED = 60
 """Runs of a group that a draw is judged by: of the largest a random part."""
-
-
-def _is_korthikanti(labels: RunLabels) -> bool:
-    return lines.is_korthikanti(labels) or lines.is_korthikanti_replicated(labels)
-
-
-#: One framework on one generation of chips, or one paper's.
-GROUPS: Mapping[str, Callable[[RunLabels], bool]] = {
-    "Megatron-LM, Korthikanti": _is_korthikanti,
-    "Megatron-LM 2020": lines.is_megatron_2020,
-    "SimuMax, B200": lines.is_simumax,
-    "vTrain, one node": lines.is_vtrain_node,
-    "vTrain, many nodes": lines.is_vtrain_nodes,
-    "nanotron": lines.is_nanotron,
-    "MPT, A100": lines.is_mpt_a100,
-    "MPT, H100": lines.is_mpt_h100,
-    "torchtitan and IBM, bf16": lines.is_torch_fsdp,
-    "torchtitan, fp8": lines.is_torch_fsdp_narrow,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,34 +47,29 @@ class GroupFigures:
     coverages: Mapping[int, float]
 
 
-def groups_of(cases: Sequence[Case]) -> dict[str, list[OwnRun]]:
-    """Primary runs of dense decoders by group, read without the framework's name."""
-    found: dict[str, list[OwnRun]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Runs of one framework, read without its name; profile: what is to be left out of what a fit starts from."""
+
+    profile: str
+    runs: list[OwnRun]
+
+
+def groups_of(cases: Sequence[Case]) -> dict[str, Group]:
+    """Primary runs of dense decoders by group (`strangers.GROUPS`)."""
+    found: dict[str, Group] = {}
     for case in cases:
-        name = _group(case)
-        if not name:
-            continue
-        settings = case.inputs.get("settings")
         try:
-            planned = plan_of_case({**case.inputs, "framework": None})
+            name = group_of(case)
+            planned = plan_of_case({**case.inputs, "framework": None}) if name else None
         except InputError:
             continue
+        if planned is None:
+            continue
+        settings = case.inputs.get("settings")
         own = OwnRun(id=case.id, planned=planned, measured=case.measured_time, settings=settings if isinstance(settings, Mapping) else {})
-        found.setdefault(name, []).append(own)
+        found.setdefault(name, Group(profile=framework_of(case.inputs.get("framework")).profile, runs=[])).runs.append(own)
     return found
-
-
-def _group(case: Case) -> str:
-    if case.reason or case.tier != "primary" or not np.isfinite(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
-        return ""
-    model = case.inputs.get("model")
-    if not isinstance(model, dict) or model.get("kind") != "decoder" or model.get("num_experts"):
-        return ""
-    try:
-        labels = labels_of(case, plan_of_case(case.inputs))
-    except InputError:
-        return ""
-    return next((name for name, holds in GROUPS.items() if holds(labels)), "")
 
 
 def figures_of(name: str, runs: Sequence[OwnRun], base: ExecutionProfile, *, draws: int, seed: int) -> GroupFigures:
@@ -155,8 +129,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups = groups_of(list(read_cases(options.cases)))
         if not groups:
             raise InputError(f"cases={options.cases}: holds no primary training run of the groups; give the published ones")
-        base = generic()
-        found = [figures_of(name, groups[name], base, draws=options.draws, seed=options.seed) for name in GROUPS if name in groups]
+        strangers = Strangers()
+        found = [
+            figures_of(name, groups[name].runs, strangers.profile_without(groups[name].profile), draws=options.draws, seed=options.seed)
+            for name, _ in GROUPS
+            if name in groups
+        ]
         print(table_text(found))
     except PerfModelError as error:
         print(error, file=sys.stderr)

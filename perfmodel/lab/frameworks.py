@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.profile import GENERIC
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -73,104 +71,14 @@ FRAMEWORKS = (
     Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="xla", zero=3, recompute="full", fills_memory=True, borrows=True),
     Framework(pattern=r"llm\.c", profile="llm-c"),
     Framework(pattern=r"colossal", profile="megatron", borrows=True),
-    Framework(pattern=r".*", profile="megatron", borrows=True),
+    Framework(pattern=r".*", profile=GENERIC, zero=1, borrows=True),
 )
 
 
 def framework_of(name: object) -> Framework:
-    """The framework that a run names; an unknown or missing name is taken as Megatron's kin."""
+    """The framework that a run names; an unknown or missing name is nobody's: `generic`, and ZeRO 1 where there are replicas."""
     text = name.lower()[:200] if isinstance(name, str) else ""
     return next(framework for framework in FRAMEWORKS if re.match(f".*(?:{framework.pattern})", text, re.DOTALL))
-
-
-def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    """Megatron-LM's own flags, as far as they concern time or memory."""
-    flags = (
-        {str(flag).partition("=")[0]: str(flag).partition("=")[2] for flag in value if isinstance(flag, str)}
-        if isinstance(value, list)
-        else {}
-    )
-    if flags.get("cross-entropy-loss-fusion") == "True":
-        profile = _fused_cross_entropy(profile, True)
-    if flags.get("no-gradient-accumulation-fusion") == "True":
-        profile = replace(profile, fuses_gradient_accumulation=False)
-    return profile
-
-
-def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    if value is True and profile.name in _KEEPS_FLOAT32_SOFTMAX:
-        return replace(profile, logit_bytes=FUSED_LOGIT_BYTES)
-    return replace(profile, fused_cross_entropy=True, logit_bytes=FUSED_LOGIT_BYTES, loss_peak_bytes=0.0) if value is True else profile
-
-
-def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, fuses_elementwise=True, elementwise_traffic=1.0) if value is True else profile
-
-
-def _bucket(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
-    return replace(profile, bucket_bytes=float(value) * 2**20) if is_size else profile
-
-
-def _bucketing(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, bucket_bytes=0.0, overlaps_gradients=False) if value is False else profile
-
-
-def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
-
-
-def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, fp8_matmul_rate_fraction=profile.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
-
-
-def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    """Composer's modes: DEFAULT gathers bf16 and reduces fp32, PURE does both in bf16 (`composer/distributed`, `get_mixed_precision`)."""
-    return replace(profile, reduce_dtype="fp32") if value == "DEFAULT" else profile
-
-
-def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, tp_overlap_fraction=ASYNC_TP_OVERLAP) if value is True else profile
-
-
-#: Their fused loss saves traffic, not memory: the softmax is kept in float32, its gradient made from it (Megatron-Core,
-#: `fusions/fused_cross_entropy.py`).
-_KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
-
-FUSED_LOGIT_BYTES = 14.0
-"""Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
-
-ROWWISE_FP8 = 0.6
-"""Rate of products in fp8 with a scale for each row, over those with one for each tensor: torchtitan's runs of 2025-06, of which those
-with rows are no faster than bf16."""
-
-ASYNC_TP_OVERLAP = 0.5
-"""Share of tensor-parallel communication that asynchronous tensor parallelism (micro-pipelined symmetric memory) hides."""
-
-#: What a stated setting changes about the profile.
-_SETTINGS: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
-    "megatron_args": _megatron_arguments,
-    "fused_cross_entropy": _fused_cross_entropy,
-    "compile": _compile,
-    "gradient_bucket_mb": _bucket,
-    "gradient_bucketing": _bucketing,
-    "fp32_gradient_accumulation": _accumulation,
-    "async_tp": _async_tp,
-    "fp8_recipe": _fp8_recipe,
-    "mixed_precision_mode": _mixed_precision,
-}
-
-
-#: Names that `settings` of a run may have: those that change its profile, and how FSDP cuts.
-SETTINGS = frozenset({*_SETTINGS, "sharding"})
-
-
-def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
-    """The profile of a run with these `settings`; settings that mean nothing to the model are passed over."""
-    for name, change in _SETTINGS.items():
-        if settings.get(name) is not None:
-            profile = change(profile, settings[name])
-    return profile
 
 
 def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:

@@ -14,42 +14,26 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-
-import numpy as np
 
 from perfmodel.foundation.errors import InputError, PerfModelError
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.lab.accuracy import predicted_as, read_left_out
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
-from perfmodel.lab.frameworks import with_settings
 from perfmodel.lab.judgement import NO_TIMES, ValidationRow
 from perfmodel.lab.plan_choice import BROKEN_NVLINK
+from perfmodel.lab.strangers import Strangers, quantiles_of, residuals_of_strangers
 from perfmodel.lab.validate import CasePredictor
-from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.residuals import ModelResiduals, Residuals, scale_of
+from perfmodel.parallel.residuals import ModelResiduals, Residuals, StrangerResiduals, scale_of, stranger_interval
 
-_MOST_QUANTILES = 20
 _FEWEST_OF_A_MODEL = 3
 """Runs that a model's or a source's median is taken of."""
 
 #: Whose calibration a chip would be predicted with if it had none: of the next generation, or of the one before.
 OTHER_CALIBRATIONS: Mapping[str, str] = {"a100": "h100", "h100": "b200", "h200": "a100", "b200": "h100"}
-
-#: Whose habits a framework would be predicted with if it had none of its own: the nearest that was fitted to other runs.
-RELATIVES: Mapping[str, str] = {
-    "megatron": "nanotron",
-    "megatron-2020": "megatron",
-    "nanotron": "megatron",
-    "deepspeed": "megatron",
-    "composer-fsdp": "torch-fsdp2",
-    "torch-fsdp2": "composer-fsdp",
-    "torchtitan": "composer-fsdp",
-    "llm-c": "megatron",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,14 +76,21 @@ def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
     return kept
 
 
-def residuals_of(kept: Sequence[Residual], *, source: str, date: str, between_families: float, between_calibrations: float) -> Residuals:
+def residuals_of(
+    kept: Sequence[Residual],
+    *,
+    source: str,
+    date: str,
+    between_calibrations: float,
+    strangers: tuple[StrangerResiduals, ...] = (),
+) -> Residuals:
     """What ships of them."""
     primary = [each for each in kept if each.is_primary]
     groups: dict[tuple[str, str, str, str], list[float]] = {}
     for each in kept:
         groups.setdefault((each.family, each.model, each.chip, each.scale), []).append(each.value)
     models = tuple(
-        ModelResiduals(family=family, model=model, chip=chip, scale=scale, num_runs=len(values), quantiles=_quantiles(sorted(values)))
+        ModelResiduals(family=family, model=model, chip=chip, scale=scale, num_runs=len(values), quantiles=quantiles_of(values))
         for (family, model, chip, scale), values in sorted(groups.items())
     )
     return Residuals(
@@ -107,10 +98,10 @@ def residuals_of(kept: Sequence[Residual], *, source: str, date: str, between_fa
         date=date,
         num_runs=len(kept),
         between_models=_scatter(primary, lambda each: (each.family, each.model), lambda each: each.family),
-        between_families=between_families,
         between_chips=_scatter(primary, lambda each: (each.family, each.chip), lambda each: each.family),
         between_calibrations=between_calibrations,
         models=models,
+        strangers=strangers,
     )
 
 
@@ -129,19 +120,6 @@ def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], object], 
             deviations += [(value - centre) ** 2 for value in medians]
             freedom += len(medians) - 1
     return math.sqrt(sum(deviations) / freedom) if freedom else 0.0
-
-
-def by_relatives(cases: Iterable[Case], predictor: CasePredictor) -> dict[str, list[float]]:
-    """Family -> residuals of its primary runs as predicted with another framework's habits: as if the family had never been seen."""
-    found: dict[str, list[float]] = {}
-    for case, planned in _primary(cases):
-        relative = RELATIVES.get(planned.framework.profile)
-        if relative is not None:
-            settings = case.inputs.get("settings")
-            profile = with_settings(load_profile(relative), settings if isinstance(settings, Mapping) else {})
-            time = predictor.predict(replace(planned, profile=profile)).step_time
-            found.setdefault(planned.framework.profile, []).append(math.log(case.measured_time / time))
-    return found
 
 
 def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
@@ -173,12 +151,6 @@ def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 
-def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
-    """At (i + 1/2) / n, linear between runs."""
-    count = min(len(ordered), _MOST_QUANTILES)
-    return tuple(round(float(value), 4) for value in np.quantile(ordered, (np.arange(count) + 0.5) / count, method="hazen"))
-
-
 def residuals_text(residuals: Residuals) -> str:
     """As YAML."""
     lines = [
@@ -188,7 +160,6 @@ def residuals_text(residuals: Residuals) -> str:
         f"date: {_quoted(residuals.date)}",
         f"num_runs: {residuals.num_runs}",
         f"between_models: {residuals.between_models:.4f}",
-        f"between_families: {residuals.between_families:.4f}",
         f"between_chips: {residuals.between_chips:.4f}",
         f"between_calibrations: {residuals.between_calibrations:.4f}",
         "families:",
@@ -201,6 +172,12 @@ def residuals_text(residuals: Residuals) -> str:
         for each in models:
             head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, num_runs: {each.num_runs}"
             lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in each.quantiles)}]}}")
+    if residuals.strangers:
+        lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
+        lines.append("strangers:")
+    for group in residuals.strangers:
+        head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}"
+        lines.append(f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}")
     return "\n".join(lines) + "\n"
 
 
@@ -224,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         predictor = CasePredictor(has_intervals=False)
         cases = list(read_cases(options.cases))
         rows = with_left_out([predictor.row(case) for case in cases], left_out)
-        relatives, calibrations = by_relatives(cases, predictor), by_other_calibrations(cases)
+        calibrations = by_other_calibrations(cases)
         kept = kept_residuals(rows)
         counts = Counter(each.source for each in kept)
         names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
@@ -233,8 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kept,
             source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
             date=datetime.date.today().isoformat(),
-            between_families=scatter_of_medians(relatives),
             between_calibrations=scatter_of_medians(calibrations),
+            strangers=residuals_of_strangers(Strangers().times(cases)),
         )
         write_atomically(options.out, residuals_text(residuals))
     except PerfModelError as error:
@@ -242,15 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     scatters = {
         "models": residuals.between_models,
-        "frameworks": residuals.between_families,
         "chips": residuals.between_chips,
         "calibrations": residuals.between_calibrations,
     }
     print(f"{options.out}: {residuals.num_runs} runs of {len(residuals.models)} models, chips and scales")
     print("scatter between " + ", ".join(f"{name} {value:.1%}" for name, value in scatters.items()))
-    for found, others in ((relatives, RELATIVES), (calibrations, OTHER_CALIBRATIONS)):
-        for name, values in sorted(found.items()):
-            print(f"  {name} as {others[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
+    for name, values in sorted(calibrations.items()):
+        print(f"  {name} as {OTHER_CALIBRATIONS[name]}: median of log(measured / predicted) {median(values):+.3f}, {len(values)} runs")
+    low, high = stranger_interval(residuals.strangers)
+    print(f"  a framework that nobody knows: {low:.2f} to {high:.2f} of the prediction, {len(residuals.strangers)} groups of runs")
     return 0
 
 

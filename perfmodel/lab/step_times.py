@@ -20,8 +20,8 @@ from perfmodel.hardware.calibration import Calibration, default_calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_cluster
 from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase
-from perfmodel.lab.frameworks import with_settings
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.settings import with_settings
 
 Array = NDArray[np.float64]
 

@@ -62,8 +62,10 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     operators = {op.name: _OF_KIND[op.kind](op, graph, profile) if op.kind in _OF_KIND else op for op in graph.operators}
     if profile.fused_cross_entropy:
         operators |= _gradient_in_logits(graph, operators)
-    if profile.elementwise_traffic != 1.0:
-        operators = {name: _more_traffic(op, graph, profile.elementwise_traffic) for name, op in operators.items()}
+    traffic = {"rms_norm": profile.rms_norm_traffic, "rotary": profile.rotary_traffic}
+    operators = {
+        name: _more_traffic(op, graph, traffic[op.kind]) if traffic.get(op.kind, 1.0) != 1.0 else op for name, op in operators.items()
+    }
     if profile.fuses_gradient_accumulation:
         # the products of backward add into the accumulators; a table's rows are scattered into a gradient first
         operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
@@ -192,9 +194,7 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
 
 
 def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
-    """Kernels that move more than they must; those of tables and of the loss have a traffic of their own."""
-    if _looks_up(op) or op.kind == "cross_entropy":
-        return op
+    """Kernels that move more than they must."""
 
     def more(accesses: tuple[Data, ...]) -> Iterable[Data]:
         sized = (_sized(op, data, graph) for data in accesses)

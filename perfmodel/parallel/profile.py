@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from perfmodel.foundation.values import check_path
 from perfmodel.parallel.fitted import NOTHING, FittedTo
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
+from perfmodel.parallel.settings import SEPARATOR, stated_settings, with_settings
+
+GENERIC = "generic"
+"""The profile of a framework that nobody named."""
 
 CONTEXT_CHUNKS = HEAD_TAIL, CONTIGUOUS = ("head_tail", "contiguous")
 
@@ -30,7 +34,7 @@ class ExecutionProfile:
     logit_bytes                          memory traffic of the loss, forward and backward together, a logit
     loss_peak_bytes                      memory at the peak of the loss beyond saved tensors and logits, a logit: float32 gradient, copies
     fuses_elementwise                    chains of elementwise operators are one kernel that keeps what is between in registers
-    elementwise_traffic                  memory traffic of streaming operators over the minimum
+    rms_norm_traffic, rotary_traffic     memory traffic of these operators over that of one fused kernel; written out: `parallel/eager.py`
     accumulate_dtype, reduce_dtype       gradients as accumulated / as reduced ("fp32" or "compute")
     stores_master_weights                the weights that stay are the master copy, operators read a cast (torch); else both stay (Megatron)
     fuses_gradient_accumulation          the weight-gradient matmul adds into the accumulator itself
@@ -86,6 +90,8 @@ class ExecutionProfile:
     keeps_unrotated_qk                   q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
+    family                               frameworks of one family share code, and weigh as one among frameworks (`lab/generic.py`); "": none
+    unknown                              numbers that neither its code nor its runs tell: they say nothing of other frameworks
     runs                                 what of the plans it can run; anything where nothing is said (perfmodel/parallel/runs.py)
     uneven_stage_weight                  how far the slowest stage rather than the mean sets the pipeline's pace
     fitted                               runs of one's own that `perfmodel fit` made it from; nothing of one that ships
@@ -98,7 +104,8 @@ class ExecutionProfile:
     logit_bytes: float
     loss_peak_bytes: float
     fuses_elementwise: bool
-    elementwise_traffic: float
+    rms_norm_traffic: float
+    rotary_traffic: float
     accumulate_dtype: str
     reduce_dtype: str
     stores_master_weights: bool
@@ -150,6 +157,8 @@ class ExecutionProfile:
     source: str
     runs: Runs = ANYTHING
     fitted: FittedTo = NOTHING
+    family: str = ""
+    unknown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.saved_input_layout not in ("consumer", "producer"):
@@ -191,17 +200,39 @@ def list_profiles() -> list[str]:
 
 
 def load_profile(name: str | Path) -> ExecutionProfile:
-    """The profile of that name, or in that file."""
+    """The profile of that name, or in that file; `NAME+compile+fused_rmsnorm=false`: with these settings (`parallel/settings.py`)."""
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
-    path = Path(name)
+    whole, (name, separator, stated) = str(name), str(name).partition(SEPARATOR)
+    if separator and not os.path.exists(whole):
+        return replace(with_settings(load_profile(name), stated_settings(stated)), name=whole)
+    path = Path(whole)
+    name = whole
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
     if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
         known = f"{suggest(one_line(name), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
         raise InputError(f"profile={one_line(name, 200)}: not known{known}")
-    return profile_from_dict(read_yaml(path), where=str(path))
+    return profile_from_dict(_with_base(read_yaml(path), path), where=str(path))
+
+
+def _with_base(data: Any, path: Path, below: tuple[str, ...] = ()) -> Any:
+    """The contents of a file over those of its `base`: a shipped profile, or a file beside it."""
+    from perfmodel.foundation.files import read_yaml
+
+    if not isinstance(data, dict) or "base" not in data:
+        return data
+    base = data["base"]
+    if not isinstance(base, str) or base in below:
+        raise bad_field("base", shown(base), "must be the name or the path of another profile", f"correct {path}")
+    own = path.parent / base if base.endswith((".yaml", ".yml")) else resource_dir("strategies") / "profiles" / f"{base}.yaml"
+    if not os.path.exists(own):
+        raise InputError(f"{path}: base={one_line(base, 200)}: not known{suggest(one_line(base), list_profiles())}")
+    under = _with_base(read_yaml(own), own, (*below, base))
+    if not isinstance(under, dict):
+        return under
+    return {key: value for key, value in under.items() if key not in _OWN} | {key: value for key, value in data.items() if key != "base"}
 
 
 def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
@@ -212,13 +243,13 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
         raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
     known = {field.name: str(field.type) for field in fields(ExecutionProfile)}
     faults = [f"{one_line(key)}: unknown field{suggest(one_line(key), known)}; remove it or correct it" for key in data if key not in known]
-    faults += [
-        f"{key}: is missing; give it (see strategies/profiles/megatron.yaml)" for key in known if key not in data and key not in _GROUPS
-    ]
+    missing = [key for key in known if key not in data and key not in _OPTIONAL]
+    faults += [f"{key}: is missing; give it, or a `base:` to take it from (see strategies/profiles/megatron.yaml)" for key in missing]
     values: dict[str, Any] = {}
     for key in known.keys() & data.keys():
         try:
-            values[key] = _GROUPS[key](data[key]) if key in _GROUPS else _value(key, known[key], data[key])
+            read = _READERS.get(key)
+            values[key] = _value(key, known[key], data[key]) if read is None else read(data[key])
         except InputError as error:
             faults.append(str(error))
     if faults:
@@ -226,9 +257,20 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
     return ExecutionProfile(**values)
 
 
-#: What reads the fields that are groups of their own, and that a file may leave out.
-_GROUPS: Mapping[str, Callable[[object], Any]] = {
+def _names(value: object) -> tuple[str, ...]:
+    known = [field.name for field in fields(ExecutionProfile) if str(field.type) == "float"]
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise bad_field("unknown", shown(value), "must be a list of fields", "write [host_layer_time]")
+    for name in value:
+        if name not in known:
+            raise bad_field("unknown", one_line(name), f"is no number of a profile{suggest(one_line(name), known)}", "correct it")
+    return tuple(value)
+
+
+#: What reads the fields that are groups of their own.
+_READERS: Mapping[str, Callable[[Any], Any]] = {
     "runs": runs_from_dict,
+    "unknown": _names,
     "fitted": lambda data: record_from_data(FittedTo, data, where="fitted"),
 }
 
@@ -276,6 +318,9 @@ def _bounds(key: str) -> tuple[float, float]:
     return 0.0, 1e15 if key in _SIZES else 3600.0 if "time" in key else 1e9
 
 
+_OPTIONAL = frozenset({"runs", "family", "unknown", "fitted"})
+#: What a profile does not inherit.
+_OWN = frozenset({"name", "source", "unknown", "fitted"})
 _SHARES = frozenset(
     {
         "waiting_gradient_fraction",

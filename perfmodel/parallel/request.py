@@ -70,8 +70,8 @@ class Request:
         "sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer
     )  # fmt: skip
     profile: Any = _several(
-        "The framework that is assumed (`perfmodel profiles`)", otherwise="by the chip's maker if left out: megatron on NVIDIA's",
-        metavar="NAME|PATH", takes="Name | ExecutionProfile",
+        "The framework that is assumed (`perfmodel profiles`), with what is known of its setup: torch-fsdp2+compile",
+        otherwise="generic, the mean of those known, if left out", metavar="NAME|PATH", takes="Name | ExecutionProfile",
     )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",

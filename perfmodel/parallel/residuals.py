@@ -47,11 +47,23 @@ class ModelResiduals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StrangerResiduals:
+    """Residuals of a group of runs as predicted by who does not know their framework: with `generic`, the framework left out.
+
+    family   the profile that was left out
+    """
+
+    group: str
+    family: str
+    num_runs: int
+    quantiles: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
     """Every family's residuals.
 
     between_models     standard deviation of a model's median about its family's
-    between_families   the same of a source that no constant was fitted to, about 0: a framework without runs
     between_chips      the same of a chip about its family, each with a calibration of its own
     between_calibrations   the same of a chip that is predicted with another chip's calibration, about 0: a chip without one
     """
@@ -60,10 +72,10 @@ class Residuals:
     date: str
     num_runs: int
     between_models: float
-    between_families: float
     between_chips: float
     between_calibrations: float
     models: tuple[ModelResiduals, ...]
+    strangers: tuple[StrangerResiduals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,22 +114,20 @@ def interval(
 ) -> StepInterval:
     """Quantiles of the family's runs at that scale, widened by what those runs cannot show.
 
-    borrows         the framework is not the family's: it has its profile for want of one
+    borrows         the framework is not the family's: it has its profile for want of one, and is a stranger
     is_calibrated   the chip has a calibration of its own
     is_usual        the calibration is the one that the runs on this chip were predicted with
     unseen          shape of a model whose runs are not looked at
 
     The runs of k models show how runs of a model differ and, between them, how models do; a further model lies about their mean, itself
     known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the pooled quantiles. It is added in quadrature to each
-    side; so is the variance between families for a framework without runs, and that between chips for a chip without.
+    side; so is that between chips for a chip without. A framework without runs is a stranger (`stranger_interval`).
     """
     known = [each for each in residuals.models if each.model != unseen]
     own = [each for each in known if each.family == family]
     widened, words = 0.0, []
     if borrows or not own:
-        widened += residuals.between_families**2
-        words.append("another framework's" if own else f"no runs of {family}: those of every framework")
-        own = own or known
+        return _of_a_stranger(residuals, chip=chip, known=known, is_calibrated=is_calibrated, is_usual=is_usual)
     chosen = [each for each in own if each.scale == scale]
     if _count(chosen) < _ENOUGH:
         chosen = own
@@ -144,6 +154,44 @@ def interval(
     )
 
 
+def stranger_interval(strangers: Sequence[StrangerResiduals], *, without: str = "") -> tuple[float, float]:
+    """Factors of the prediction for a framework that nobody knows. `without`: the framework whose groups are not looked at.
+
+    Quantiles of all groups, each weighing one, however many runs it has; with k groups a further one lies about them as they do about each
+    other, so that the variance of their medians counts 1 / k times more.
+    """
+    chosen = [each for each in strangers if each.family != without]
+    if not chosen:
+        raise InputError("residuals: hold no runs of strangers; write them with `python -m perfmodel.lab.residuals`")
+    points = sorted((point, 1.0 / len(each.quantiles)) for each in chosen for point in each.quantiles)
+    medians = [_place(sorted((point, 1.0) for point in each.quantiles), 0.5 * len(each.quantiles)) for each in chosen]
+    centre = sum(medians) / len(medians)
+    variance = sum((value - centre) ** 2 for value in medians) / max(1, len(medians) - 1)
+    low, middle, high = (_place(points, share * len(chosen)) for share in (_TAIL, 0.5, 1.0 - _TAIL))
+    more = NORMAL * math.sqrt(variance / len(chosen))
+    return math.exp(min(middle - math.hypot(middle - low, more), 0.0)), math.exp(max(middle + math.hypot(high - middle, more), 0.0))
+
+
+def _of_a_stranger(
+    residuals: Residuals, *, chip: str, known: Iterable[ModelResiduals], is_calibrated: bool, is_usual: bool
+) -> StepInterval:
+    """Runs of the profile that was lent say nothing about who borrows it: how far off others' runs were when their framework was hidden."""
+    low, high = stranger_interval(residuals.strangers)
+    more, words = 0.0, ""
+    if not is_usual:
+        more, words = residuals.between_calibrations, "; widened: another calibration than theirs"
+    elif all(each.chip != chip for each in known):
+        more = residuals.between_chips if is_calibrated else residuals.between_calibrations
+        words = f"; widened: none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}"
+    frameworks, runs = len({each.family for each in residuals.strangers}), sum(each.num_runs for each in residuals.strangers)
+    return StepInterval(
+        low=math.exp(-math.hypot(math.log(low), NORMAL * more)),
+        high=math.exp(math.hypot(math.log(high), NORMAL * more)),
+        rests_on=f"{runs:,} runs of {frameworks} frameworks, each predicted as if nobody knew it{words}",
+        num_runs=runs,
+    )
+
+
 def _count(models: Iterable[ModelResiduals]) -> int:
     return sum(each.num_runs for each in models)
 
@@ -151,8 +199,11 @@ def _count(models: Iterable[ModelResiduals]) -> int:
 def _quantile(models: Sequence[ModelResiduals], share: float) -> float:
     """Of the pooled runs. As many of n + 1 equally likely places lie below it as `share` says: a further run is one of them."""
     points = sorted((point, each.num_runs / len(each.quantiles)) for each in models for point in each.quantiles)
-    total = sum(weight for _, weight in points)
-    wanted = share * (total + 1.0) - 0.5
+    return _place(points, share * (sum(weight for _, weight in points) + 1.0) - 0.5)
+
+
+def _place(points: Sequence[tuple[float, float]], wanted: float) -> float:
+    """Where the weights of sorted (value, weight) reach `wanted`, linear between the middles of neighbours."""
     below = 0.0
     place, previous = points[0][0], (-math.inf, points[0][0])
     for value, weight in points:
@@ -190,15 +241,24 @@ def _load(path: Path) -> Residuals:
             for family, rows in data["families"].items()
             for row in rows
         )
+        strangers = tuple(
+            StrangerResiduals(
+                group=str(row["group"]),
+                family=str(row["family"]),
+                num_runs=int(_within(row["num_runs"], 1, 1e9)),
+                quantiles=_quantiles(row["quantiles"]),
+            )
+            for row in data.get("strangers", [])
+        )
         return Residuals(
             source=str(data["source"]),
             date=str(data["date"]),
             num_runs=int(_within(data["num_runs"], 0, 1e9)),
             between_models=_within(data["between_models"], 0, 20),
-            between_families=_within(data["between_families"], 0, 20),
             between_chips=_within(data["between_chips"], 0, 20),
             between_calibrations=_within(data["between_calibrations"], 0, 20),
             models=models,
+            strangers=strangers,
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

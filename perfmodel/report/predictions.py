@@ -13,7 +13,9 @@ from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, batch_text, notes
+from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
+from perfmodel.parallel.settings import framework_named
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
@@ -187,6 +189,8 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
 
 def _assumed(plan: Plan) -> str:
     framework = f"{plan.profile} as the framework"
+    if framework_named(plan.profile) == GENERIC:
+        framework += " (none is named: the mean of those known; --profile NAME, or generic+compile, narrows it)"
     return framework if plan.assignment is not None else f"{framework}, axes on the network {'-'.join(plan.order)} (innermost first)"
 
 

@@ -14,6 +14,8 @@ from perfmodel.foundation.values import check_name, choice_of, is_path, whole
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
+from perfmodel.parallel.profile import GENERIC
+from perfmodel.parallel.settings import framework_named
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -198,8 +200,16 @@ def make_job(
 
 
 def plan_in(setting: Setting, knobs: Knobs) -> Plan:
-    """The plan that the knobs describe: what is left out is 1, and the rest of the chips go to dp_replicate (to dp_shard under ZeRO)."""
+    """The plan that the knobs describe: what is left out is 1, and the rest of the chips go to dp_replicate (to dp_shard under ZeRO).
+
+    Of a framework that nobody knows, replicas shard the optimizer's state unless something is said of them: of those that publish their
+    plans nearly all do, and whoever trains a large model has to.
+    """
     profile = setting.estimator.profile
+    if framework_named(profile.name) == GENERIC and all(
+        value is None for value in (knobs.zero, knobs.dp_replicate, knobs.dp_shard, knobs.fsdp)
+    ):
+        knobs = replace(knobs, zero=1)
     given = {"attention": profile.default_attention} | knobs.planned()
     return make_plan(
         setting.job,
@@ -267,7 +277,7 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
         return own, sensitivities(estimator, plan)
     found = interval(
         load_residuals(),
-        family=estimator.profile.name,
+        family=framework_named(estimator.profile.name),
         chip=chip.name,
         scale=scale_of(plan.num_chips),
         is_calibrated=is_calibrated(estimator.machine),

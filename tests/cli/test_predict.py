@@ -32,11 +32,27 @@ def test_json_has_the_promised_keys(call_json):
 
 def test_the_plan_is_complete_with_every_default(call_json):
     plan = call_json("predict", *JOB)["plan"]
-    assert plan_from_dict(plan).layout.dp_replicate == 64
-    assert plan["layout"] == {"pp": 1, "dp_replicate": 64, "dp_shard": 1, "cp": 1, "tp": 1}
-    assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 0)
+    assert plan_from_dict(plan).layout.dp_shard == 64
+    assert plan["layout"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 1}
+    assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 1)
     assert (plan["job"]["precision"], plan["job"]["optimizer"]) == ("bf16-mixed", "adamw")
-    assert (plan["profile"], plan["attention"], plan["calibration"], plan["cluster"]) == ("megatron", "flash", "h100", "dgx-h100")
+    assert (plan["profile"], plan["attention"], plan["calibration"], plan["cluster"]) == ("generic", "flash", "h100", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero"),
+    [
+        ("", 1),
+        ("--tp 8 --pp 8", 0),
+        ("--zero 0", 0),
+        ("--dp-replicate 64", 0),
+        ("--dp-shard 64", 3),
+        ("--fsdp 64", 3),
+        ("--profile megatron", 0),
+    ],
+)
+def test_who_names_no_framework_shards_the_optimizer_unless_replicas_are_asked_for(call_json, flags, zero):
+    assert call_json("predict", *JOB, *flags.split())["plan"]["zero"] == zero
 
 
 def test_the_rest_goes_to_dp_shard_under_zero(call_json):
@@ -215,7 +231,9 @@ def with_flags_of_fsdp(flags):
 @pytest.mark.parametrize(
     ("flags", "layout"),
     [
-        ("--dp 64", (64, 1, 0)),
+        ("--dp 64", (1, 64, 1)),
+        ("--dp 64 --zero 0", (64, 1, 0)),
+        ("--dp 64 --profile megatron", (64, 1, 0)),
         ("--dp 32 --tp 2 --zero 1", (1, 32, 1)),
         ("--dp 64 --dp-shard 8", (8, 8, 3)),
         ("--fsdp 64", (1, 64, 3)),
@@ -286,7 +304,7 @@ def test_a_table_as_csv(call, tmp_path):
     code, out, err = call("predict", *with_flags(JOB, "--chips", "64,100"), "--tp", 2, "--csv", "-")
     assert (code, err) == (0, "")
     first, second = csv.DictReader(out.splitlines())
-    assert (first["chips"], first["tp"], first["fits"], first["reason"]) == ("64", "2", "false", "")
+    assert (first["chips"], first["tp"], first["fits"], first["reason"]) == ("64", "2", "true", "")
     parts = [float(value) for name, value in first.items() if name.startswith("time_")]
     assert math.isclose(sum(parts), float(first["step_time"]), rel_tol=1e-9)
     assert (second["chips"], second["step_time"]) == ("100", "")
@@ -326,7 +344,7 @@ def test_localhost_is_predicted_with_its_own_profile(call_json):
     assert call_json("predict", *flags)["plan"]["profile"] == "torch-gloo"
 
 
-@pytest.mark.parametrize("cluster, profile", [("mi300x", "megatron-rocm"), ("tpu-v5p", "xla"), ("gaudi3", "xla"), ("h20", "megatron")])
+@pytest.mark.parametrize("cluster, profile", [("mi300x", "megatron-rocm"), ("tpu-v5p", "xla"), ("gaudi3", "xla"), ("h20", "generic")])
 def test_no_chip_gets_host_constants_of_another_makers_software(call_json, cluster, profile):
     flags = ["--model", "llama-3-8b", "--cluster", cluster, "--chips", 8, "--global-batch", 8, "--seq-len", 256, "--tp", 8]
     told = call_json("predict", *flags)

@@ -181,11 +181,11 @@ def test_rules_in_python(mine):
 
 def test_explain_asks_for_rules(say, tmp_path):
     plan = tmp_path / "plan.yaml"
-    say(f"predict {FLAGS} --cp 8 --save {plan}")
+    say(f"predict {FLAGS} --profile megatron --cp 8 --save {plan}")
     answer = say(f"explain {plan} --why-not rules=ulysses,cp=8")
     assert answer.startswith("Why not rules=ulysses, cp=8: it would fit")
     assert "% faster" in answer.splitlines()[0]
-    say(f"predict {FLAGS} --cp 8 --rules ulysses --save {plan}")
+    say(f"predict {FLAGS} --profile megatron --cp 8 --rules ulysses --save {plan}")
     assert "rules=ulysses: the plan has that" in say(f"explain {plan} --why-not rules=ulysses")
 
 
@@ -229,10 +229,11 @@ def test_baselines_obey_the_rules():
 
 
 def test_a_framework_runs_its_own_rules_only(mine, ask):
-    found = ask(f"predict {FLAGS} --tp 2 --rules {mine}")
+    flags = f"{FLAGS} --profile megatron"
+    found = ask(f"predict {flags} --tp 2 --rules {mine}")
     assert found["not_runnable_reason"].startswith("rules=mlp-only: megatron cuts operators as one of megatron, megatron-sp, ")
     assert found["not_executable_reason"].startswith("rules=mlp-only: the executor cuts operators as one of ")
-    only = ask(f"search {FLAGS} --rules {mine} --only-runnable")
+    only = ask(f"search {flags} --rules {mine} --only-runnable")
     assert {each["plan"]["layout"]["tp"] for each in only["plans"]} == {1}
     assert json.dumps(found["plan"]["rules"]["rules"]["ffn"]) == '["tp"]'
 

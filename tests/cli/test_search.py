@@ -150,7 +150,7 @@ def test_several_clusters_give_one_table(call, call_json):
 
 
 def test_a_person_reads_the_best_the_baselines_and_why_not_the_others(call):
-    code, out, err = call("search", *JOB)
+    code, out, err = call("search", *JOB, "--top", "5")
     assert (code, err) == (0, "")
     for piece in (
         "plans evaluated",
@@ -283,7 +283,7 @@ def test_dp_fixes_the_product_of_both_data_parallel_degrees(call_json):
 
 def test_the_framework_and_what_numbers_rest_on_are_said_first(call):
     second = call("search", *SMALL)[1].splitlines()[1]
-    assert second == "assumes megatron as the framework (--profile); rests on calibrated: h100"
+    assert second == "assumes generic as the framework (--profile); rests on calibrated: h100"
 
 
 def test_plans_and_baselines_as_csv(call):

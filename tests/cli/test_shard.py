@@ -94,7 +94,7 @@ def test_a_config_json_is_sharded_as_the_model_and_the_plan_finds_it_again(call_
     config, path = tmp_path / "mine.json", tmp_path / "plan.yaml"
     config.write_bytes(MODEL.read_bytes())
     monkeypatch.chdir(tmp_path)
-    job = ("--cluster", "dgx-h100", "--chips", "2", "--batch", "8", "--size", "layers=2", "--zero", "1")
+    job = ("--cluster", "dgx-h100", "--chips", "2", "--batch", "8", "--size", "layers=2", "--zero", "1", "--profile", "megatron")
     found, shipped = call_json("shard", "mine.json", *job, "--save", str(path)), call_json("shard", "gpt2", *job)
     assert found["best"]["step_time"] == shipped["best"]["step_time"]
     # the framework's dropout is in it, as in `predict`

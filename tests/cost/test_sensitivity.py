@@ -43,7 +43,7 @@ def test_a_step_constant_is_its_share_of_the_step():
     (constant,) = [each for each in sensitivities(setting.estimator, plan, most=20) if each.parameter == "step constant"]
     share = setting.estimator.profile.step_time_constant / setting.estimator.predict(plan).step_time
     assert constant.change == pytest.approx(STEP * share, rel=1e-6)
-    assert constant.rests_on == "profile: megatron"
+    assert constant.rests_on == "profile: generic"
 
 
 def test_the_estimator_is_left_as_it_was():

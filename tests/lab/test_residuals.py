@@ -5,7 +5,7 @@ import math
 import pytest
 
 from perfmodel.lab.cases import read_cases
-from perfmodel.lab.residuals import by_other_calibrations, by_relatives, main, residual_of, scatter_of_medians
+from perfmodel.lab.residuals import by_other_calibrations, main, residual_of, scatter_of_medians
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.residuals import load_residuals
 from tests.lab.published_cases import MODEL, changed, sweep, write
@@ -43,7 +43,8 @@ def test_a_family_keeps_its_primary_runs_by_model(cases, tmp_path, capsys):
     (model,) = [each for each in residuals.models if each.family == "nanotron" and " 16/" not in each.model and "32x" in each.model]
     assert model.quantiles == pytest.approx(values, abs=1e-4)
     assert residuals.between_models > 0
-    assert "nanotron as megatron" in capsys.readouterr().out
+    assert "a framework that nobody knows" in capsys.readouterr().out
+    assert [(each.family, each.num_runs) for each in residuals.strangers] == [("nanotron", 10)]
 
 
 def test_times_that_mean_nothing_are_no_residuals(cases):
@@ -64,9 +65,8 @@ def test_left_out_predictions_take_the_place_of_the_others(cases, tmp_path):
     assert any(each.quantiles == pytest.approx(times, abs=1e-4) for each in residuals.models)
 
 
-def test_relatives_predict_what_they_have_not_seen(cases):
+def test_other_calibrations_predict_what_they_have_not_seen(cases):
     primary = [case for case in read_cases(cases) if case.group == "nanotron"]
-    assert set(by_relatives(primary, CasePredictor())) == {"nanotron"}
     assert set(by_other_calibrations(primary)) == {"h100"}
 
 

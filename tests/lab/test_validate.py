@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import plan_of_case
 from perfmodel.lab.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
-from perfmodel.lab.frameworks import framework_of, stage_layers_by_cost, stage_layers_with_ends, with_settings
+from perfmodel.lab.frameworks import framework_of, stage_layers_by_cost, stage_layers_with_ends
 from perfmodel.lab.judgement import summarise
 from perfmodel.lab.validate import COLUMNS, CasePredictor, validate_cases
 from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.settings import with_settings
 from tests.lab.published_cases import MODEL, write
 
 CASE = {
@@ -281,9 +282,9 @@ def test_hybrid_sharding_stays_in_the_node():
         ("torchtitan (2024)", "torchtitan"),
         ("PyTorch FSDP (fms-fsdp, torch.compile)", "torch-fsdp2"),
         ("llm.c (CUDA)", "llm-c"),
-        ("a framework of next year", "megatron"),
-        (None, "megatron"),
-        (3.5, "megatron"),
+        ("a framework of next year", "generic"),
+        (None, "generic"),
+        (3.5, "generic"),
     ],
 )
 def test_the_framework_names_its_profile(name, profile):

@@ -22,7 +22,8 @@ PLAIN = replace(
     fuses_elementwise=False,
     fused_cross_entropy=False,
     softmax_keeps_float32=False,
-    elementwise_traffic=1.0,
+    rms_norm_traffic=1.0,
+    rotary_traffic=1.0,
 )
 
 
@@ -78,8 +79,10 @@ def test_a_fused_loss_leaves_its_gradient_in_the_logits():
 
 
 def test_more_traffic_is_more_bytes_of_every_access():
-    twice = operator(run(derivation_of(), elementwise_traffic=2.0), "attention_dropout")
-    assert [data.itemsize for data in twice.forward[0].accesses] == [4.0, 4.0, 2.0]
+    norm = run(derivation_of("llama-3-8b"), rms_norm_traffic=2.0, rotary_traffic=3.0)
+    assert {data.itemsize for data in operator(norm, "attention_norm").forward[0].accesses} == {4.0}
+    assert {data.itemsize for data in operator(norm, "q_rotary").forward[0].accesses} == {6.0}
+    assert operator(norm, "activation").forward == operator(run(derivation_of("llama-3-8b")), "activation").forward
 
 
 def test_weights_gradients_are_added_in_place_but_for_tables():

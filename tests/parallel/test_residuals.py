@@ -8,7 +8,16 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.profile import list_profiles
-from perfmodel.parallel.residuals import ModelResiduals, Residuals, interval, load_residuals, scale_of, shape_of
+from perfmodel.parallel.residuals import (
+    ModelResiduals,
+    Residuals,
+    StrangerResiduals,
+    interval,
+    load_residuals,
+    scale_of,
+    shape_of,
+    stranger_interval,
+)
 from perfmodel.workload.models import load_model
 
 
@@ -16,8 +25,14 @@ def model_of(values, *, model="m", family="f", chip="c", scale="one node"):
     return ModelResiduals(family=family, model=model, chip=chip, scale=scale, num_runs=len(values), quantiles=tuple(sorted(values)))
 
 
+STRANGERS = tuple(
+    StrangerResiduals(group=name, family=name, num_runs=5, quantiles=tuple(centre + i / 10 for i in range(-6, 7)))
+    for name, centre in (("f", 0.0), ("g", 0.1), ("h", -0.1))
+)
+
+
 def residuals_of(*models, **scatter):
-    values = dict(between_models=0.0, between_families=0.2, between_chips=0.04, between_calibrations=0.1) | scatter
+    values = dict(between_models=0.0, between_chips=0.04, between_calibrations=0.1, strangers=STRANGERS) | scatter
     return Residuals(source="s", date="d", num_runs=sum(each.num_runs for each in models), models=models, **values)
 
 
@@ -54,8 +69,6 @@ def test_a_model_counts_by_its_runs_however_few_quantiles_it_keeps():
 @pytest.mark.parametrize(
     "wider",
     [
-        dict(family="g"),
-        dict(borrows=True),
         dict(chip="other"),
         dict(chip="other", is_calibrated=False),
         dict(is_usual=False),
@@ -68,6 +81,20 @@ def test_what_has_no_runs_is_wider(wider):
     assert more.high > base.high
     assert "widened" in more.rests_on
     assert "widened" not in base.rests_on
+
+
+def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
+    residuals = residuals_of(model_of(UNIFORM))
+    bounds = found(residuals, borrows=True)
+    assert bounds == found(residuals, family="nobody")
+    assert (bounds.low, bounds.high) == stranger_interval(STRANGERS)
+    assert bounds.rests_on == "15 runs of 3 frameworks, each predicted as if nobody knew it"
+    crowded = (*STRANGERS[:2], replace(STRANGERS[2], num_runs=10_000))
+    assert stranger_interval(crowded) == stranger_interval(STRANGERS)
+    assert stranger_interval(STRANGERS, without="g")[1] < bounds.high
+    assert found(residuals, borrows=True, chip="other").high > bounds.high
+    with pytest.raises(InputError, match="no runs of strangers"):
+        stranger_interval(())
 
 
 def test_a_chip_without_a_calibration_is_wider_than_one_with():

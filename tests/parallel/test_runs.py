@@ -7,7 +7,7 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.layout import AttentionKernel
-from perfmodel.parallel.profile import HEAD_TAIL, list_profiles, load_profile
+from perfmodel.parallel.profile import GENERIC, HEAD_TAIL, list_profiles, load_profile
 from perfmodel.parallel.runs import ANYTHING, not_runnable_reason, runs_from_dict
 from perfmodel.planner.uniform.space import Space
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
@@ -18,7 +18,7 @@ GIVEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(set(list_profiles()) - {"torch-gloo", "xla"}))
+@pytest.mark.parametrize("name", sorted(set(list_profiles()) - {"torch-gloo", "xla", GENERIC}))
 def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
     runs = load_profile(name).runs
     assert runs != ANYTHING

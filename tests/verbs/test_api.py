@@ -56,7 +56,7 @@ def test_find_plans_agrees_with_predict():
 
 @pytest.mark.parametrize("seq_len", [32768, 131072])
 def test_a_search_cuts_long_sequences(seq_len):
-    job = dict(model="llama-3.1-8b", cluster="dgx-h100", chips=8, global_batch=16, seq_len=seq_len)
+    job = dict(model="llama-3.1-8b", cluster="dgx-h100", chips=8, global_batch=16, seq_len=seq_len, profile="megatron")
     best = perfmodel.find_plans(**job, top=1).plans[0]
     assert best.plan.layout.cp > 1
     whole = perfmodel.predict(**job, zero=1)

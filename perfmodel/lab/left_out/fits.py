@@ -81,7 +81,6 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
             constants=(
                 _clock("a100", 0.93),
                 _clock("h100", 0.70),
-                _factor("elementwise_traffic", 1.5, 0.3, 1.0, 4.0),
                 _factor("attention_rate_fraction", 0.8, 0.3, 0.2, 1.0),
                 _factor("attention_rate_fraction_since_2022", 0.5, 0.3, 0.2, 1.0),
             ),
@@ -125,7 +124,6 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
             constants=(
                 _clock("a100", 0.93, "composer-fsdp"),
                 _clock("h100", 0.70, "composer-fsdp"),
-                _factor("elementwise_traffic", 1.5, 0.3, 1.0, 4.0, "composer-fsdp"),
                 _share("compute_slowdown_under_communication", 0.2, 0.2),
                 _factor("fp8_matmul_rate_fraction", 1.0, 0.1, 0.5, 2.0, "nemo"),
             ),

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.cost.resolve import CPU_PROFILE
-from perfmodel.foundation.errors import InputError
 from perfmodel.lab.own_runs.fit import OwnRun
 from perfmodel.lab.step_times import cluster_of_run
-from perfmodel.parallel.profile import ExecutionProfile, load_profile
-
-GENERIC, _NEAREST = "generic", "megatron"
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile, load_profile
 
 
 def base_of(runs: Sequence[OwnRun], asked: ExecutionProfile | None) -> ExecutionProfile:
@@ -22,11 +19,4 @@ def base_of(runs: Sequence[OwnRun], asked: ExecutionProfile | None) -> Execution
         return load_profile(named.pop())
     if all(cluster_of_run(run.planned.hardware).chip.unit_kind == "core" for run in runs):
         return load_profile(CPU_PROFILE)
-    return generic()
-
-
-def generic() -> ExecutionProfile:
-    try:
-        return load_profile(GENERIC)
-    except InputError:
-        return load_profile(_NEAREST)
+    return load_profile(GENERIC)

@@ -15,7 +15,7 @@ from typing import Any
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.units import QuantityKind, parse_quantity
 from perfmodel.foundation.values import whole
-from perfmodel.lab.frameworks import SETTINGS
+from perfmodel.parallel.settings import SETTINGS
 
 #: name -> what else it is called
 _CALLED: Mapping[str, str] = {

@@ -107,7 +107,7 @@ class LogTimes:
     def _between(self, values: Mapping[str, float], chosen: Sequence[int]) -> tuple[Array, Array, float]:
         """Times at the two traffics, and where between them the values are."""
         below, above = (self.times.predict(chosen, self._fields({**values, ELEMENTWISE: each})) for each in _TRAFFIC)
-        return below, above, _share(values.get(ELEMENTWISE, self.base.elementwise_traffic))
+        return below, above, _share(values.get(ELEMENTWISE, self.base.rms_norm_traffic))
 
     def _fields(self, values: Mapping[str, float]) -> dict[str, float]:
         return moved_fields(self.habits, self.base, values)

@@ -14,7 +14,7 @@ from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.fit_profiles import Constant
 from perfmodel.parallel.profile import ExecutionProfile
 
-ELEMENTWISE = "elementwise_traffic"
+ELEMENTWISE = "rms_norm_traffic"
 """The habit that compiled programs read: all others are read when a step is put together."""
 
 
@@ -52,7 +52,7 @@ class Habit:
 
 
 #: How far the known frameworks differ: rates of products .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the
-#: calibrated kernel's; elementwise work fused to 2.1 times the least traffic, and a float32 norm in eager code up to 12.8; tensor-parallel
+#: calibrated kernel's; norms fused, or in float32 and eager code at 12.8 times the least traffic; tensor-parallel
 #: communication hidden in backward 0-.8; host 0-3.7 ms a layer, and 0-.5 ms more a tp rank over several nodes; step constant 5-22 ms;
 #: optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does.
 HABITS: Sequence[Habit] = (
@@ -70,7 +70,13 @@ HABITS: Sequence[Habit] = (
         upper=1.6,
         says="rate of fused attention over the calibrated kernel's",
     ),
-    Habit(fields=(ELEMENTWISE,), spread=0.35, lower=1.0, upper=8.0, says="memory traffic of elementwise operators over the least"),
+    Habit(
+        fields=(ELEMENTWISE, "rotary_traffic"),
+        spread=0.8,
+        lower=1.0,
+        upper=16.0,
+        says="memory traffic of norms and rotary embeddings over the least",
+    ),
     Habit(
         fields=("tp_backward_overlap_fraction",),
         spread=0.3,

@@ -1,0 +1,126 @@
+"""strategies/profiles/generic.yaml: what is taken of a framework that nobody knows, made from those that somebody does.
+
+    python -m perfmodel.lab.generic [--out strategies/profiles/generic.yaml]
+
+Every family of frameworks weighs one. A habit (yes or no, or a word) is that of most; a number is their mean, of rates and factors the
+geometric one, over those that know it. So the point lies between the fused and the eager end, and a new framework moves it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+
+from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.resources import write_atomically
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile
+from perfmodel.parallel.runs import ANYTHING
+
+#: Properties of one cluster, not of a framework.
+_LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
+
+#: What a job needs beside its tensors where nobody says: an allocator that holds a fifth more of what comes and goes, NCCL's groups and the
+#: spread of its buffers, and a loss in float32. Half of the frameworks publish what is in tensors and say nothing of these; a job dies of
+#: them all the same. Source: reserved memory and failures of nanotron (434 and 342 runs), reserved memory of torchtitan.
+SAFE_MEMORY = {
+    "reserve_factor": 1.2,
+    "framework_bytes": 6e9,
+    "workspace_bytes": 85e6,
+    "delayed_collectives": 0.0,
+    "waiting_gradient_fraction": 0.0,
+    "gradient_copy_bytes": 0.0,
+    "loss_peak_bytes": 8.0,
+}
+
+
+def known_families(names: Iterable[str] | None = None, *, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
+    """Family -> its profiles, all but those left out."""
+    left_out, families = set(without), dict[str, list[ExecutionProfile]]()
+    for name in names or list_profiles():
+        if name == GENERIC:  # which is made here
+            continue
+        profile = load_profile(name)
+        if name not in left_out and profile.family:
+            families.setdefault(profile.family, []).append(profile)
+    return families
+
+
+def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -> ExecutionProfile:
+    """One profile from those of several families."""
+    known = known_families() if families is None else families
+    if not known:
+        raise InputError("families: none is left; give profiles that name their family")
+    every = [profile for profiles in known.values() for profile in profiles]
+    values: dict[str, object] = {}
+    for field in fields(ExecutionProfile):
+        match str(field.type):
+            case "bool" | "str":
+                votes: Counter[object] = Counter()
+                for profiles in known.values():
+                    for profile in profiles:
+                        votes[getattr(profile, field.name)] += 1.0 / len(profiles)  # type: ignore[assignment]
+                # of two habits that are as common, the first by name: a rule, so that the order of files says nothing
+                values[field.name] = max(sorted(votes, key=str), key=lambda habit: votes[habit])
+            case "float":
+                values[field.name] = _mean(known.values(), field.name)
+    values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
+    names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
+    own = {
+        "name": GENERIC,
+        "family": "",
+        "unknown": (),
+        "default_attention": "flash",
+        "runs": ANYTHING,
+        "source": f"the mean of {len(known)} families, each weighing one, of what each knows: {names}; memory beside tensors as "
+        "allocators and NCCL need it (perfmodel.lab.generic)",
+    }
+    return replace(every[0], **values | own)  # type: ignore[arg-type]
+
+
+def _is_ratio(name: str) -> bool:
+    """Whether half and double are as far from one."""
+    return name.endswith(("_fraction_since_2022", "rate_fraction", "_traffic", "_factor", "_weight")) or name == "logit_bytes"
+
+
+def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
+    found = [[getattr(profile, name) for profile in profiles if name not in profile.unknown] for profiles in families]
+    means = [float(np.mean(np.log(each) if _is_ratio(name) else each)) for each in found if each]
+    if not means:
+        return 1.0 if _is_ratio(name) else 0.0
+    mean = float(np.mean(means))
+    return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
+
+
+def profile_text(profile: ExecutionProfile) -> str:
+    """As a file."""
+    lines = ["# Written by `python -m perfmodel.lab.generic`: the mean of the profiles that name their family. Not edited by hand."]
+    for field in fields(ExecutionProfile):
+        value = getattr(profile, field.name)
+        if field.name in ("runs", "family", "unknown", "source"):
+            continue
+        text = str(value).lower() if isinstance(value, bool) else f"{value:.12g}" if isinstance(value, float) else value
+        lines.append(f"{field.name}: {text}")
+    return "\n".join([*lines, "source: >-", f"  {profile.source}", ""])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.generic")
+    parser.add_argument("--out", type=Path, default=Path("strategies/profiles/generic.yaml"), metavar="FILE.yaml")
+    options = parser.parse_args(arguments)
+    try:
+        write_atomically(options.out, profile_text(generic_profile()))
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

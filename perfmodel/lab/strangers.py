@@ -1,0 +1,255 @@
+"""How far off predictions are for a framework that nobody knows: every framework left out in turn, its name hidden.
+
+    python -m perfmodel.lab.strangers CASES.jsonl [OUT_OF_MEMORY.jsonl]
+
+Each run is planned without the name of its framework (`frameworks.py`, last line) and predicted with the `generic` profile as it is made
+from all other frameworks. Ten groups of runs, each weighing one. The interval around a group is that of the groups of other frameworks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.lab import accuracy_lines as rules
+from perfmodel.lab.case_plan import PlannedCase, plan_of_case
+from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.frameworks import framework_of
+from perfmodel.lab.generic import generic_profile, known_families
+from perfmodel.lab.plan_choice import BROKEN_NVLINK
+from perfmodel.lab.run_labels import labels_of
+from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.residuals import StrangerResiduals, stranger_interval
+from perfmodel.parallel.settings import with_settings
+
+#: Groups of one framework and one regime.
+GROUPS: Sequence[tuple[str, rules.Rule]] = (
+    ("Megatron-LM 2022, A100", lambda labels: rules.is_korthikanti(labels) or rules.is_korthikanti_replicated(labels)),
+    ("Megatron-LM 2020, V100 and A100", rules.is_megatron_2020),
+    ("Megatron-Core, B200", rules.is_simumax),
+    ("Megatron-DeepSpeed, one node", rules.is_vtrain_node),
+    ("Megatron-DeepSpeed, many nodes", rules.is_vtrain_nodes),
+    ("nanotron, H100", rules.is_nanotron),
+    ("Composer, A100", rules.is_mpt_a100),
+    ("Composer, H100", rules.is_mpt_h100),
+    ("torchtitan and IBM FSDP, bf16", rules.is_torch_fsdp),
+    ("torchtitan, fp8", rules.is_torch_fsdp_narrow),
+)
+
+#: Profiles of one framework: left out together.
+_ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
+
+
+def group_of(case: Case) -> str:
+    """Of a primary run with a time that means something; empty for all others. Raises InputError where it cannot be predicted."""
+    if case.tier != "primary" or case.reason or math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
+        return ""
+    labels = labels_of(case, plan_of_case(case.inputs))
+    return next((title for title, holds in GROUPS if holds(labels)), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranger:
+    """A run as somebody would predict it who does not know its framework. `profile`: what was left out."""
+
+    id: str
+    group: str
+    profile: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1.0
+
+    @property
+    def residual(self) -> float:
+        return math.log(self.measured / self.predicted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrangerFits:
+    """Of runs that ran out of memory those that are told to fit; of runs that ran those that are told not to."""
+
+    num_failed: int
+    failed_but_fit: int
+    num_ran: int
+    ran_but_not: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Strangers:
+    """Predicts runs with the names of their frameworks hidden. leaves_family: everything of its kin is left out too."""
+
+    leaves_family: bool = False
+    predictor: CasePredictor = field(default_factory=lambda: CasePredictor(has_intervals=False))
+    _profiles: dict[str, ExecutionProfile] = field(default_factory=dict)
+
+    def profile_without(self, name: str) -> ExecutionProfile:
+        """`generic` from all frameworks but that one."""
+        if name not in self._profiles:
+            known = known_families()
+            alike = {name}.union(*(names for names in _ALIKE if name in names))
+            for profiles in known.values() if self.leaves_family else ():
+                names = {profile.name for profile in profiles}
+                alike |= names if name in names else set()
+            self._profiles[name] = generic_profile(known_families(without=alike))
+        return self._profiles[name]
+
+    def planned(self, case: Case) -> tuple[str, PlannedCase]:
+        """Whose run it is, and the run as a stranger plans it. Raises InputError where it cannot be predicted."""
+        name = framework_of(case.inputs.get("framework")).profile
+        hidden = plan_of_case({**case.inputs, "framework": None})
+        settings = case.inputs.get("settings")
+        return name, replace(hidden, profile=with_settings(self.profile_without(name), settings if isinstance(settings, dict) else {}))
+
+    def times(self, cases: Iterable[Case]) -> Iterator[Stranger]:
+        """Primary runs of the groups."""
+        for case in cases:
+            try:
+                group = group_of(case)
+                if not group:
+                    continue
+                name, planned = self.planned(case)
+                time = self.predictor.predict(planned).step_time
+            except InputError:
+                continue
+            yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time)
+
+    def fits(self, cases: Iterable[Case]) -> StrangerFits:
+        """Of nanotron's runs, the framework whose failures are published."""
+        counts = {True: [0, 0], False: [0, 0]}
+        for case in cases:
+            if case.ran is None or case.reason:
+                continue
+            try:
+                name, planned = self.planned(case)
+                if name != "nanotron":
+                    continue
+                verdict = self.predictor.predict(planned).verdict
+            except InputError:
+                continue
+            counts[case.ran][0] += 1
+            counts[case.ran][1] += verdict == ("does not fit" if case.ran else "fits")
+        return StrangerFits(
+            num_failed=counts[False][0], failed_but_fit=counts[False][1], num_ran=counts[True][0], ran_but_not=counts[True][1]
+        )
+
+
+def by_group(strangers: Iterable[Stranger]) -> dict[str, list[Stranger]]:
+    found: dict[str, list[Stranger]] = {title: [] for title, _ in GROUPS}
+    for each in strangers:
+        found[each.group].append(each)
+    return {title: runs for title, runs in found.items() if runs}
+
+
+def residuals_of_strangers(strangers: Iterable[Stranger]) -> tuple[StrangerResiduals, ...]:
+    """What ships of them."""
+    return tuple(
+        StrangerResiduals(group=group, family=runs[0].profile, num_runs=len(runs), quantiles=quantiles_of([run.residual for run in runs]))
+        for group, runs in by_group(strangers).items()
+    )
+
+
+_MOST_QUANTILES = 20
+
+
+def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
+    """At (i + 1/2) / n, linear between runs; as many as there are values where those are few."""
+    count = min(len(values), _MOST_QUANTILES)
+    return tuple(round(float(value), 4) for value in np.quantile(sorted(values), (np.arange(count) + 0.5) / count, method="hazen"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrangerFigures:
+    """Of one group. coverage: share of its runs in the 80 % interval that the groups of other frameworks give."""
+
+    num_runs: int
+    bias: float
+    mean: float
+    coverage: float
+    low: float
+    high: float
+
+
+def figures_of(strangers: Iterable[Stranger]) -> dict[str, StrangerFigures]:
+    groups = by_group(strangers)
+    residuals = residuals_of_strangers(run for runs in groups.values() for run in runs)
+    found = {}
+    for group, runs in groups.items():
+        has_others = any(each.family != runs[0].profile for each in residuals)
+        low, high = stranger_interval(residuals, without=runs[0].profile) if has_others else (math.nan, math.nan)
+        errors = [run.error for run in runs]
+        inside = [low <= run.measured / run.predicted <= high for run in runs]
+        found[group] = StrangerFigures(
+            num_runs=len(runs),
+            bias=median(errors),
+            mean=float(np.mean(np.abs(errors))),
+            coverage=float(np.mean(inside)),
+            low=low,
+            high=high,
+        )
+    return found
+
+
+def scatter(figures: Iterable[StrangerFigures]) -> float:
+    """Root mean square of the logarithms of the groups' medians."""
+    return math.sqrt(float(np.mean([math.log1p(each.bias) ** 2 for each in figures])))
+
+
+def table_text(figures: dict[str, StrangerFigures]) -> str:
+    rows = [("group", "runs", "bias", "mean", "in 80 %", "interval")]
+    rows += [
+        (
+            group,
+            str(each.num_runs),
+            f"{each.bias:+.1%}",
+            f"{each.mean:.1%}",
+            f"{each.coverage:.0%}",
+            f"{each.low:.2f} to {each.high:.2f}",
+        )
+        for group, each in figures.items()
+    ]
+    mean = float(np.mean([each.mean for each in figures.values()]))
+    coverage = float(np.mean([each.coverage for each in figures.values()]))
+    title = "mean over groups; scatter of their medians"
+    rows.append((title, "", f"{scatter(figures.values()):.1%}", f"{mean:.1%}", f"{coverage:.0%}", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def fits_text(fits: StrangerFits) -> str:
+    return (
+        f"fits, default headroom: {fits.failed_but_fit} of {fits.num_failed} runs of nanotron that ran out of memory are told to fit "
+        f"({fits.failed_but_fit / max(1, fits.num_failed):.1%}), {fits.ran_but_not} of {fits.num_ran} that ran not to "
+        f"({fits.ran_but_not / max(1, fits.num_ran):.1%})"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.strangers")
+    parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published training runs, and those that failed")
+    options = parser.parse_args(arguments)
+    try:
+        cases = [case for path in options.cases for case in read_cases(path)]
+        for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with all its kin")):
+            strangers = Strangers(leaves_family=leaves_family)
+            print(f"name hidden, {title}:\n{table_text(figures_of(strangers.times(cases)))}")
+            print(fits_text(strangers.fits(cases)) + "\n")
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The profile of a framework that nobody named: between those that somebody knows, and written from them."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.lab.generic import SAFE_MEMORY, generic_profile, known_families, main, profile_text
+from perfmodel.parallel.profile import GENERIC, load_profile
+
+FAST = replace(load_profile("megatron"), name="fast", unknown=())
+SLOW = replace(
+    load_profile("torch-fsdp2"), name="slow", unknown=(), family="slow", rms_norm_traffic=16.0, host_layer_time=8e-3, dropout=False
+)
+
+
+def test_the_shipped_one_is_what_the_command_writes(tmp_path):
+    out = tmp_path / "generic.yaml"
+    assert main(["--out", str(out)]) == 0
+    assert out.read_text(encoding="utf-8") == (resource_dir("strategies") / "profiles" / "generic.yaml").read_text(encoding="utf-8")
+    assert load_profile(out) == load_profile(GENERIC)
+
+
+def test_rates_and_factors_are_geometric_means_and_times_plain_ones():
+    found = generic_profile({"a": [FAST], "b": [SLOW]})
+    assert found.rms_norm_traffic == pytest.approx(4.0)
+    assert found.host_layer_time == pytest.approx((FAST.host_layer_time + 8e-3) / 2)
+    assert {name: getattr(found, name) for name in SAFE_MEMORY} == SAFE_MEMORY
+    assert found.host_layer_time_per_tp_across_nodes == 0.0
+
+
+def test_a_family_weighs_one_however_many_frameworks_it_has():
+    kin = [replace(FAST, name=f"kin-{i}") for i in range(9)]
+    few, many = (generic_profile({"a": each, "b": [SLOW], "c": [replace(SLOW, family="c")]}) for each in ([FAST], kin))
+    assert replace(many, source="") == replace(few, source="")
+    assert many.dropout is False
+
+
+def test_what_a_framework_does_not_know_moves_nothing():
+    blank = replace(SLOW, unknown=("host_layer_time",), host_layer_time=0.0)
+    assert generic_profile({"a": [FAST], "b": [blank]}).host_layer_time == FAST.host_layer_time
+    nobody = replace(FAST, unknown=("host_layer_time", "fp8_matmul_rate_fraction"))
+    found = generic_profile({"a": [nobody]})
+    assert (found.host_layer_time, found.fp8_matmul_rate_fraction) == (0.0, 1.0)
+
+
+def test_a_framework_left_out_says_nothing():
+    known = known_families(without={"nanotron"})
+    assert "nanotron" in known_families()
+    assert "nanotron" not in known
+    assert "nanotron" not in profile_text(generic_profile(known))
+    with pytest.raises(InputError, match="none is left"):
+        generic_profile({})

@@ -1,0 +1,65 @@
+"""Runs predicted by who does not know their framework."""
+
+import math
+
+import pytest
+
+from perfmodel.lab.cases import read_cases
+from perfmodel.lab.strangers import GROUPS, Stranger, Strangers, figures_of, main, scatter
+from perfmodel.parallel.profile import GENERIC
+from tests.lab.published_cases import changed, sweep, write
+
+
+@pytest.fixture
+def cases(tmp_path):
+    ran_out = changed(id="nanotron-oom", measured=None, outcome="out_of_memory", micro_batch=16)
+    return write(tmp_path / "cases.jsonl", [*sweep(), ran_out, changed(id="nanotron-broken", notes="AR 1 (intra 45.2/1/1)")])
+
+
+def test_neither_the_name_nor_the_framework_itself_is_seen(cases):
+    strangers = Strangers()
+    for case in read_cases(cases):
+        name, planned = strangers.planned(case)
+        assert name == "nanotron"
+        assert planned.profile.name == GENERIC
+        assert "nanotron" not in planned.profile.source
+        assert planned.framework.borrows
+    assert "torch" not in strangers.profile_without("torchtitan").source
+    kin = Strangers(leaves_family=True).profile_without("deepspeed").source
+    assert "megatron" not in kin
+    assert "megatron" in strangers.profile_without("deepspeed").source
+
+
+def test_runs_on_broken_links_do_not_count_and_all_others_do(cases):
+    found = list(Strangers().times(read_cases(cases)))
+    assert {each.id for each in found} == {f"nanotron-{i}" for i in range(5)}
+    assert all(each.predicted > 0 for each in found)
+
+
+def run(group, ratio, profile):
+    return Stranger(id="x", group=group, profile=profile, predicted=ratio, measured=1.0)
+
+
+def test_a_group_is_judged_by_the_groups_of_others():
+    (first, _), (second, _), (third, _) = GROUPS[:3]
+    runs = [run(first, 1.2, "a")] * 30 + [run(second, 0.9, "b"), run(third, 1.1, "c")]
+    found = figures_of(runs)
+    assert (found[first].bias, found[first].mean) == pytest.approx((0.2, 0.2))
+    assert found[first].coverage == 0.0
+    assert 1 / 1.2 < found[first].low < found[first].high
+    assert scatter(found.values()) == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.2, 0.9, 1.1)) / 3))
+
+
+def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):
+    fits = Strangers().fits(read_cases(cases))
+    assert (fits.num_failed, fits.num_ran) == (1, 6)
+    assert (fits.failed_but_fit, fits.ran_but_not) in ((0, 0), (0, 1))
+
+
+def test_it_prints_both_tables_or_one_sentence(cases, tmp_path, capsys):
+    assert main([str(cases)]) == 0
+    printed = capsys.readouterr().out
+    assert "each framework left out with all its kin" in printed
+    assert "of 1 runs of nanotron that ran out of memory are told to fit" in printed
+    assert main([str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
