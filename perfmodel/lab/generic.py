@@ -19,7 +19,7 @@ import numpy as np
 
 from perfmodel.foundation.errors import InputError, PerfModelError
 from perfmodel.foundation.resources import write_atomically
-from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile, profile_text
 from perfmodel.parallel.runs import ANYTHING
 
 #: Properties of one cluster, not of a framework.
@@ -97,16 +97,7 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
 
 
-def profile_text(profile: ExecutionProfile) -> str:
-    """As a file."""
-    lines = ["# Written by `python -m perfmodel.lab.generic`: the mean of the profiles that name their family. Not edited by hand."]
-    for field in fields(ExecutionProfile):
-        value = getattr(profile, field.name)
-        if field.name in ("runs", "family", "unknown", "source"):
-            continue
-        text = str(value).lower() if isinstance(value, bool) else f"{value:.12g}" if isinstance(value, float) else value
-        lines.append(f"{field.name}: {text}")
-    return "\n".join([*lines, "source: >-", f"  {profile.source}", ""])
+HEAD = "# Written by `python -m perfmodel.lab.generic`: the mean of the profiles that name their family. Not edited by hand.\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("strategies/profiles/generic.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
     try:
-        write_atomically(options.out, profile_text(generic_profile()))
+        write_atomically(options.out, HEAD + profile_text(generic_profile()))
     except PerfModelError as error:
         print(error, file=sys.stderr)
         return 2

@@ -283,9 +283,15 @@ def save_profile(profile: ExecutionProfile, path: str | Path) -> None:
 def profile_text(profile: ExecutionProfile) -> str:
     from perfmodel.foundation.files import dump_yaml
 
-    data = record_to_data(profile)
+    # sizes a parameter or a logit are no sizes of a thing: plain numbers, as the shipped files have them
+    data = {
+        name: value if name in _SIZES or not name.endswith("_bytes") else getattr(profile, name)
+        for name, value in record_to_data(profile).items()
+    }
+    groups = {name: value for name, value in data.items() if isinstance(value, (dict, list))}
     plain = {name: 0.0 if getattr(profile, name) == 0.0 and isinstance(value, str) else value for name, value in data.items()}
-    return dump_yaml(plain, inline_leaves=True)
+    flat = dump_yaml({name: value for name, value in plain.items() if name not in groups})
+    return flat + (dump_yaml(groups, inline_leaves=True) if groups else "")
 
 
 def _value(key: str, kind: str, value: object) -> Any:

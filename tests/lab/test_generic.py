@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
-from perfmodel.lab.generic import SAFE_MEMORY, generic_profile, known_families, main, profile_text
-from perfmodel.parallel.profile import GENERIC, load_profile
+from perfmodel.lab.generic import SAFE_MEMORY, generic_profile, known_families, main
+from perfmodel.parallel.profile import GENERIC, load_profile, profile_text
 
 FAST = replace(load_profile("megatron"), name="fast", unknown=())
 SLOW = replace(
