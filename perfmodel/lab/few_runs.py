@@ -48,16 +48,16 @@ class GroupFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class HiddenGroup:
     """Runs of one framework, read without its name; profile: what is to be left out of what a fit starts from."""
 
     profile: str
     runs: list[OwnRun]
 
 
-def groups_of(cases: Sequence[Case]) -> dict[str, Group]:
+def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     """Primary runs of dense decoders by group (`strangers.GROUPS`)."""
-    found: dict[str, Group] = {}
+    found: dict[str, HiddenGroup] = {}
     for case in cases:
         try:
             name = group_of(case)
@@ -68,7 +68,7 @@ def groups_of(cases: Sequence[Case]) -> dict[str, Group]:
             continue
         settings = case.inputs.get("settings")
         own = OwnRun(id=case.id, planned=planned, measured=case.measured_time, settings=settings if isinstance(settings, Mapping) else {})
-        found.setdefault(name, Group(profile=framework_of(case.inputs.get("framework")).profile, runs=[])).runs.append(own)
+        found.setdefault(name, HiddenGroup(profile=framework_of(case.inputs.get("framework")).profile, runs=[])).runs.append(own)
     return found
 
 
