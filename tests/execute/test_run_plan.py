@@ -141,7 +141,7 @@ def test_rules_that_the_executor_does_not_realise_are_refused(tmp_path):
     rules = tmp_path / "mine.yaml"
     rules.write_text(MINE, encoding="utf-8")
     job = dict(model=tiny(), cluster="dgx-h100", chips=2, global_batch=4, seq_len=32, profile="torch-gloo", rules=rules, tp=2)
-    plan = perfmodel.predict(**job).plan
+    plan = perfmodel.predict(**job, precision="fp16-mixed").plan
     for verb in (perfmodel.run_plan, perfmodel.audit_plan):
         with pytest.raises(InputError, match="rules=heads-by-context: the executor cuts operators as one of megatron"):
             verb(plan)

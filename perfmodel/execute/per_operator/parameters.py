@@ -1,7 +1,7 @@
 """Weights, gradients and optimizer state of one rank, and what becomes of them: ZeRO stages 0 to 3.
 
-Without ZeRO each gradient is reduced by itself after the last backward pass, all of them at once. Stage 1 has flat buffers of each unit
-(`parallel/per_operator/parameters.py`); 2 and 3 are torch's `fully_shard` on modules that hold the parameters of a unit. Stage 3 frees
+Stages 0 and 1 have flat buffers of each unit (`parallel/per_operator/parameters.py`), which are reduced once a step, under the rest of the
+backward pass; 2 and 3 are torch's `fully_shard` on modules that hold the parameters of a unit. Stage 3 frees
 gathered weights after each pass, 2 after the last microbatch; both reduce gradients each microbatch. In a pipeline both keep weights
 gathered and reduce gradients once a step, as torch does. What several ranks hold the same shard
 of (`dp_replicate`, weights of norms that tp reads in parts) is added up among them once a step.
@@ -31,8 +31,9 @@ from perfmodel.workload.job import Optimizer
 
 
 class Parameters:
-    """ZeRO 0. `tensors`: what the rank has of each parameter, by name, a leaf that wants a gradient.
+    """Every rank has all, and each gradient is reduced by itself after the last backward pass.
 
+    tensors    what the rank has of each parameter, by name, a leaf that wants a gradient
     masters    what the optimizer updates; the tensors themselves where weights are read as they are updated
     sums       gradients as they add up and are reduced, where that is not the format in which they are made
     readers    operator that a gradient's collective is put on record for
@@ -172,9 +173,9 @@ class Parameters:
             parameter.grad = None
 
     def _note(self, unit: ParameterUnit, *, together: bool) -> None:
-        padded = unit.padded_elements(together=together)
+        padded = unit.padded_elements(together=together) if self.plan.zero else unit.num_elements
         for row in unit_traffic(unit, self.plan.zero, self.times, keeps=self.plan.layout.pp > 1):
-            issued = padded // unit.ways if row.kind is CollectiveKind.ALL_REDUCE else padded
+            issued = padded // unit.ways if row.kind is CollectiveKind.ALL_REDUCE and self.plan.zero else padded
             for _ in range(row.repeats):
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
 
@@ -186,19 +187,32 @@ def _add_up(sums: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor
     parameter.grad = None
 
 
+def _launch(waiting: dict[int, int], number: int, flat: FlatUnit, parameter: torch.Tensor) -> None:
+    """A gradient is there: of the last one of a unit and a step the reduction starts."""
+    waiting[number] -= 1
+    if not waiting[number]:
+        flat.launch()
+
+
 class FlatParameters(Parameters):
-    """ZeRO 1: gradients add up in flat buffers, leave as shards once a step, and new weights are gathered."""
+    """ZeRO 0 and 1: gradients add up in flat buffers and leave once a step; as shards, where new weights are gathered then.
+
+    waiting   gradients of each unit that the step has yet to make: the last one starts the unit's reduction, and backward goes on
+    """
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
         self.masters = {}
+        self.launches = False
+        self.waiting: dict[int, int] = {}
         self.flat: list[tuple[ParameterUnit, FlatUnit]] = []
         for unit in units:
             own = [tensors[name] for name in unit.parameters]
+            shards = unit.shard_axes if self.plan.zero else frozenset[str]()
             flat = FlatUnit(
                 [tensor.numel() for tensor in own],
-                shard_group=self.mesh.process_group(unit.shard_axes),
-                replica_group=self.mesh.process_group(unit.replica_axes),
+                shard_group=self.mesh.process_group(shards),
+                replica_group=self.mesh.process_group(unit.axes - shards),
                 dtypes=self.dtypes,
                 device=self.mesh.device,
             )
@@ -217,17 +231,27 @@ class FlatParameters(Parameters):
 
     def begin_step(self) -> None:
         self._listen()
-        for unit, flat in self.flat:
+        for number, (unit, flat) in enumerate(self.flat):
             flat.gradients.zero_()
+            self.waiting[number] = len(unit.parameters) * self.times
             for name in unit.parameters:
                 self.tensors[name].grad = None if self.adds_up else self.sums[name]
+
+    def _listen(self) -> None:
+        super()._listen()
+        if not self.launches:
+            self.launches = True
+            for number, (unit, flat) in enumerate(self.flat):
+                for name in unit.parameters:
+                    self.tensors[name].register_post_accumulate_grad_hook(partial(_launch, self.waiting, number, flat))
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
         yield from (flat.gradients[flat.shard] for own, flat in self.flat if own is unit)
 
     def _reduce(self) -> None:
-        for _, flat in self.flat:
-            flat.launch()
+        for number, (_, flat) in enumerate(self.flat):
+            if self.waiting[number] > 0:  # a parameter that nothing read has no gradient
+                flat.launch()
         for unit, flat in self.flat:
             flat.finish()
             if unit.axes:
@@ -307,7 +331,8 @@ class ShardedParameters(Parameters):
                 for held in (self.tensors, self.masters):
                     held.pop(name, None)
             mesh = self.mesh.shard_mesh(unit.shard_axes, unit.replica_axes)
-            fully_shard(holder, mesh=mesh, reshard_after_forward=not self.keeps_weights, mp_policy=policy)
+            frees = not self.keeps_weights and not unit.is_wanted_at_once
+            fully_shard(holder, mesh=mesh, reshard_after_forward=frees, mp_policy=policy)
             assert isinstance(holder, FSDPModule)
             # gradients are shares of a sum
             holder.set_gradient_divide_factor(1.0)
@@ -383,4 +408,4 @@ class ShardedParameters(Parameters):
 
 
 #: By ZeRO stage.
-KINDS: Mapping[int, type[Parameters]] = {0: Parameters, 1: FlatParameters, 2: ShardedParameters, 3: ShardedParameters}
+KINDS: Mapping[int, type[Parameters]] = {0: FlatParameters, 1: FlatParameters, 2: ShardedParameters, 3: ShardedParameters}

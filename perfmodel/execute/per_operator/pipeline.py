@@ -44,7 +44,7 @@ class _StageModule(nn.Module):
 
     def __init__(self, pipeline: StagePipeline, stage: NetworkStage) -> None:
         super().__init__()
-        self.pipeline, self.stage = pipeline, stage
+        self.pipeline, self.stage, self.next_microbatch = pipeline, stage, 0
         program = pipeline.program
         begin, end = stage.run
         self.entering, self.first = self._crossing(begin) if begin else ("", torch.empty(1, dtype=torch.int64, device="meta"))
@@ -66,8 +66,9 @@ class _StageModule(nn.Module):
         """Of a microbatch: what it hands on, and the gradient of what it got."""
         return (prod(self.first.shape) if self.entering else 0) + (prod(self.last.shape) if self.leaving else 0)
 
-    def forward(self, received: torch.Tensor, *, microbatch: torch.Tensor) -> torch.Tensor:
-        program, number = self.pipeline.program, int(microbatch)
+    def forward(self, received: torch.Tensor) -> torch.Tensor:
+        program, number = self.pipeline.program, self.next_microbatch
+        self.next_microbatch += 1  # through each stage they go in order
         outputs = program.forward({self.entering: received} if self.entering else {}, number, stage=self.stage)
         if self.is_last:
             self.pipeline.shares.append(program.share(outputs))
@@ -89,7 +90,7 @@ class StagePipeline:
         self.times = plan.num_microbatches
         self.loss_dtype = torch.promote_types(program.dtype, torch.float32)
         self.shares: list[torch.Tensor] = []
-        modules = [_StageModule(self, stage) for stage in program.stages]
+        self.modules = modules = [_StageModule(self, stage) for stage in program.stages]
         self.has_first, self.has_last = not modules[0].entering, modules[-1].is_last
         self.sent_elements = self.times * sum(module.sent_elements for module in modules)
         stages = [
@@ -116,9 +117,11 @@ class StagePipeline:
     def run(self) -> torch.Tensor:
         """All microbatches, forward and backward; the local share of the loss."""
         self.shares = []
-        numbers = torch.arange(self.times)
-        arguments = (numbers.to(self.program.worker.device),) if self.has_first else ()
+        for module in self.modules:
+            module.next_microbatch = 0
+        numbers = torch.arange(self.times, device=self.program.worker.device)
+        arguments = (numbers,) if self.has_first else ()
         keywords: dict[str, Any] = {"target": numbers, "losses": []} if self.has_last else {}
-        self.schedule.step(*arguments, microbatch=numbers, return_outputs=False, **keywords)
+        self.schedule.step(*arguments, return_outputs=False, **keywords)
         zero = torch.zeros((), dtype=self.loss_dtype, device=self.program.worker.device)
         return torch.stack(self.shares).sum() if self.shares else zero

@@ -1,8 +1,8 @@
 """What parameters send in a step: gradients as each rank leaves them, and weights where ZeRO keeps shards.
 
 A unit is gathered and reduced in one collective: the parameters of one layer whose gradients are partial on the same axes. Their shards lie
-over those axes but for `dp_replicate` and the parts of `tp`, over which the gradient of a shard is added up once a step. Without ZeRO each
-gradient is all-reduced by itself, once a step. With it, a unit's gradients are reduce-scattered, once a step (stage 1) or each microbatch
+over those axes but for `dp_replicate` and the parts of `tp`, over which the gradient of a shard is added up once a step. Without ZeRO a
+unit's gradients are all-reduced once a step. With it they are reduce-scattered, once a step (stage 1) or each microbatch
 (2 and 3), and its weights are gathered once a step (1 and 2) or in each pass of each microbatch (3); in a pipeline all of that once a step.
 """
 
@@ -32,12 +32,14 @@ class ParameterUnit:
     stage     of the pipeline
     holders   all stages that hold it: of a tied parameter, which is a unit of its own, several
     section   its place in the stage; -1: parameters that several sections read
+    is_wanted_at_once   backward begins with it: it is not freed in between
     shapes    of what one rank holds of each without ZeRO
     """
 
     stage: int
     holders: tuple[int, ...]
     section: int
+    is_wanted_at_once: bool
     axes: frozenset[str]
     ways: int
     parameters: tuple[str, ...]
@@ -66,31 +68,36 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Every unit of every stage, those of one rank alone too, in the order of the operators."""
     derivation = derive_assigned(network, plan.cuts)
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
-    groups: dict[tuple[int, tuple[int, ...], int, frozenset[str]], list[str]] = {}
+    groups: dict[tuple[int, tuple[int, ...], int, bool, frozenset[str]], list[str]] = {}
     runs = stage_runs(network, plan)
     for stage, run in enumerate(runs):
-        section_of = {i: number for number, (start, end) in enumerate(sections_of(network, run)) for i in range(start, end)}
+        sections = sections_of(network, run)
+        ends_at_once = run[1] == len(network.operators) and bool(network.blocks)
+        section_of = {i: number for number, (start, end) in enumerate(sections) for i in range(start, end)}
         for name, layout in layouts.items():
             reading = [index for index, _ in network.readers()[name] if run[0] <= index < run[1]]
             if not reading:
                 continue
             holders = holding_stages(network, runs, name)
-            sections = {section_of[index] for index in reading}
-            section = sections.pop() if len(sections) == 1 else -1
+            read_in = {section_of[index] for index in reading}
+            section = read_in.pop() if len(read_in) == 1 else -1
+            is_end = ends_at_once and not any(network.operators[index].layer in network.blocks for index in reading)
+            at_once = is_end and section in (-1, len(sections) - 1)
             axes = frozenset(axis for axis in layout.partial if plan.cuts.size((axis,)) > 1)
-            groups.setdefault((stage, holders, section, axes), []).append(name)
+            groups.setdefault((stage, holders, section, at_once, axes), []).append(name)
     return tuple(
         ParameterUnit(
             stage=stage,
             holders=holders,
             section=section,
+            is_wanted_at_once=at_once,
             axes=axes,
             ways=plan.cuts.size(shard_axes(axes)),
             parameters=tuple(names),
             shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
             operator=network.operators[network.readers()[names[0]][0][0]].name,
         )
-        for (stage, holders, section, axes), names in groups.items()
+        for (stage, holders, section, at_once, axes), names in groups.items()
     )
 
 
@@ -105,14 +112,14 @@ def _local_shape(shape: tuple[int, ...], layout: Layout, plan: Plan) -> tuple[in
 
 
 def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps: bool) -> Iterator[NetworkTraffic]:
-    """Collectives of a unit in a step with ZeRO `zero` of at least 1; none of a unit that each rank has for itself.
+    """Collectives of a unit in a step; none of a unit that each rank has for itself.
 
-    Without shards its gradients are added up as those of ZeRO 0 are; of ZeRO 1 all together.
+    Without shards ZeRO 2 and 3 add up its gradients one by one, others all together.
 
     keeps   weights stay gathered for all microbatches, and gradients add up before they are reduced: in pipelines, as torch's do
     """
     scatters = num_microbatches if zero >= 2 and not keeps else 1
-    passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 and not keeps else (Pass.FORWARD,)
+    passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 and not keeps and not unit.is_wanted_at_once else (Pass.FORWARD,)
     row = NetworkTraffic(
         kind=CollectiveKind.REDUCE_SCATTER,
         axes=unit.shard_axes,
@@ -124,6 +131,10 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
         repeats=scatters,
         itemsize=-1.0,
     )
+    if not zero:
+        if unit.axes:
+            yield replace(row, kind=CollectiveKind.ALL_REDUCE, axes=unit.axes, repeats=1)
+        return
     if unit.replica_axes and (zero == 1 or unit.shard_axes):
         shard = float(unit.num_elements) / unit.ways
         yield replace(row, kind=CollectiveKind.ALL_REDUCE, axes=unit.replica_axes, num_elements=shard, repeats=1)
@@ -163,14 +174,14 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
             return any(start <= index < end for index, _ in readers[row.tensor])
         return row.operator in names
 
-    units = [unit for unit in parameter_units(network, plan) if unit.stage == stage] if plan.zero or plan.layout.pp > 1 else []
+    units = [unit for unit in parameter_units(network, plan) if unit.stage == stage]
     alone = {name for unit in units if plan.zero >= 2 and not unit.shard_axes for name in unit.parameters}
     found = [
         row if row.what == "gradient" else replace(row, repeats=row.repeats * plan.num_microbatches * (1 + again(row)))
         for row in network_traffic(network, plan)
-        if is_inside(row) and (row.what != "gradient" or not plan.zero or row.tensor in alone)
+        if is_inside(row) and (row.what != "gradient" or row.tensor in alone)
     ]
     found.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1)
-    for unit in units if plan.zero else ():
+    for unit in units:
         found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
     return tuple(found)

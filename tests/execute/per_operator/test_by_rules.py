@@ -112,16 +112,13 @@ def test_what_bf16_would_round_away_adds_up_in_float32():
     graph = graph_of(plan)
     worker = Worker(rank=0, world_size=1, device="cpu")
     program = NetworkProgram(worker, graph, plan_by_rules(plan, graph), dtype=None, learning_rate=1e-3)
-    before = {
-        name: (tensor.detach().clone(), program.parameters.masters[name].detach().clone())
-        for name, tensor in program.parameters.tensors.items()
-    }
+    units = [unit for _, unit in program.parameters.flat]
+    before = [(unit.weights.clone(), unit.master.clone()) for unit in units]
     program.step()
-    for name, (weight, master) in before.items():
-        now, exact = program.parameters.tensors[name], program.parameters.masters[name]
-        assert (now.dtype, exact.dtype) == (torch.bfloat16, torch.float32)
-        assert torch.equal(now, exact.bfloat16())
-        assert (exact != master).sum() > (now != weight).sum()
+    for unit, (weights, masters) in zip(units, before, strict=True):
+        assert (unit.weights.dtype, unit.master.dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(unit.weights, unit.master.bfloat16())
+        assert (unit.master != masters).sum() > (unit.weights != weights).sum()
 
 
 @pytest.mark.dist

@@ -38,7 +38,7 @@ def test_microbatches_and_zero_equal_one_process(name, zero, groups):
 @pytest.mark.parametrize(
     "zero, expected",
     [
-        (0, {"all_reduce": 2}),  # each gradient by itself
+        (0, {"all_reduce": 1}),
         (1, {"reduce_scatter": 1, "all_gather": 1}),
         (2, {"reduce_scatter": 3, "all_gather": 1}),
         (3, {"reduce_scatter": 3, "all_gather": 6}),
@@ -51,7 +51,7 @@ def test_what_parameters_send_by_hand(zero, expected, groups):
     found = check_network_plan(network, changed(data, zero=zero, num_microbatches=3), group=groups(2))
     counts = {}
     for row in found.traffic:
-        assert row.num_elements == (128.0 if zero else 64.0)
+        assert row.num_elements == 128.0
         counts[str(row.kind)] = counts.get(str(row.kind), 0) + row.repeats
     assert counts == expected
 
