@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/perfmodel demo
 
-# Tests that start several processes of their own run alone, one after the other. Both halves always run (pytest's exit code 5 is "no
+# Tests of the times and the ends of several processes run alone, one after the other. Both halves always run (pytest's exit code 5 is "no
 # test selected").
 test: $(READY)
 	@failed=0; \

@@ -13,7 +13,7 @@ from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.workload.job import Optimizer, Precision
 from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FORMS = {
     "data parallel": (2, dict()),

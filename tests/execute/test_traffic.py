@@ -4,7 +4,7 @@ import pytest
 
 from tests.execute.jobs import count_collectives_on_rank, tiny, tiny_plan
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LAYERS, HIDDEN, SEQ, BATCH = 4, 64, 32, 8
 FP32 = 4

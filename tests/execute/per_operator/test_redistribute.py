@@ -8,7 +8,7 @@ from perfmodel.parallel.algebra.sharding import Layout, redistribute
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from tests.execute.per_operator.layouts import random_layouts, redistribute_all
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TWO = (MeshAxis(name="p", size=2, tier=0),)
 FOUR = (MeshAxis(name="a", size=2, tier=1), MeshAxis(name="b", size=2, tier=0))

@@ -17,7 +17,7 @@ from tests.execute.per_operator import toys as toys
 from tests.execute.per_operator.plans import FOUR, TINY, TWO, random_plan, tiny_network
 from tests.network_plans import changed
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 QUICK = [name for name in TINY if name != "inception3"]
 
