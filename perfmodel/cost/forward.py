@@ -79,6 +79,9 @@ class _Forward:
         makers = [(operand, graph.producer(operand.tensor)) for operand in self.inputs(op)]
         return [operand for operand, maker in makers if op.group and (maker is None or maker.group != op.group)]
 
+    def as_handed(self, op: Operator, operand: Operand) -> Amount:
+        return operand_bytes(self.derivation, op, operand, is_expanded=False)
+
     def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
         joined = self.derivation.joined
         tensors = dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands)
@@ -92,8 +95,11 @@ class _Forward:
         #: tensors that share a storage go by the name of the first
         storage: dict[str, str] = {}
         for op in self.operators:
+            handed = self.handed(op)
             for operand in self.inputs(op):
                 read = self.as_made(operand.tensor) if operand.tensor in apart else self.size(op, operand)
+                if operand in handed:
+                    read = self.as_handed(op, operand)
                 readers.setdefault(operand.tensor, []).append(read.scaled(op.parts.get(operand.tensor, 1.0)))
             is_view = op.passes_gradient and len(self.inputs(op)) == 1
             first = self.inputs(op)[0].tensor if is_view else op.output.tensor
@@ -102,11 +108,17 @@ class _Forward:
         ends = {op.group: place for place, op in enumerate(self.operators) if op.group}
         ending: dict[int, list[str]] = {}
         twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & storage.keys()
+        copies = {each.tensor for each in stays if each.is_dropped}
         for op in self.operators:
-            # copies are kept, beside which lies what they are made of
-            copied = [operand for operand in self.handed(op) if operand.tensor in twice]
-            single = [operand_bytes(self.derivation, op, operand, is_expanded=False) for operand in copied]
-            self.beside.setdefault(op.group, []).extend(always(single))
+            beside = self.beside.setdefault(op.group, [])
+            for operand in self.handed(op):
+                single, read = self.as_handed(op, operand), self.size(op, operand)
+                if operand.tensor in twice:
+                    # copies are kept, beside which lies what they are made of
+                    beside.extend(always([single]))
+                elif op.is_product and read.base > single.base and copies.isdisjoint((op.name, operand.tensor)):
+                    # copies for each query head, which nothing keeps
+                    beside.extend(always([read]))
         for place, op in enumerate(self.operators):
             tensor = op.output.tensor
             source, reading, own = storage[tensor], readers.get(tensor, []), self.size(op, op.output)

@@ -44,6 +44,7 @@ class _Backward:
     regathers: set[tuple[str, str]]
     keeps_weight_gradients: bool
     sizes: dict[tuple[str, Operand], Amount]
+    is_in_buffer: bool = False
     live: Moment = field(default_factory=dict)
     moments: list[Moment] = field(default_factory=list)
     gradients: dict[str, _Storage] = field(default_factory=dict)
@@ -132,7 +133,7 @@ class _Backward:
 
     def start(self, op: Operator) -> None:
         """What the operator hands to later regions has its gradient when the region's backward begins."""
-        storage = _Storage(tuple(always([self.size(op, op.output)])))
+        storage = _Storage(tuple(always([] if self.is_in_buffer else [self.size(op, op.output)])))
         self.gradients[op.output.tensor] = storage
         self.add(storage.terms)
         self.note()
@@ -253,11 +254,13 @@ def backward_moments(
     regathers: set[tuple[str, str]],
     keeps_weight_gradients: bool,
     sizes: dict[tuple[str, Operand], Amount],
+    is_in_buffer: bool = False,
 ) -> list[Moment]:
     """Bytes that live while each operator of `region` runs backward, over what the region keeps of a microbatch.
 
     keeps_weight_gradients   they stay until the unit is reduced (fully_shard), else each leaves for its accumulator at once
     sizes                    bytes of operands that are known already, for all walks over one graph
+    is_in_buffer             the gradient of what the region hands on is counted elsewhere
     """
     walk = _Backward(
         derivation=derivation,
@@ -266,6 +269,7 @@ def backward_moments(
         regathers=regathers,
         keeps_weight_gradients=keeps_weight_gradients,
         sizes=sizes,
+        is_in_buffer=is_in_buffer,
     )
     walk.run(kept, core, recompute)
     return undominated(walk.moments)

@@ -202,8 +202,7 @@ class Unreduced:
     """Gradients that wait, whole, for the last microbatch. [byte], with the allocator's share
 
     early    those that are there while most activations are
-    later    all of them, when some activations have gone (`freed`, by what runs); beside the first region's not those of
-             virtual stages that are reduced by then
+    later    all of them, when some activations have gone (`freed`), by what runs; but for those of virtual stages that are reduced by then
     coming   beside the early ones: of the units above the block that runs the first backward pass of its virtual stage, for the last
              block and for the first, before which the activations of those above it have gone (`passed`); and of the block itself, where
              nothing is there that its gradients could be added to
@@ -266,14 +265,15 @@ def unreduced_gradients(
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
     # a virtual stage is reduced, and its weights are freed, when it has run backward for the last microbatch
-    reduced = live.over_at_first * (gradients - first) * (1.0 + sizes.gathered / sizes.whole_gradient)
+    over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
+    reduced = over * (1.0 + sizes.gathered / sizes.whole_gradient)
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
     own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return Unreduced(
         early=early,
-        later={At.BLOCKS: gradients, At.LAST: gradients, At.FIRST: gradients - reduced},
+        later={At.BLOCKS: gradients - reduced, At.LAST: gradients, At.FIRST: gradients - reduced},
         freed=freed,
         coming=(ends + own, (ends + own) + above * (full * size)),
         passed=above * (kept * factor),

@@ -31,7 +31,8 @@ class ActivationTerms:
     kept            by region, of a block once, from forward to backward
     peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
                     that leave at once and for those that stay until their unit is reduced; of a block of its forward where that is more
-    forward         by region, of blocks: over what it keeps, at the largest moment of its forward
+    forward         by region, of blocks: over what it keeps, at the largest moment of its forward; of what comes before them: of its
+                    backward, where the gradient that it is handed lies in a buffer
     boundary        a stage boundary
     logits          elements, not bytes
     run_ahead       how full the host keeps the chip's launch queue   [-]
@@ -65,6 +66,8 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         if it.is_block:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
             leaving, staying = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
+        elif (region, again) in program.peaks.forward:
+            forward.append(micro.peaks[program.peaks.forward[region, again]])
         else:
             forward.append(0.0 * micro.boundary)
         peaks.append((leaving, staying))
@@ -224,7 +227,10 @@ class _Moments:
             elif at is At.LAST and self.is_last_rank:
                 temporary = peak + exchanged
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
-                temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient) - self.received()
+                if i == self.stages.inner.start - 1 and self.profile.pipeline_keeps_boundaries:
+                    # the gradient that a first stage without blocks is sent lies in its buffer
+                    peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks(0)) > 0.0, a.forward[i], peak)
+                temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 moments.append(
@@ -238,12 +244,6 @@ class _Moments:
             return 0.0
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
-
-    def received(self) -> Any:
-        """The gradient that a first stage without blocks is sent lies in its buffer."""
-        if not self.profile.pipeline_keeps_boundaries:
-            return 0.0
-        return (1.0 - self.stages.is_single) * (1.0 - np.minimum(self.stages.blocks(0), 1.0)) * self.a.boundary
 
     def reduced_before(self, region: int) -> Any:
         """The buffer in which the gradients of the unit before leave, where they leave after each microbatch."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.lifetimes import backward_moments
 from perfmodel.cost.live import Kept, Moment, entering, operand_bytes
 from perfmodel.cost.rows import Amounts, RowCompiler, Rows, TimedRows, plain_rows
+from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
@@ -47,7 +49,8 @@ class Peaks:
 
     value of a row: factor * amount, where its group (mask) is none or has more than one rank
     backward  (region, recomputation) -> its peak with weight gradients that leave at once; that with those that stay is the next
-    forward   (region, recomputation) -> the peak of its first forward pass; of blocks
+    forward   (region, recomputation) -> the peak of its first forward pass; of blocks. Of what comes before them: of its backward pass
+              beside a buffer (`ActivationTerms.forward`)
     """
 
     amount: NDArray[np.int64]
@@ -264,23 +267,15 @@ def _peaks(
     cases: list[list[Moment]] = []
     backward: dict[tuple[int, Recompute], int] = {}
     forward: dict[tuple[int, Recompute], int] = {}
+    backward_of = partial(backward_moments, derivation, profile, kept, core=core, regathers=regathers, sizes=sizes)
+    before_blocks = inner_regions(derivation.graph.regions).start - 1
     for i, region in enumerate(derivation.graph.regions):
         for recompute in recomputes if region.is_block else (Recompute.NONE,):
             backward[i, recompute] = len(cases)
-            cases += [
-                backward_moments(
-                    derivation,
-                    profile,
-                    kept,
-                    region=region,
-                    recompute=recompute,
-                    core=core,
-                    regathers=regathers,
-                    keeps_weight_gradients=keeps,
-                    sizes=sizes,
-                )
-                for keeps in (False, True)
-            ]
+            cases += [backward_of(region=region, recompute=recompute, keeps_weight_gradients=keeps) for keeps in (False, True)]
+            if i == before_blocks and profile.pipeline_keeps_boundaries:
+                forward[i, recompute] = len(cases)
+                cases.append(backward_of(region=region, recompute=recompute, keeps_weight_gradients=False, is_in_buffer=True))
             if region.is_block:
                 forward[i, recompute] = len(cases)
                 cases.append(forward_moments(derivation, profile, kept, region=region, recompute=recompute, sizes=sizes))

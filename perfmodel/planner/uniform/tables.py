@@ -73,7 +73,7 @@ class MicrobatchTable:
     times    forward of each region, then backward
     kept     what each keeps; of what is no block the same under every recomputation
     peaks    of each region with weight gradients that leave, and with those that stay
-    forward  of blocks; else 0
+    forward  of blocks, and of what comes before them; else 0
     """
 
     program: Program

@@ -200,6 +200,21 @@ MOMENTS = {
         dict(batch=4, model=tiny("neox", num_hidden_layers=2, vocab_size=5, hidden_size=40, intermediate_size=8)),
         0.01,
     ),
+    "the gradient that a stage without layers is sent is read by a norm from its buffer": (
+        dict(num_chips=4, pp=2, zero=3, stage_layers=(0, 4)),
+        dict(batch=4, seq_len=64, model=tiny("bloom", vocab_size=64, hidden_size=16)),
+        0.01,
+    ),
+    "copies of keys for each query head, which nothing keeps, are not of all keys that were gathered": (
+        dict(num_chips=16, tp=2, cp=4, zero=2, recompute="full", attention="unfused", micro_batch=2),
+        dict(
+            batch=4,
+            model=tiny(
+                num_hidden_layers=2, vocab_size=5, hidden_size=40, num_attention_heads=24, num_key_value_heads=8, intermediate_size=56
+            ),
+        ),
+        0.02,
+    ),
 }
 
 
@@ -209,7 +224,9 @@ OTHER_RANKS = {
     "gradients of the keys that the first rank of a sequence looks at, not of all": 0,
     "copies of a part of the keys beside all of them, which a function that is recomputed is given": 2,
     "the gradient that a stage without layers is sent lies in its buffer": 0,
+    "the gradient that a stage without layers is sent is read by a norm from its buffer": 0,
     "the gradient of a table that is cut is masked in a copy": 0,
+    "copies of keys for each query head, which nothing keeps, are not of all keys that were gathered": 1,
     "a layer that runs again once its gradient is gathered, with keys and queries beside their copies": 0,
 }
 
