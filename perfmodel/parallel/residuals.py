@@ -80,12 +80,16 @@ class Residuals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInterval:
-    """An interval for a step time as factors of the prediction, and what it rests on in words."""
+    """An interval for a step time as factors of the prediction, and what it rests on in words.
+
+    trust   how far the prediction is from what predictions were held against (`trust.py`)
+    """
 
     low: float
     high: float
     rests_on: str
     num_runs: int
+    trust: str = ""
 
 
 def scale_of(num_chips: float) -> str:

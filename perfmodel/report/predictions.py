@@ -77,7 +77,7 @@ def confidence_object(prediction: Prediction, interval: StepInterval, named: Seq
     return {
         "step_time_low": prediction.step_time * interval.low,
         "step_time_high": prediction.step_time * interval.high,
-        "interval": {"coverage": COVERAGE, "rests_on": interval.rests_on, "num_runs": interval.num_runs},
+        "interval": {"coverage": COVERAGE, "rests_on": interval.rests_on, "num_runs": interval.num_runs, "trust": interval.trust},
         "sensitivities": [
             {"parameter": each.parameter, "parameter_change": STEP, "step_time_change": each.change, "rests_on": each.rests_on}
             for each in named
@@ -87,7 +87,7 @@ def confidence_object(prediction: Prediction, interval: StepInterval, named: Seq
 
 def confidence_lines(prediction: Prediction, interval: StepInterval) -> list[tuple[str, str]]:
     low, high = (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
-    return [(f"{COVERAGE:.0%} interval", f"{low} to {high}"), ("", f"from {interval.rests_on}")]
+    return [(f"{COVERAGE:.0%} interval", f"{low} to {high}"), ("", f"from {interval.rests_on}"), ("trust", interval.trust)]
 
 
 def sensitivity_table(named: Sequence[Sensitivity]) -> Table:

@@ -262,28 +262,31 @@ def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
 
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
-    """An 80 % interval of the plan's step time, and the parameters that it hangs on most."""
+    """An 80 % interval of the plan's step time with how far it is to be trusted, and the parameters that it hangs on most."""
     from perfmodel.cost.calibrated import is_calibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.sensitivity import fitted_slopes, sensitivities
     from perfmodel.parallel.fitted import own_interval
     from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
+    from perfmodel.parallel.trust import trust_in
 
-    estimator = setting.estimator
-    chip, fitted = setting.cluster.chip, estimator.profile.fitted
+    estimator, residuals = setting.estimator, load_residuals()
+    chip, fitted, family = setting.cluster.chip.name, estimator.profile.fitted, framework_named(estimator.profile.name)
+    calibrated = is_calibrated(estimator.machine)
     if fitted.num_runs:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
-        own = own_interval(fitted, slopes, residuals=load_residuals(), chip=chip.name, model=model)
-        return own, sensitivities(estimator, plan)
-    found = interval(
-        load_residuals(),
-        family=framework_named(estimator.profile.name),
-        chip=chip.name,
-        scale=scale_of(plan.num_chips),
-        is_calibrated=is_calibrated(estimator.machine),
-        is_usual=estimator.machine.calibration == choose_calibration(chip).name,
-    )
-    return found, sensitivities(estimator, plan)
+        found = own_interval(fitted, slopes, residuals=residuals, chip=chip, model=model)
+    else:
+        found = interval(
+            residuals,
+            family=family,
+            chip=chip,
+            scale=scale_of(plan.num_chips),
+            is_calibrated=calibrated,
+            is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
+        )
+    trust = trust_in(residuals, family=family, chip=chip, model=plan.job.transformer, is_calibrated=calibrated, fitted=fitted)
+    return replace(found, trust=str(trust)), sensitivities(estimator, plan)
 
 
 def setting_of_plan(

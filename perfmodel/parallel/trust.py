@@ -1,0 +1,88 @@
+"""How far a prediction is from what it was ever held against, in words: by framework, by chip, and by the size of the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfmodel.parallel.fitted import FittedTo
+from perfmodel.parallel.residuals import ModelResiduals, Residuals, shape_of
+from perfmodel.workload.config import TransformerConfig
+
+#: A model is like those that were seen up to this many times their extremes.
+_FAR = 2.0
+_SHAPE = re.compile(r" (\d+)x(\d+) ")
+
+
+class Grade(StrEnum):
+    """Best first."""
+
+    OWN_RUNS = "fitted to your runs"
+    KNOWN = "framework and chip known"
+    OTHER_CHIP = "framework known, on other chips"
+    NO_CALIBRATION = "framework known, chip not measured"
+    STRANGER = "framework unknown"
+    OUTSIDE = "outside of anything seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    """grade, and why: what was seen, and how far this is from it."""
+
+    grade: Grade
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join((str(self.grade), *self.reasons))
+
+
+def trust_in(residuals: Residuals, *, family: str, chip: str, model: TransformerConfig, is_calibrated: bool, fitted: FittedTo) -> Trust:
+    """By distance to the runs that predictions were held against: published ones of the family, of all where it has none, or one's own."""
+    own = [each for each in residuals.models if each.family == family]
+    seen = [each for each in own if each.chip == chip]
+    if fitted.num_runs:
+        grade, reasons = (
+            Grade.OWN_RUNS,
+            [f"{fitted.num_runs} of them on {', '.join(fitted.chips)}, {fitted.left_out_error:.1%} off left out"],
+        )
+        if chip not in fitted.chips:
+            reasons.append(f"none on {chip}")
+    elif not own:
+        grade, reasons = Grade.STRANGER, ["predicted as the mean of those known, with how far off that was for each of them"]
+    elif seen:
+        grade, reasons = Grade.KNOWN, [f"{_runs(seen)} on {chip}"]
+    elif is_calibrated:
+        grade, reasons = Grade.OTHER_CHIP, [f"{_runs(own)} on {', '.join(sorted({each.chip for each in own}))}"]
+    else:
+        grade, reasons = (
+            Grade.NO_CALIBRATION,
+            [f"{_runs(own)} on {', '.join(sorted({each.chip for each in own}))}; {chip} by its relatives"],
+        )
+    far = _far(model, fitted.models if fitted.num_runs else [each.model for each in own or residuals.models])
+    return Trust(grade=Grade.OUTSIDE, reasons=(str(grade), *far, *reasons)) if far else Trust(grade=grade, reasons=tuple(reasons))
+
+
+def _runs(models: Iterable[ModelResiduals]) -> str:
+    found = list(models)
+    count, shapes = sum(each.num_runs for each in found), len({each.model for each in found})
+    return f"{count:,} run{'s' if count > 1 else ''} of {shapes} model{'s' if shapes > 1 else ''}"
+
+
+def _far(model: TransformerConfig, shapes: Sequence[str]) -> list[str]:
+    """What of the model's size lies far beyond all of the shapes."""
+    sizes = [
+        tuple(map(int, match.groups())) for match in map(_SHAPE.search, [shape for shape in shapes if shape != shape_of(model)]) if match
+    ]
+    if not sizes or shape_of(model) in shapes:
+        return []
+    found = []
+    for value, seen, name in zip(
+        (model.num_hidden_layers, model.hidden_size), zip(*sizes, strict=True), ("layers", "hidden size"), strict=True
+    ):
+        if value > _FAR * max(seen):
+            found.append(f"{name} {value:,} is {value / max(seen):.1f} times the most that was seen")
+        elif value < min(seen) / _FAR:
+            found.append(f"{name} {value:,} is 1/{min(seen) / value:.1f} of the least that was seen")
+    return found
