@@ -126,11 +126,14 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         columns = logits.shape[-1]
         values = wide(logits)
-        if first + columns > size:
+        if values is logits and first + columns > size:
             values = values.clone()
+        is_own = values is not logits
+        if first + columns > size:
             values[..., max(0, size - first) :] = -torch.inf
         largest = context.all_reduce(values.amax(-1), (dim,), Pass.FORWARD, largest=True)
-        values = values - largest.unsqueeze(-1)
+        # in place where a copy was made: the largest tensor of the step
+        values = values.sub_(largest.unsqueeze(-1)) if is_own else values - largest.unsqueeze(-1)
         mine = (labels >= first) & (labels < first + columns)
         index = torch.where(mine, labels - first, 0)
         picked = torch.where(mine, values.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)

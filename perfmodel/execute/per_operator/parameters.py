@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
-from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, begin_all_reduce
+from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_reduce, begin_all_reduce
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
 from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, state_of
 from perfmodel.foundation.collectives import CollectiveKind
@@ -175,6 +175,8 @@ class Parameters:
     def _note(self, unit: ParameterUnit, *, together: bool) -> None:
         padded = unit.padded_elements(together=together) if self.plan.zero else unit.num_elements
         for row in unit_traffic(unit, self.plan.zero, self.times, keeps=self.plan.layout.pp > 1):
+            if row.what == "sum":
+                continue  # noted where it is issued
             issued = padded // unit.ways if row.kind is CollectiveKind.ALL_REDUCE and self.plan.zero else padded
             for _ in range(row.repeats):
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
@@ -277,14 +279,29 @@ class FlatParameters(Parameters):
     def release(self) -> None: ...
 
 
+class _Summed(torch.autograd.Function):
+    """The tensor as it is; its gradient is added up over axes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, mesh: NetworkMesh, axes: frozenset[str], purpose: Purpose) -> torch.Tensor:
+        ctx.how = mesh, axes, purpose
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        mesh, axes, purpose = ctx.how
+        return all_reduce(mesh, gradients[0].clone(), axes, purpose), None, None, None
+
+
 class _Holder(nn.Module):
     """Holds the parameters of a unit for `fully_shard`, and what reads them.
 
     Each as a vector: `fully_shard` cuts the first dim, which of a weight with a dim for heads may be shorter than the group.
     """
 
-    def __init__(self, unit: ParameterUnit, tensors: Mapping[str, torch.Tensor], inner: nn.Module) -> None:
+    def __init__(self, unit: ParameterUnit, tensors: Mapping[str, torch.Tensor], inner: nn.Module, mesh: NetworkMesh) -> None:
         super().__init__()
+        self.unit, self.mesh = unit, mesh
         self.places = {name: f"p{number}" for number, name in enumerate(unit.parameters)}
         for name, place in self.places.items():
             self.register_parameter(place, nn.Parameter(tensors[name].detach().reshape(-1)))
@@ -293,7 +310,12 @@ class _Holder(nn.Module):
 
     def read(self, name: str) -> torch.Tensor:
         """As `fully_shard` has it now: whole while an operator computes with it."""
-        return getattr(self, self.places[name]).view(self.shapes[name])  # type: ignore[no-any-return]
+        whole = getattr(self, self.places[name]).view(self.shapes[name])
+        axes = self.unit.summed.get(name)
+        if axes is None:
+            return whole  # type: ignore[no-any-return]
+        purpose = Purpose(Pass.BACKWARD, name, self.unit.operator, "sum")
+        return _Summed.apply(whole, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
         return self.inner(values, microbatch)  # type: ignore[no-any-return]
@@ -325,11 +347,13 @@ class ShardedParameters(Parameters):
         for unit in self.units:
             if (unit.stage, unit.section) != (stage, section) or not unit.shard_axes:
                 continue
-            module = holder = _Holder(unit, self.masters, module)
+            module = holder = _Holder(unit, self.masters, module, self.mesh)
             for name in unit.parameters:
                 self.holder_of[name] = holder
                 for held in (self.tensors, self.masters):
                     held.pop(name, None)
+            for axes in unit.summed.values():
+                self.mesh.group(axes)
             mesh = self.mesh.shard_mesh(unit.shard_axes, unit.replica_axes)
             frees = not self.keeps_weights and not unit.is_wanted_at_once
             fully_shard(holder, mesh=mesh, reshard_after_forward=frees, mp_policy=policy)

@@ -63,7 +63,7 @@ class ElementBytes:
         )
 
     def size(self, row: NetworkTraffic) -> float:
-        if row.what in ("gradient", "weights"):
+        if row.what in ("gradient", "weights", "sum"):
             return self.gradient if row.what == "gradient" else self.weight
         return row.itemsize if self.says_own and row.itemsize > 0 else self.activation
 

@@ -8,13 +8,13 @@ unit's gradients are all-reduced once a step. With it they are reduce-scattered,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil, prod
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.parameters import shard_axes
-from perfmodel.parallel.algebra.sharding import Layout
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES, Layout
 from perfmodel.parallel.per_operator.mesh import STAGES
 from perfmodel.parallel.per_operator.recompute import issued_again
 from perfmodel.parallel.per_operator.stages import sections_of, stage_runs
@@ -32,6 +32,8 @@ class ParameterUnit:
     stage     of the pipeline
     holders   all stages that hold it: of a tied parameter, which is a unit of its own, several
     section   its place in the stage; -1: parameters that several sections read
+    summed    parameters whose gradients are partial over parts of tp too, and are added up over these as soon as they are made (ZeRO 2
+              and 3 without a pipeline, as torch has it): one unit all the same
     is_wanted_at_once   backward begins with it: it is not freed in between
     shapes    of what one rank holds of each without ZeRO
     """
@@ -45,6 +47,7 @@ class ParameterUnit:
     parameters: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     operator: str
+    summed: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def num_elements(self) -> int:
@@ -70,6 +73,7 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
     groups: dict[tuple[int, tuple[int, ...], int, bool, frozenset[str]], list[str]] = {}
     runs = stage_runs(network, plan)
+    summed: dict[str, frozenset[str]] = {}
     for stage, run in enumerate(runs):
         sections = sections_of(network, run)
         ends_at_once = run[1] == len(network.operators) and bool(network.blocks)
@@ -84,6 +88,9 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             is_end = ends_at_once and not any(network.operators[index].layer in network.blocks for index in reading)
             at_once = is_end and section in (-1, len(sections) - 1)
             axes = frozenset(axis for axis in layout.partial if plan.cuts.size((axis,)) > 1)
+            if plan.zero >= 2 and plan.layout.pp == 1 and shard_axes(axes) and axes & TENSOR_AXES and len(reading) == 1:
+                summed[name] = axes & TENSOR_AXES
+                axes -= TENSOR_AXES
             groups.setdefault((stage, holders, section, at_once, axes), []).append(name)
     return tuple(
         ParameterUnit(
@@ -96,6 +103,7 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             parameters=tuple(names),
             shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
             operator=network.operators[network.readers()[names[0]][0][0]].name,
+            summed={name: summed[name] for name in names if name in summed},
         )
         for (stage, holders, section, at_once, axes), names in groups.items()
     )
@@ -140,6 +148,17 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
         yield replace(row, kind=CollectiveKind.ALL_REDUCE, axes=unit.replica_axes, num_elements=shard, repeats=1)
     if not unit.shard_axes:
         return
+    for name, shape in zip(unit.parameters, unit.shapes, strict=True):
+        if name in unit.summed:
+            yield replace(
+                row,
+                kind=CollectiveKind.ALL_REDUCE,
+                axes=unit.summed[name],
+                num_elements=float(prod(shape)),
+                tensor=name,
+                what="sum",
+                repeats=num_microbatches,
+            )
     yield row
     for phase in passes:
         gathers = num_microbatches if zero == 3 and not keeps else 1

@@ -22,7 +22,7 @@ class NetworkTraffic:
 
     num_elements   full buffer in the group; of an all-to-all the local buffer, of a send what is sent
     itemsize       bytes of an element; 0: that of activations, -1: that of gradients of parameters
-    what           "edge", "own" or "gradient"
+    what           "edge", "own" or "gradient"; of parameters in units also "weights", and "sum" of a gradient as it is made
     """
 
     kind: CollectiveKind

@@ -104,7 +104,9 @@ def test_bf16_keeps_float32_masters_and_sends_what_it_says(knobs, groups):
     found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), options, group=groups(4))
     assert found.loss_error < 2e-3
     sizes = {row.what: row.itemsize for row in found.traffic}
-    assert sizes == {"edge": 2.0, "own": 4.0, "gradient": 4.0} | ({} if "pp" in knobs else {"weights": 2.0})
+    # norms' weights are added up over tp as they are made
+    of_zero = {1: {"weights": 2.0}, 3: {"weights": 2.0, "sum": 2.0}}
+    assert sizes == {"edge": 2.0, "own": 4.0, "gradient": 4.0} | of_zero.get(int(plan.zero), {})
 
 
 def test_what_bf16_would_round_away_adds_up_in_float32():
@@ -157,7 +159,7 @@ def test_what_neither_way_runs_has_a_reason(knobs, says):
 
 @pytest.mark.slow
 def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
-    """Eight ranks of which none exists: tensor and sequence parallelism, ZeRO 3. Weights of norms are added up over tp as shards, once."""
+    """Eight ranks of which none exists: tensor and sequence parallelism, ZeRO 3. Norms are added up over tp before they are cut."""
     config = tiny("llama", num_hidden_layers=2, hidden_size=128, num_attention_heads=16, num_key_value_heads=8, intermediate_size=256)
     plan = tiny_plan(8, model=config, tp=4, dp_shard=2, zero=3, micro_batch=1, batch=2, seq_len=64)
     modules = torch_counts(plan, 0)
@@ -166,7 +168,8 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
     monkeypatch.setattr(network_model, "make_tensor", _without_values)
     saved = []
     with fake_group(0, plan.num_chips) as worker:
-        NetworkMesh(worker, own.cuts.axes).shard_mesh({"dp_shard"}, {"tp_kv"})
+        for axes in ({"tp_kv"}, {"dp_shard"}):
+            NetworkMesh(worker, own.cuts.axes).group(axes)
         with FakeTensorMode(allow_non_fake_inputs=True):
             program = NetworkProgram(worker, graph, own, optimizer="", learning_rate=1e-4, uses_dtensor=False)
             program.step()
@@ -174,9 +177,12 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
             with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
                 program.step()
     sent = {key: (count, counter.tally.num_bytes[key]) for key, count in counter.tally.counts.items()}
-    for kind in ("all_gather", "reduce_scatter"):
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
         assert sent[kind, "tp_kv"] == modules.collectives[kind, "tp"]
-    assert sent["reduce_scatter", "dp_shard"][1] == pytest.approx(modules.collectives["reduce_scatter", "dp_shard"][1], rel=0.01)
+    for kind in ("all_gather", "reduce_scatter"):
+        count, num_bytes = sent[kind, "dp_shard"]
+        assert count == modules.collectives[kind, "dp_shard"][0]
+        assert num_bytes == pytest.approx(modules.collectives[kind, "dp_shard"][1], rel=0.01)
     assert saved[0] == pytest.approx(modules.saved, rel=0.01)
     assert 0.9 * modules.peak < tracker.peak < 1.01 * modules.peak
 
