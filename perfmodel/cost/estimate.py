@@ -66,6 +66,7 @@ class Estimator:
     """Predicts plans of one job on one cluster. Graphs and programs are compiled when first needed and kept.
 
     network_at   of a job that trains a network: its graph at the batch of one microbatch
+    recomputes   the kinds of recomputation whose moments of memory are compiled too; none where times alone are asked for
     """
 
     job: TrainingJob
@@ -74,6 +75,7 @@ class Estimator:
     profile: ExecutionProfile
     sizes: Bytes
     network_at: Callable[[int], Graph] | None = None
+    recomputes: tuple[Recompute, ...] = tuple(Recompute)
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
     graphs: dict[AttentionKernel | int, Graph] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class Estimator:
                 self.profile,
                 recompute_operators=recompute_operators,
                 attention_kernel=str(attention),
+                recomputes=self.recomputes,
             )
         return self.programs[key]
 

@@ -133,6 +133,10 @@ class StepTimes:
     _made_of: dict[Any, int] = field(default_factory=dict)
     _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
 
+    def share_programs(self, other: StepTimes) -> None:
+        """What either compiles is the other's too; their profiles must be of the same names."""
+        self._estimators = other._estimators
+
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
 
@@ -184,6 +188,7 @@ class StepTimes:
         """The estimator, and a number for what its programs and its machine are made of."""
         machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
+        estimator.recomputes = ()
         compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs

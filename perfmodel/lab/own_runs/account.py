@@ -41,7 +41,7 @@ def fit_rows(
     if bare and not defaults.keys() & {"model", "chips", "cluster"}:
         remedy = "say what it ran: --plan PLAN.yaml (`perfmodel predict ... --save` writes one), or --model, --cluster and the rest"
         raise InputError(f"{bare[0]}: gives step times only; {remedy}")
-    rows = [row if "plan" in row.values else row.over(defaults) for each in files for row in each.rows]
+    rows = [row if row.values.get("plan") else row.over(defaults) for each in files for row in each.rows]
     timed = [row for row in rows if has_time(row)]
     if not timed:
         raise InputError("runs: none has a step time; give step_time, tokens_per_s, tokens_per_s_per_chip or samples_per_s")

@@ -47,6 +47,7 @@ _CALLED: Mapping[str, str] = {
     "attention": "flash_attention attn attn_implementation",
     "optimizer": "",
     "settings": "",
+    "plan": "plan_file",
     "step_time": "step_time_s step_s step_seconds seconds_per_step time_per_step iteration_time iter_time s_per_step",
     "step_time_ms": "step_ms ms_per_step iteration_time_ms elapsed_time_per_iteration_ms iter_time_ms time_ms",
     "step_times": "",

@@ -17,6 +17,7 @@ from perfmodel.lab.step_times import StepTimes, cluster_of_run
 from perfmodel.parallel.profile import ExecutionProfile
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Check = Callable[["Sequence[OwnRun]", Array], None]
 
 NOISE = 0.06
@@ -25,15 +26,20 @@ NOISE = 0.06
 TOLERANCE = 2.0
 """In noises: a run that is further off counts less than its square."""
 
-_NOISE_RUNS = 4.0
-"""Runs that this expectation counts for."""
+_SCATTER, _SCATTER_RUNS = 0.08, 4.0
+"""What a further run scatters about a fit to few runs, and how many runs this expectation counts for: of published frameworks whose names
+were hidden, intervals that are made from it hold four fifths of the rest (`lab/few_runs.py`)."""
 
 _TRAFFIC = (1.0, 2.5)
 """Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners of what hides under what."""
 
-_ROUNDS, _HALVINGS = 8, 4
-_NEARLY = 0.03
-"""In spreads: a step that ends the descent."""
+_ROUNDS, _HALVINGS, _REWEIGHTINGS = 6, 4, 30
+_STILL = 1e-3
+_NEARLY = 0.2
+"""Less gain than this, in twice the logarithm of the likelihood, ends the descent."""
+
+_HARDLY = 0.02
+"""Of a noise: a constant that a spread moves no run by more is left where it is."""
 
 _STEP = 0.1
 """Of a difference quotient, in spreads of the constant."""
@@ -62,16 +68,22 @@ class LogTimes:
     """log(predicted time) of runs at values of the habits, and how it moves with each.
 
     Programs are compiled at two values of elementwise traffic and no others; steps at other values lie on the line between.
+    like: others with this base, whose programs are used again.
     """
 
     runs: Sequence[OwnRun]
     base: ExecutionProfile
     habits: Sequence[Habit]
     constants: tuple[Constant, ...] = ()
+    like: StepTimes | None = None
     times: StepTimes = field(init=False)
+    _asked: Any = None
+    _told: tuple[Array, Array] = field(init=False)
 
     def __post_init__(self) -> None:
         self.times = StepTimes(runs=self.runs, load=lambda name: self.base)
+        if self.like is not None:
+            self.times.share_programs(self.like)
         self.constants = self.constants or tuple(habit.constant(self.base) for habit in self.habits)
 
     @property
@@ -85,14 +97,17 @@ class LogTimes:
         below, above, share = self._between(values, chosen)
         return np.log(np.maximum(below + (above - below) * share, below * 0.1))
 
-    def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
-        """Of each run in each constant, a spread of its prior: difference quotients, at the nearer traffic  [runs, constants]."""
+    def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
+        """Of each run in each constant, a spread of its prior: difference quotients, at the nearer traffic  [runs, constants].
+
+        wanted   constants; 0 for the others
+        """
         chosen = range(len(self.runs)) if chosen is None else chosen
         below, above, share = self._between(values, chosen)
         near, here = (_TRAFFIC[0], below) if share < 0.5 else (_TRAFFIC[1], above)
         columns = []
-        for habit, constant in zip(self.habits, self.constants, strict=True):
-            if not any(habit.touches(self.runs[index].planned) for index in chosen):
+        for index, (habit, constant) in enumerate(zip(self.habits, self.constants, strict=True)):
+            if (wanted is not None and not wanted[index]) or not any(habit.touches(self.runs[each].planned) for each in chosen):
                 columns.append(np.zeros(len(chosen)))
                 continue
             moved, taken = moved_constant(constant, values[habit.name])
@@ -106,8 +121,11 @@ class LogTimes:
 
     def _between(self, values: Mapping[str, float], chosen: Sequence[int]) -> tuple[Array, Array, float]:
         """Times at the two traffics, and where between them the values are."""
-        below, above = (self.times.predict(chosen, self._fields({**values, ELEMENTWISE: each})) for each in _TRAFFIC)
-        return below, above, _share(values.get(ELEMENTWISE, self.base.rms_norm_traffic))
+        key = (tuple(chosen), tuple((name, value) for name, value in values.items() if name != ELEMENTWISE))
+        if key != self._asked:
+            below, above = (self.times.predict(chosen, self._fields({**values, ELEMENTWISE: each})) for each in _TRAFFIC)
+            self._asked, self._told = key, (below, above)
+        return *self._told, _share(values[ELEMENTWISE])
 
     def _fields(self, values: Mapping[str, float]) -> dict[str, float]:
         return moved_fields(self.habits, self.base, values)
@@ -152,6 +170,7 @@ class OwnFit:
     base: ExecutionProfile
     habits: tuple[Habit, ...]
     constants: tuple[Constant, ...]
+    times: StepTimes
     values: Mapping[str, float]
     posterior: Posterior
     noise: float
@@ -187,9 +206,10 @@ def fit_some(log_times: LogTimes, chosen: Sequence[int], *, noise: float = NOISE
         base=log_times.base,
         habits=tuple(log_times.habits),
         constants=log_times.constants,
+        times=log_times.times,
         values=values,
         posterior=known,
-        noise=_noise(left_out, known, noise),
+        noise=_scatter(left_out, known),
         before=log_times.at(log_times.start, chosen) - log_measured,
         after=after,
         left_out=left_out,
@@ -214,37 +234,56 @@ def most_likely(
     def errors(z: Array) -> Array:
         return log_times.at(values(z), chosen) - log_measured
 
-    def loss(e: Array, z: Array) -> float:
-        scaled = e / (noise * TOLERANCE)
-        return float(2 * TOLERANCE**2 * (np.sqrt(1 + scaled**2) - 1).sum() + z @ z)
-
     z = np.clip(np.zeros(len(constants)), lowest, highest)
-    here = errors(z)
+    here, moves = errors(z), np.ones(len(constants), dtype=bool)
     for _ in range(_ROUNDS):
-        slopes = log_times.slopes(values(z), chosen)
-        weights = 1.0 / np.sqrt(1.0 + (here / (noise * TOLERANCE)) ** 2)
-        information = np.eye(len(z)) + slopes.T @ (slopes * weights[:, None]) / noise**2
-        uphill = z + slopes.T @ (here * weights) / noise**2
-        free = ~(((z <= lowest) & (uphill > 0)) | ((z >= highest) & (uphill < 0)))
-        step = np.zeros(len(z))
-        step[free] = -np.linalg.solve(information[np.ix_(free, free)], uphill[free])
+        slopes = log_times.slopes(values(z), chosen, moves)
+        moves = np.abs(slopes).max(axis=0, initial=0.0) > _HARDLY * noise  # what moves nothing now is looked at again in the end
+        step, was = _straight_ahead(slopes, here, z, (lowest, highest), noise), _loss(here, z, noise)
         for _ in range(_HALVINGS):
             moved = np.clip(z + step, lowest, highest)
             there = errors(moved)
-            if loss(there, moved) < loss(here, z):
+            if _loss(there, moved, noise) < was:
                 break
             step = step / 2.0
         else:
             break
-        nearly = float(np.abs(moved - z).max()) < _NEARLY
         z, here = moved, there
-        if nearly:
+        if was - _loss(here, z, noise) < _NEARLY:
             break
-    slopes = log_times.slopes(values(z), chosen)
-    weights = 1.0 / np.sqrt(1.0 + (here / (noise * TOLERANCE)) ** 2)
+    slopes = np.where(moves, slopes, log_times.slopes(values(z), chosen, ~moves))
+    weights = _weights(here, noise)
     information = np.eye(len(z)) + slopes.T @ (slopes * weights[:, None]) / noise**2
     covariance = np.asarray(np.linalg.inv(information), dtype=np.float64)
     return values(z), Posterior(slopes=slopes, weights=weights, covariance=covariance)
+
+
+def _weights(errors: Array, noise: float) -> Array:
+    """1 for a run within the tolerance, less beyond it."""
+    return np.asarray(1.0 / np.sqrt(1.0 + (errors / (noise * TOLERANCE)) ** 2))
+
+
+def _loss(errors: Array, z: Array, noise: float) -> float:
+    return float(2 * TOLERANCE**2 * (1.0 / _weights(errors, noise) - 1.0).sum() + z @ z)
+
+
+def _straight_ahead(slopes: Array, errors: Array, z: Array, bounds: tuple[Array, Array], noise: float) -> Array:
+    """The step to where the loss would be least if runs moved as `slopes` say, by weights that follow the errors."""
+    lowest, highest = bounds
+    there = z
+    for _ in range(_REWEIGHTINGS):
+        left = errors + slopes @ (there - z)
+        weighted = slopes * _weights(left, noise)[:, None] / noise**2
+        information = np.eye(len(z)) + slopes.T @ weighted
+        uphill = there + weighted.T @ left
+        free = ~(((there <= lowest) & (uphill > 0)) | ((there >= highest) & (uphill < 0)))
+        step = np.zeros(len(z))
+        step[free] = -np.linalg.solve(information[np.ix_(free, free)], uphill[free])
+        moved = np.clip(there + step, lowest, highest)
+        if np.abs(moved - there).max() < _STILL:
+            return moved - z
+        there = moved
+    return there - z
 
 
 def _left_out(errors: Array, known: Posterior, noise: float) -> Array:
@@ -253,10 +292,8 @@ def _left_out(errors: Array, known: Posterior, noise: float) -> Array:
     return errors / np.maximum(1.0 - own, 1e-3)
 
 
-def _noise(left_out: Array, known: Posterior, expected: float) -> float:
+def _scatter(left_out: Array, known: Posterior) -> float:
     """Of a further run: the expectation, and what the runs by the fits without them scatter beyond what the habits leave open."""
-    if not len(left_out):
-        return expected
     open_ = np.einsum("ij,jk,ik->i", known.slopes, known.covariance, known.slopes)
     beyond = np.maximum(left_out**2 * known.weights - open_, 0.0)
-    return math.sqrt((_NOISE_RUNS * expected**2 + float(beyond.sum())) / (_NOISE_RUNS + len(left_out)))
+    return math.sqrt((_SCATTER_RUNS * _SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out)))

@@ -40,8 +40,8 @@ class Habit:
         return self.fields[0]
 
     def constant(self, base: ExecutionProfile) -> Constant:
-        """What a fit moves. A value of the base outside of the bounds moves them."""
-        prior = float(getattr(base, self.name))
+        """What a fit moves. A value of the base outside of the bounds moves them; a ratio of nothing starts from the least there is."""
+        prior = float(getattr(base, self.name)) or (self.lower if self.is_ratio else 0.0)
         lower, upper = min(self.lower, prior), max(self.upper, prior)
         return Constant(name=self.name, prior=prior, spread=self.spread, lower=lower, upper=upper, is_ratio=self.is_ratio)
 

@@ -109,7 +109,7 @@ def row_of_log(text: str, name: str) -> tuple[Row, str] | None:
     kind = next(kind for kind in _KINDS if kind in found)
     steps = found[kind]
     unit = next(iter(steps.values()))[0]
-    values: dict[str, Any] = {"id": name, "step_unit": unit, "steps": [median(each[1:]) for _, each in sorted(steps.items())]}
+    values: dict[str, Any] = {"id": name, "logged_unit": unit, "logged_steps": [median(each[1:]) for _, each in sorted(steps.items())]}
     framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= kinds else next(each.framework for each in FORMATS if each.name == kind)
     if framework:
         values["framework"] = framework

@@ -14,7 +14,7 @@ from perfmodel.lab.own_runs.result import NextRun
 from perfmodel.lab.step_times import estimator_of
 from perfmodel.parallel.plan import Plan, make_plan
 
-_MOST_RUNS, _MOST_CANDIDATES = 4, 24
+_MOST_RUNS, _MOST_CANDIDATES = 4, 20
 _MOST_STEPS_LONGER = 4.0
 """How much longer than the longest given step a suggestion may take."""
 
@@ -24,7 +24,7 @@ def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
     candidates = list(_variations(runs))[:_MOST_CANDIDATES]
     if not candidates:
         return ()
-    log_times = LogTimes(runs=candidates, base=fit.base, habits=fit.habits)
+    log_times = LogTimes(runs=candidates, base=fit.base, habits=fit.habits, like=fit.times)
     here, slopes = log_times.at(fit.values), log_times.slopes(fit.values)
     judged = np.concatenate([slopes, fit.posterior.slopes])
     covariance, noise = fit.posterior.covariance, fit.noise

@@ -20,7 +20,7 @@ from perfmodel.lab.own_runs.columns import MEASURED, Row, flag_of, positive, set
 from perfmodel.lab.own_runs.fit import OwnRun
 from perfmodel.lab.step_times import load_profile_once
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.plan_file import plan_from_dict
+from perfmodel.parallel.plan_file import plan_from_dict, read_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.models import load_model
@@ -51,7 +51,7 @@ def run_of_row(row: Row, *, profile: str, calibration: str) -> OwnRun:
 def has_time(row: Row) -> bool:
     measured = row.values.get("measured")
     inner = measured if isinstance(measured, Mapping) else {}
-    return any(row.values.get(name) is not None for name in (*MEASURED, "steps")) or any(
+    return any(row.values.get(name) is not None for name in (*MEASURED, "logged_steps")) or any(
         inner.get(name) is not None for name in ("step_time_s", "tokens_per_s_per_chip")
     )
 
@@ -60,7 +60,9 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     framework = row.text("framework") or profile
     settings = settings_of(row.values)
     plan = row.values.get("plan")
-    if isinstance(plan, Plan):
+    if isinstance(plan, str):
+        planned = planned_of(read_plan(plan), framework, calibration)
+    elif isinstance(plan, Plan):
         planned = planned_of(plan, framework, calibration)
     elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`
         on_cpu = row.values.get("device") == "cpu"
@@ -295,10 +297,10 @@ def _step_time(row: Row, plan: Plan) -> float:
     measured = values.get("measured")
     if isinstance(measured, Mapping):  # a published run's
         values = {"step_time": measured.get("step_time_s"), "tokens_per_s_per_chip": measured.get("tokens_per_s_per_chip")}
-    if values.get("steps") is not None:  # a log's or a trace's
+    if values.get("logged_steps") is not None:  # a log's or a trace's
         job = plan.job
-        amount = {"tokens": job.tokens_per_step / plan.num_chips, "samples": job.global_batch}.get(values["step_unit"])
-        return steady([each if amount is None else amount / each for each in values["steps"]])
+        amount = {"tokens": job.tokens_per_step / plan.num_chips, "samples": job.global_batch}.get(values["logged_unit"])
+        return steady([each if amount is None else amount / each for each in values["logged_steps"]])
     if values.get("step_times") is not None:
         return steady(_times(values["step_times"]), warmup=0 if "warmup" in values else None)
     if values.get("step_time") is not None:

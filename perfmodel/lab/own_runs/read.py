@@ -71,7 +71,7 @@ def read_rows(path: str | Path) -> RunFile:
 def rows_of(values: Mapping[str, Any], place: str) -> RunFile:
     """A run that a program describes itself."""
     unread: dict[str, None] = {}
-    row = Row(place=place, values=dict(values) if "plan" in values else _named(values, unread, place))
+    row = Row(place=place, values=_measurement(values) or _named(values, unread, place))
     return RunFile(rows=(row,), unread=tuple(unread))
 
 
@@ -131,8 +131,15 @@ def _json_lines(text: str, name: str) -> RunFile:
             raise InputError(f"{place}: not a JSON object ({one_line(str(error), 120)}); write one run a line") from None
         if not isinstance(data, dict):
             raise InputError(f"{place}: must be a JSON object, not a {type(data).__name__}; write one run a line")
-        rows.append(Row(place=place, values=data if "plan" in data else _named(data, unread, place)))
+        rows.append(Row(place=place, values=_measurement(data) or _named(data, unread, place)))
     return RunFile(rows=rows, unread=tuple(unread))
+
+
+def _measurement(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of `perfmodel run --save`; nothing of any other object."""
+    if not isinstance(data.get("plan"), Mapping) or "plan_hash" not in data:
+        return {}
+    return {name: data[name] for name in ("plan", "device", "step_time") if name in data}
 
 
 def _table(text: str, name: str) -> RunFile:

@@ -34,7 +34,7 @@ def row_of_trace(content: bytes, name: str) -> tuple[Row, str]:
     if not times:
         remedy = "call prof.step() after each step, and profile with a schedule"
         raise InputError(f"{name}: a trace without steps (ProfilerStep#N); {remedy}")
-    values: dict[str, Any] = {"id": name, "step_unit": "seconds", "steps": times}
+    values: dict[str, Any] = {"id": name, "logged_unit": "seconds", "logged_steps": times}
     ranks = _RANKS.search(content)
     if ranks is not None:
         values["logged_chips"] = int(ranks[1])

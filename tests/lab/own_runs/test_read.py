@@ -8,6 +8,8 @@ import pytest
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.own_runs.read import read_rows
+from perfmodel.parallel.plan import plan_to_dict
+from perfmodel.parallel.plan_file import write_plan
 from tests.lab.own_runs.made_up import BASE, csv_text, rows
 
 JOB = {"model": "llama-3-8b", "cluster": "h100-sxm-80gb", "chips": 16, "fsdp": 16, "global_batch": 64, "seq_len": 4096}
@@ -106,6 +108,21 @@ def test_a_trace_gives_its_profiled_steps(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(trace([8.0, STEP, STEP, STEP]).encode()))
     assert perfmodel.fit_runs(path, **JOB, profile=BASE).runs[0].measured == pytest.approx(STEP)
+
+
+def test_what_run_appends_is_read(tmp_path):
+    plan = perfmodel.predict(**JOB, profile=BASE).plan
+    line = {"schema_version": 1, "plan": plan_to_dict(plan), "plan_hash": plan.hash(), "device": "cuda", "steps": 9, "step_time": STEP}
+    (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
+    (run,) = perfmodel.fit_runs(tmp_path / "runs.jsonl", profile=BASE).runs
+    assert (run.plan, run.measured) == (plan, STEP)
+
+
+def test_a_table_may_name_plan_files(tmp_path):
+    plan = perfmodel.predict(**JOB, profile=BASE).plan
+    write_plan(plan, tmp_path / "plan.yaml")
+    (tmp_path / "runs.csv").write_text(f"plan,step_time\n{tmp_path / 'plan.yaml'},{STEP}\n")
+    assert perfmodel.fit_runs(tmp_path / "runs.csv", profile=BASE).runs[0].plan == plan
 
 
 def test_a_plan_file_says_what_a_log_ran(tmp_path):
