@@ -30,7 +30,7 @@ _SCATTER, _SCATTER_RUNS = 0.08, 4.0
 """What a further run scatters about a fit to few runs, and how many runs this expectation counts for: of published frameworks whose names
 were hidden, intervals that are made from it hold four fifths of the rest (`lab/few_runs.py`)."""
 
-_TRAFFIC = (1.0, 2.5)
+_TRAFFIC = (1.0, 6.0)
 """Elementwise traffic that programs are compiled at: steps between lie on the line, to within the corners of what hides under what."""
 
 _ROUNDS, _HALVINGS, _REWEIGHTINGS = 6, 4, 30

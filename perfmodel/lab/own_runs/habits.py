@@ -39,6 +39,11 @@ class Habit:
     def name(self) -> str:
         return self.fields[0]
 
+    @property
+    def is_by_year(self) -> bool:
+        """Whether older chips read another field than newer ones."""
+        return any(name.endswith("_since_2022") for name in self.fields)
+
     def constant(self, base: ExecutionProfile) -> Constant:
         """What a fit moves. A value of the base outside of the bounds moves them; a ratio of nothing starts from the least there is."""
         prior = float(getattr(base, self.name)) or (self.lower if self.is_ratio else 0.0)
@@ -129,7 +134,7 @@ HABITS: Sequence[Habit] = (
 def habits_of(launch_years: Sequence[int]) -> tuple[Habit, ...]:
     """Of runs on chips of these years: rates are said by the field that most of them read."""
     older = sum(year < SINCE for year in launch_years) * 2 > len(launch_years)
-    return tuple(replace(habit, fields=habit.fields[::-1]) if older else habit for habit in HABITS)
+    return tuple(replace(habit, fields=habit.fields[::-1]) if older and habit.is_by_year else habit for habit in HABITS)
 
 
 SINCE = 2022
