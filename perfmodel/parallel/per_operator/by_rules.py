@@ -33,7 +33,7 @@ def interpreter_reason(plan: Plan) -> str:
             "recompute=full",
         ),
         (layout.pp > 1 and plan.order[-1] != "pp", "with stages one after another", f"order={'-'.join(DEFAULT_ORDER)}"),
-        (0 in plan.stage_layers[:-1], "with a layer on every stage but the last", "even stages"),
+        (0 in plan.stage_layers[1:-1], "with a layer on every inner stage", "even stages"),
     ):
         if is_so:
             return f"{only}; use {remedy}"

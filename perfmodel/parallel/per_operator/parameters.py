@@ -76,17 +76,22 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     summed: dict[str, frozenset[str]] = {}
     for stage, run in enumerate(runs):
         sections = sections_of(network, run)
-        ends_at_once = run[1] == len(network.operators) and bool(network.blocks)
         section_of = {i: number for number, (start, end) in enumerate(sections) for i in range(start, end)}
+        blocks = {
+            number for number, (start, _) in enumerate(sections) if not network.blocks or network.operators[start].layer in network.blocks
+        }
+        found = {name: [index for index, _ in network.readers()[name] if run[0] <= index < run[1]] for name in layouts}
+        sections_of_each = {name: {section_of[index] for index in reading} for name, reading in found.items() if reading}
+        # where ZeRO cuts weights, one that several ends read belongs to one unit with all of theirs
+        joins_ends = plan.zero >= 2 and any(len(each) > 1 and not each & blocks for each in sections_of_each.values())
         for name, layout in layouts.items():
-            reading = [index for index, _ in network.readers()[name] if run[0] <= index < run[1]]
-            if not reading:
+            if name not in sections_of_each:
                 continue
-            holders = holding_stages(network, runs, name)
-            read_in = {section_of[index] for index in reading}
-            section = read_in.pop() if len(read_in) == 1 else -1
-            is_end = ends_at_once and not any(network.operators[index].layer in network.blocks for index in reading)
-            at_once = is_end and section in (-1, len(sections) - 1)
+            reading, read_in = found[name], sections_of_each[name]
+            holders, is_end = holding_stages(network, runs, name), not read_in & blocks
+            is_alone = len(read_in) == 1 and not (joins_ends and is_end)
+            section = min(read_in) if is_alone or plan.zero < 2 else -1
+            at_once = is_end and run[1] == len(network.operators) and section in (-1, len(sections) - 1)
             axes = frozenset(axis for axis in layout.partial if plan.cuts.size((axis,)) > 1)
             if plan.zero >= 2 and plan.layout.pp == 1 and shard_axes(axes) and axes & TENSOR_AXES and len(reading) == 1:
                 summed[name] = axes & TENSOR_AXES
