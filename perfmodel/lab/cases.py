@@ -108,6 +108,7 @@ def parse_case(line: bytes | str, number: int) -> Case:
     return Case(
         id=identity,
         inputs=inputs_of(data),
+        reason="it trains adapters only (LoRA): no gradient of the weights is made; full training is predicted" if _is_lora(data) else "",
         group=_group(data, identity),
         measured_time=time,
         measured_memory=memory,
@@ -115,6 +116,13 @@ def parse_case(line: bytes | str, number: int) -> Case:
         noted_all_reduce=_noted_all_reduce(data.get("notes")),
         tier=one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else "",
     )
+
+
+def _is_lora(data: Mapping[str, Any]) -> bool:
+    """Whether it says so by its name or in its notes: such a run is neither fitted nor judged. Fine-tuning of all weights is training."""
+    notes = data.get("notes")
+    text = f"{data.get('id')} {notes[:5000] if isinstance(notes, str) else ''}".lower()
+    return re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text
 
 
 def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
