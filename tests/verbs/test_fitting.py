@@ -86,6 +86,12 @@ def test_a_run_that_the_others_do_not_explain_is_named_and_not_dropped():
     assert found.profile.matmul_rate_fraction_since_2022 == pytest.approx(0.75, rel=0.15)
 
 
+def test_a_setting_that_nobody_knows_is_told():
+    found = perfmodel.fit_runs([changed(0, settings={"compile": True, "fused_rms": True})], profile=BASE)
+    (note,) = (note for note in found.notes if note.startswith("settings"))
+    assert "fused_rms; did you mean 'fused_rmsnorm'" in note
+
+
 def test_the_next_run_is_a_plan_on_the_same_chips_that_was_not_measured(found):
     (suggested,) = found.next_runs
     assert suggested.plan.num_chips == 16

@@ -20,8 +20,8 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Check = Callable[["Sequence[OwnRun]", Array], None]
 
-NOISE = 0.06
-"""|log(predicted / measured)| that a run has with the best of habits, before its own runs say more."""
+_SHARED, _OWN = 0.12, 0.05
+"""|log(predicted / measured)| with the best of habits: what runs of one loop share that no habit explains, and what each has of its own."""
 
 TOLERANCE = 2.0
 """In noises: a run that is further off counts less than its square."""
@@ -196,8 +196,14 @@ def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = la
     return fit_some(log_times, range(len(runs)))
 
 
-def fit_some(log_times: LogTimes, chosen: Sequence[int], *, noise: float = NOISE) -> OwnFit:
+def noise_of(num_runs: int) -> float:
+    """Of each run, so that what they share is not taken for a habit before many of them say the same."""
+    return math.sqrt((_SHARED**2 + max(num_runs - 1, 0) * _OWN**2) / max(num_runs, 1))
+
+
+def fit_some(log_times: LogTimes, chosen: Sequence[int]) -> OwnFit:
     """The same from some of the runs."""
+    noise = noise_of(len(chosen))
     log_measured = np.log([log_times.runs[index].measured for index in chosen])
     values, known = most_likely(log_times, log_measured, chosen, noise=noise)
     after = log_times.at(values, chosen) - log_measured
@@ -216,9 +222,7 @@ def fit_some(log_times: LogTimes, chosen: Sequence[int], *, noise: float = NOISE
     )
 
 
-def most_likely(
-    log_times: LogTimes, log_measured: Array, chosen: Sequence[int], *, noise: float = NOISE
-) -> tuple[dict[str, float], Posterior]:
+def most_likely(log_times: LogTimes, log_measured: Array, chosen: Sequence[int], *, noise: float) -> tuple[dict[str, float], Posterior]:
     """The values for which the chosen runs and the priors are likeliest together, and what is then known of them.
 
     Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved while they lead up:
