@@ -118,7 +118,8 @@ def test_a_saved_plan_is_run_and_predicted_as_it_says(groups, monkeypatch, tmp_p
     from perfmodel.verbs.networks import predict_network_plan, run_network_plan, shard_pipeline
 
     sizes = dict(seq_len=3, embedding=8, hidden=8, layers=2, vocabulary=10)
-    best = shard_pipeline("rnnlm", global_batch=8, cluster="dgx-h100", chips=4, stages=[2], microbatches=[2], zero=3, sizes=sizes).best
+    job = dict(global_batch=8, cluster="dgx-h100", chips=4, stages=[2], microbatches=[2], zero=3, profile="megatron")
+    best = shard_pipeline("rnnlm", **job, sizes=sizes).best
     write_plan(best.plan, tmp_path / "plan.yaml")
     monkeypatch.setattr(network_run, "measure_network_plans", partial(measure_network_plans, group=groups(4)))
     found = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu")
