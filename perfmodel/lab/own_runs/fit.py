@@ -35,8 +35,8 @@ _TRAFFIC = (1.0, 6.0)
 
 _ROUNDS, _HALVINGS, _REWEIGHTINGS = 6, 4, 30
 _STILL = 1e-3
-_NEARLY = 0.2
-"""Less gain than this, in twice the logarithm of the likelihood, ends the descent."""
+_NEARLY, _NEARLY_SHARE = 0.2, 0.002
+"""Less gain than this, in twice the logarithm of the likelihood or as a share of it, ends the descent."""
 
 _HARDLY = 0.02
 """Of a noise: a constant that a spread moves no run by more is left where it is."""
@@ -253,7 +253,7 @@ def most_likely(log_times: LogTimes, log_measured: Array, chosen: Sequence[int],
         else:
             break
         z, here = moved, there
-        if was - _loss(here, z, noise) < _NEARLY:
+        if was - _loss(here, z, noise) < max(_NEARLY, _NEARLY_SHARE * was):
             break
     slopes = np.where(moves, slopes, log_times.slopes(values(z), chosen, ~moves))
     weights = _weights(here, noise)
