@@ -11,6 +11,8 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.alibi import alibi_slopes
@@ -275,8 +277,10 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     heads = q.permute(0, 2, 3, 1, 4).reshape(batch, groups * shared, queries, depth)
     keys_values = [x.transpose(1, 2) for x in (k, v)]
     mask, columns = None, torch.arange(keys, device=q.device)
-    if is_causal and (queries != keys or _window(context)):
+    if is_causal and _window(context):
         mask = _seen(context.positions(dim, queries, q.device), columns, _window(context))
+    elif is_causal and queries != keys:
+        mask = _chunk_mask(context, queries, keys)
     if settings.get("alibi", False):
         seen = _seen(context.positions(dim, queries, q.device), columns, 0)
         mask = _alibi(q, context, (g, groups), (r, shared), columns).flatten(0, 1)[:, None].masked_fill(~seen, -torch.inf)
@@ -288,6 +292,15 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
     )
     return result.view(batch, groups, shared, queries, depth).permute(0, 3, 1, 2, 4)
+
+
+def _chunk_mask(context: OperatorContext, queries: int, keys: int) -> torch.Tensor:
+    """Of the last queries, as a GPU's flash kernels take it. Kept: under a dispatch mode, such as our counters, torch cannot make one."""
+    key = ("causal mask", queries, keys)
+    if key not in context.mesh.shared:
+        with _disable_current_modes():
+            context.mesh.shared[key] = (causal_lower_right(queries, keys),)
+    return context.mesh.shared[key][0]
 
 
 def _window(context: OperatorContext) -> int:
