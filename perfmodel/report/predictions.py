@@ -188,7 +188,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
 
 
 def _assumed(plan: Plan) -> str:
-    framework = f"{plan.profile} as the framework"
+    framework = f"{short_name(plan.profile)} as the framework"
     if framework_named(plan.profile) == GENERIC:
         framework += " (none is named: the mean of those known; --profile NAME, or generic+compile, narrows it)"
     return framework if plan.assignment is not None else f"{framework}, axes on the network {'-'.join(plan.order)} (innermost first)"
@@ -300,7 +300,7 @@ _JOB_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
     "seq": lambda each: f"{each.plan.job.seq_len:,}",
     "precision": lambda each: str(each.plan.job.precision),
     "optimizer": lambda each: str(each.plan.job.optimizer),
-    "framework": lambda each: each.plan.profile,
+    "framework": lambda each: short_name(each.plan.profile),
 }
 
 
@@ -317,7 +317,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         "seq": f"{job.seq_len:,} tokens a sequence",
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
-        "framework": f"{predictions[0].plan.profile} as the framework",
+        "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)
 

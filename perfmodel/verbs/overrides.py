@@ -47,7 +47,7 @@ def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
         setting.job,
         cluster=setting.reference,
         num_chips=setting.cluster.num_chips,
-        profile=setting.estimator.profile.name,
+        profile=setting.profile,
         calibration=setting.calibration,
         **(own | given),
     )

@@ -40,6 +40,7 @@ class Setting:
 
     reference     what a plan file calls the cluster: its name, or the path of its file
     calibration   what a plan file calls the calibration that was asked for; empty where it is merely the best that is known
+    profile       what a plan file calls the execution profile: its name, or the path of its file
     rests_on      the calibration that is used; `prior` where it is that of other chips, `spec-sheet` where there is none
     notes         what a person should know of how it was put together, as sentences
     """
@@ -47,6 +48,7 @@ class Setting:
     reference: str
     cluster: Cluster
     calibration: str
+    profile: str
     rests_on: str
     estimator: Estimator
     notes: tuple[str, ...] = ()
@@ -106,6 +108,7 @@ def make_setting(
         reference=reference,
         cluster=found,
         calibration=asked,
+        profile=file_reference(profile) if isinstance(profile, Name) and is_path(profile) else habits.name,
         rests_on=asked or calibration_reference(chosen),
         estimator=resolve_estimator(job, found, calibration=chosen, profile=habits, network_at=network_at or _network_at(job)),
         notes=notes,
@@ -215,7 +218,7 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
         setting.job,
         cluster=setting.reference,
         num_chips=setting.cluster.num_chips,
-        profile=profile.name,
+        profile=setting.profile,
         calibration=setting.calibration,
         **given,
     )
@@ -223,7 +226,7 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
 
 def placed(plan: Plan, setting: Setting) -> Plan:
     """The plan with the names of the cluster, calibration and profile that predict it."""
-    return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.estimator.profile.name)
+    return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.profile)
 
 
 def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> Prediction:

@@ -7,6 +7,7 @@ import pytest
 import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.plan_file import write_plan
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import setting_of_request
@@ -60,6 +61,15 @@ def test_what_is_saved_is_the_profile_and_every_verb_takes_it(tmp_path):
     run = rows()[0]
     asked = {"model": run["model"], "cluster": run["chip"], "chips": 16, "global_batch": 64, "seq_len": 4096, "fsdp": 16}
     assert perfmodel.predict(**asked, profile=path).step_time == pytest.approx(run["step_time"], rel=0.05)
+
+
+def test_a_plan_that_is_saved_with_it_finds_it_again(tmp_path):
+    perfmodel.fit_runs(rows()[:1], profile=BASE, save=tmp_path / "mine.yaml")
+    run = rows()[0]
+    asked = {"model": run["model"], "cluster": run["chip"], "chips": 16, "global_batch": 64, "seq_len": 4096, "fsdp": 16}
+    found = perfmodel.predict(**asked, profile=tmp_path / "mine.yaml")
+    write_plan(found.plan, tmp_path / "plan.yaml")
+    assert perfmodel.predict(tmp_path / "plan.yaml").step_time == found.step_time
 
 
 def test_intervals_narrow_with_the_runs():
