@@ -148,11 +148,17 @@ def kept_by_moment(
             rank=rank,
             index=index,
             live_blocks=alive[each],
+            none_left=none_left_before(live, rank, pipelining.num_microbatches),
             has_output=1.0 if each is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
         for each in runs_at(rank, stages)
     }
+
+
+def none_left_before(live: LiveLayers, rank: int, num_microbatches: Any) -> Any:
+    """1 where no gradient has left for the stage before when as many passes as at most are under way (gpipe), though one will have."""
+    return (1.0 - live.last_ran) * (float(rank > 0) * np.minimum(num_microbatches - 1.0, 1.0))
 
 
 def kept_on_rank(
@@ -166,12 +172,14 @@ def kept_on_rank(
     live_blocks: Any,
     activation_bytes: float,
     has_output: Any = 1.0,
+    none_left: Any = 0.0,
 ) -> tuple[Any, Any]:
-    """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives. [byte]
+    """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives and sends. [byte]
 
     rank, index   which of those told apart, and its index in the pipeline
     live_blocks   the passes of blocks that it has under way
     has_output    0 where no pass of the last virtual stage is under way
+    none_left     `none_left_before` that: moments of a rank count one
 
     Of the passes under way at most one has run the last virtual stage (gpipe: all have). torch's schedules keep what a stage has sent
     until its microbatch's backward has ended, logits too, and have a buffer for each receive of a step, in which its first layer's input
@@ -194,7 +202,7 @@ def kept_on_rank(
     ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
     receives = m * ((2.0 * v - is_first) - is_last)
-    return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * (receives * activations.boundary)
+    return of_blocks + (of_ends + is_pipelined * sent), is_pipelined * ((receives - none_left) * activations.boundary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +247,7 @@ def unreduced_gradients(
     *,
     rank: int,
     live: LiveLayers,
+    num_microbatches: Any,
     profile: ExecutionProfile,
     activation_bytes: float,
     factor: float = 1.0,
@@ -264,6 +273,7 @@ def unreduced_gradients(
     first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
+    has_left = none_left_before(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
     # a virtual stage is reduced, and its weights are freed, when it has run backward for the last microbatch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
     reduced = over * (1.0 + sizes.gathered / sizes.whole_gradient)
@@ -273,7 +283,7 @@ def unreduced_gradients(
     own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return Unreduced(
         early=early,
-        later={At.BLOCKS: gradients - reduced, At.LAST: gradients, At.FIRST: gradients - reduced},
+        later={At.BLOCKS: (gradients - reduced) + has_left, At.LAST: gradients + has_left, At.FIRST: (gradients - reduced) + has_left},
         freed=freed,
         coming=(ends + own, (ends + own) + above * (full * size)),
         passed=above * (kept * factor),

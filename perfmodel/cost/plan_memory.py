@@ -106,6 +106,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, each: Callable[[An
             sizes,
             rank=rank,
             live=live,
+            num_microbatches=of.num_microbatches if each is None else each(of.num_microbatches),
             profile=profile,
             activation_bytes=of.activation_bytes,
             factor=of.factor,
