@@ -169,16 +169,16 @@ WIDE = ["--model", "llama-3-8b", "--cluster", "gb200-nvl72", "--chips", "64", "-
 
 def test_plans_that_torch_cannot_execute_are_marked_with_the_sentence_of_run_and_audit(call, call_json, tmp_path):
     path = tmp_path / "best.yaml"
-    result = call_json("search", *WIDE, "--tp", "16", "--save", path)
+    result = call_json("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed", "--save", path)
     reason = result["plans"][0]["not_executable_reason"]
-    assert reason.startswith("tp=16: must divide num_key_value_heads=8, because")
-    assert [each["executable"] for each in result["plans"]] == [False, False]
+    assert reason.startswith("precision=fp16-mixed: needs dynamic loss scaling")
+    assert not any(each["executable"] for each in result["plans"])
     assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
     code, out, err = call("audit", path)
     assert (code, out) == (2, "")
     assert reason in err
-    code, out, _ = call("search", *WIDE, "--tp", "16")
-    assert f"* 1, 2: cannot be run or audited with torch: {reason}" in out
+    code, out, _ = call("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed")
+    assert f"cannot be run or audited with torch: {reason}" in out
     assert "\n1* " in out
 
 

@@ -175,7 +175,7 @@ def test_a_network_with_shardings_of_its_own_goes_the_same_road() -> None:
     derivation = derive(graph, plan.shardings, held=plan.held, axes=[axis.name for axis in axes])
     program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")
     assert [region.name for region in program.regions] == ["conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8"]
-    grid, one = assigned_grid(plan, machine.tier_sizes), np.ones(1)
+    grid, one = assigned_grid(plan, 1, machine.tier_sizes), np.ones(1)
     micro = microbatch_cost(program, machine, grid, one)
     assert micro.boundary.tolist() == [0.0]
     times, kept = region_times(micro, profile, Recompute.NONE, one), activation_terms(micro, Recompute.NONE, profile, one)
