@@ -337,14 +337,7 @@ class ShardedParameters(Parameters):
         modules = [self._held_by(stage, number, Section(interpreter, *section)) for number, section in enumerate(sections)]
         wanted = [interpreter.wanted_from_before(*section) for section in sections]
         chain = Chain(modules, wanted, interpreter.left_for_others(start, end))
-        return self._rooted(stage, self._held_by(stage, -1, chain))
-
-    def _rooted(self, stage: int, module: nn.Module) -> nn.Module:
-        """With one root for all units of a stage: they fetch ahead for each other, and free what each other's reductions have read."""
-        meshes = [self.mesh.shard_mesh(unit.shard_axes, unit.replica_axes) for unit, _ in self.holders if unit.stage == stage]
-        if meshes and not isinstance(module, FSDPModule):
-            fully_shard(module, mesh=meshes[0], reshard_after_forward=False, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
-        return module
+        return self._held_by(stage, -1, chain)
 
     def _held_by(self, stage: int, section: int, module: nn.Module) -> nn.Module:
         """The module inside one holder for each unit of the section."""
