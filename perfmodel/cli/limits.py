@@ -28,7 +28,7 @@ _WORDS = {
 @command(
     asked=Words(
         Request,
-        only="model cluster chips seq_len global_batch precision optimizer profile calibration memory_headroom",
+        only="model cluster chips seq_len global_batch precision optimizer train profile calibration memory_headroom",
         helps={
             "chips": "Chips to use; the fewest that fit if left out.",
             "global_batch": "Sequences in a step; if left out, a micro-batch for every chip.",
@@ -84,6 +84,7 @@ def _object(found: Limits) -> dict[str, Any]:
 
 def _show(found: Limits) -> None:
     from perfmodel.foundation.units import format_bytes, format_count
+    from perfmodel.parallel.prediction import trained_text
     from perfmodel.report.table import percent
 
     setting = found.setting
@@ -91,7 +92,7 @@ def _show(found: Limits) -> None:
     batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
     print(
         f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
-        f"{job.precision}, {job.optimizer}, on {setting.cluster.num_chips:,} chips of {setting.reference}; "
+        f"{job.precision}, {job.optimizer}{trained_text(job)}, on {setting.cluster.num_chips:,} chips of {setting.reference}; "
         f"{setting.estimator.profile.name} as the framework"
     )
     print(f"{format_bytes(machine.memory_usable)} of a chip usable, {percent(found.memory_headroom)} of it kept free")

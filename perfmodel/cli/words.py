@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 #: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
 _ORDER = (
-    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "precision", "optimizer",
+    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "precision", "optimizer", "train",
     "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "zero", "micro_batch", "virtual_stages", "schedule", "recompute",
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip

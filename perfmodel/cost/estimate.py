@@ -51,8 +51,10 @@ from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.training import num_trained_parameters
 from perfmodel.workload.transformer import build_graph, causal_mask
 
 _Value = TypeVar("_Value")
@@ -152,7 +154,7 @@ class Estimator:
     def graph(self, attention: AttentionKernel) -> Graph:
         if attention not in self.graphs:
             policy = self.job.policy
-            self.graphs[attention] = build_graph(
+            graph = build_graph(
                 self.job.transformer,
                 seq_len=self.job.seq_len,
                 attention=str(attention),
@@ -160,6 +162,7 @@ class Estimator:
                 activation_bytes=itemsize(policy.compute),
                 parameter_bytes=itemsize(policy.parameter),
             )
+            self.graphs[attention] = with_training(graph, self.job.train)
         return self.graphs[attention]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
@@ -274,7 +277,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
 def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     """FLOP of the model for one token, forward and backward: as PaLM counts them, and with causal attention counted once. [FLOP]
 
-    A network's are three times those of a forward pass, of one sample.
+    A frozen weight has 4 of 6, for no gradient of it is made. A network's are three times those of a forward pass, of one sample.
     """
     job = plan.job
     if plan.assignment is not None:
@@ -284,6 +287,8 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
+    if not job.train.is_full:
+        dense = dense * (4.0 / 6.0) + 6.0 * num_trained_parameters(model, job.train)
     # a query of a layer with a window is multiplied with no more keys than that
     mask = causal_mask(model, job.seq_len)
     keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)

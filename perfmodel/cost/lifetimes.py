@@ -17,7 +17,7 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, extent_amount
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Operand, Operator, Pass, Region, TensorRole
+from perfmodel.workload.graph import Operand, Operator, Pass, Region
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Backward:
         held = [k for k in kept if k.region == region.name]
         for op in operators:
             is_read_later = any(reader.layer != region.name for reader, _ in graph.consumers(op.output.tensor))
-            if is_read_later or (op is operators[-1] and op.name != graph.loss):
+            if graph.tensors[op.output.tensor].has_gradient and (is_read_later or (op is operators[-1] and op.name != graph.loss)):
                 self.start(op)
         is_made = recompute is Recompute.NONE
         lives = self.lives(held, operators, core if recompute is Recompute.SELECTIVE else set())
@@ -153,8 +153,11 @@ class _Backward:
 
     def step(self, op: Operator, incoming: _Storage | None, freed: list[Amount]) -> None:
         graph = self.derivation.graph
-        inputs = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.ACTIVATION]
-        weights = [o for o in op.inputs if graph.tensors[o.tensor].role is TensorRole.PARAMETER]
+        if not graph.tensors[op.output.tensor].has_gradient:
+            self.add(always(freed), -1.0)
+            return
+        inputs = [operand for operand in op.inputs if graph.makes_gradient(operand)]
+        weights = [operand for operand in op.inputs if graph.is_trained(operand)]
         made: list[tuple[Operand, _Storage]] = []
         weight_terms: list[Term] = []
         if op.makes_weight_gradients:

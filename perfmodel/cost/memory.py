@@ -20,7 +20,7 @@ from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.pipeline import LiveLayers, live_microbatches
 from perfmodel.cost.stages import Stages, sum_of
-from perfmodel.cost.step import Bytes, ParameterTerms, held_elements
+from perfmodel.cost.step import Bytes, ParameterTerms, frozen_bytes, held_elements
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -48,7 +48,16 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
     full = held_elements(terms, stages, sharded=False)
     sharded = held_elements(terms, stages, sharded=True)
-    return [held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy) for i in range(stages.num_ranks)]
+    held = [held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy) for i in range(stages.num_ranks)]
+    if terms.frozen is None:
+        return held
+    stored = frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
+    whole = frozen_bytes(terms.frozen, stages, sharded=False)
+    stays = float(keeps_gathered(terms.program))
+    return [
+        (weights + stored[i], gradients, optimizer, gathered + stays * whole[i])
+        for i, (weights, gradients, optimizer, gathered) in enumerate(held)
+    ]
 
 
 def held_bytes(program: ParameterProgram, sizes: Bytes, *, full: Any, shard: Any, states: Any, copy: Any) -> tuple[Any, Any, Any, Any]:

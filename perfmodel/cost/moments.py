@@ -278,12 +278,17 @@ class _Sharded:
         self.frees = self.t.program.frees_gathered
         self.later_microbatch = np.minimum(rank.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
         self.twice = rank.tied
-        self.is_tied = np.minimum(self.twice, 1.0)
+        frozen = self.t.frozen
+        #: bytes of a frozen matrix that both ends read
+        frozen_twice = rank.stages.is_single * frozen.tied[0] if frozen is not None else 0.0
+        self.is_tied = np.minimum(self.twice + frozen_twice, 1.0)
         self.untied = 1.0 - self.is_tied
         there = [1.0 if region.is_block else runs for runs, region in zip(self.runs, regions, strict=True)]
         self.held = [times * shard * sizes.sharded_gradient for times, shard in zip(there, self.t.shard, strict=True)]
-        self.full, self.wide = self._units(self.t.full), self._units(self.t.padded)
+        self.full, self.wide = self._units(self.t.full, self.twice), self._units(self.t.padded, self.twice)
         self.gathered = [unit * sizes.gathered for unit in self.wide]
+        if frozen is not None:
+            self.gathered = [unit + more for unit, more in zip(self.gathered, self._units(frozen.padded, frozen_twice), strict=True)]
         self.reduced = [unit * sizes.reduced for unit in self.wide]
         total: Any = None
         for runs, region, held in zip(self.runs, regions, self.held, strict=True):
@@ -297,13 +302,13 @@ class _Sharded:
             self.held[self.last] = self.untied * self.held[self.last]
         self.below = self._below()
 
-    def _units(self, elements: tuple[Any, ...]) -> list[Any]:
-        """Of a unit of each region, on this rank."""
+    def _units(self, elements: tuple[Any, ...], twice: Any) -> list[Any]:
+        """Of a unit of each region, on this rank; `twice`: what both ends have of them."""
         units = list(elements)
         ends = {0, self.last} if self.has_first and self.has_last else set[int]()
         for i, region in enumerate(self.rank.regions):
             if not region.is_block:
-                both = elements[0] + elements[self.last] - self.twice
+                both = elements[0] + elements[self.last] - twice
                 units[i] = self.runs[i] * (np.where(self.is_tied > 0.0, both, elements[i]) if i in ends else elements[i])
         return units
 

@@ -6,7 +6,7 @@ become time on columns. A block counts once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,27 @@ class ParameterProgram:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FrozenBytes:
+    """Weights that nothing trains, as they are stored and gathered: `full`, `shard`, `padded` and `tied` of `ParameterCost`, in bytes."""
+
+    full: tuple[Any, ...]
+    shard: tuple[Any, ...]
+    padded: tuple[Any, ...]
+    tied: tuple[Any, Any]
+
+    def as_made(self, each: Callable[[Any], Any]) -> FrozenBytes:
+        """With each column as `each` makes it."""
+        return FrozenBytes(
+            full=tuple(each(x) for x in self.full),
+            shard=tuple(each(x) for x in self.shard),
+            padded=tuple(each(x) for x in self.padded),
+            tied=(each(self.tied[0]), each(self.tied[1])),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterCost:
-    """Columns of parameters.
+    """Columns of parameters; elements are of those that are trained.
 
     time         [WHAT * TIMES * regions, rows] seconds of one occurrence
     full, shard  [regions, rows] elements on a chip, whole and cut by ZeRO; a tied matrix counts in all its regions
@@ -80,6 +99,7 @@ class ParameterCost:
     elements     [parameters, rows] on a chip, whole
     summed       [regions, rows] elements of the largest gradient that is summed by itself, into a copy; None where none is
     tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
+    frozen       of those that are not trained; None where all are
     """
 
     time: Array
@@ -89,6 +109,7 @@ class ParameterCost:
     elements: Array
     summed: Array | None
     tied: Array
+    frozen: FrozenBytes | None = None
 
     def of(self, what: str, times: str) -> Array:
         """[regions, rows]"""
@@ -141,6 +162,8 @@ def compile_parameters(
         for event in found:
             what = _WHAT_OF[str(event.what)]
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
+            if parameter.is_frozen:
+                itemsize = parameter.itemsize
             # after the reduce-scatter only the shard is left to reduce over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
             key = (what, str(event.times), region, event.kind, mask(event.axes))
@@ -243,24 +266,38 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             values = values / program.unit_shares
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
-    full = np.zeros((num_regions, sizes.shape[1]))
-    shard, padded = np.zeros_like(full), np.zeros_like(full)
-    for region, members in enumerate(program.members):
-        for i in members:
-            full[region] = full[region] + local[i]
-            shard[region] = shard[region] + shard_elements[i]
-            padded[region] = padded[region] + gathered[i]
+    full, shard, padded, tied = _added_up(program, (local, shard_elements, gathered), sizes.shape[1], is_frozen=False)
     summed = np.zeros_like(full) if program.sums else None
     if summed is not None:
         for region, i, of in program.sums:
             summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
-    tied = np.zeros((2, sizes.shape[1]))
+    frozen = None
+    if any(parameter.is_frozen for parameter in program.parameters):
+        itemsize = np.array([[p.itemsize] for p in program.parameters])
+        held = _added_up(program, (local * itemsize, shard_elements * itemsize, gathered * itemsize), sizes.shape[1], is_frozen=True)
+        frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
+    return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, summed=summed, tied=tied, frozen=frozen)
+
+
+def _added_up(
+    program: ParameterProgram, values: tuple[Array, Array, Array], num_rows: int, *, is_frozen: bool
+) -> tuple[Array, Array, Array, Array]:
+    """By region of the parameters that are trained, or of those that are not: whole, cut, padded; and what counts more than once."""
+    local, cut, gathered = values
+    full, shard, padded = (np.zeros((len(program.members), num_rows)) for _ in values)
+    for region, members in enumerate(program.members):
+        for i in members:
+            if program.parameters[i].is_frozen is is_frozen:
+                full[region] = full[region] + local[i]
+                shard[region] = shard[region] + cut[i]
+                padded[region] = padded[region] + gathered[i]
+    tied = np.zeros((2, num_rows))
     for i, parameter in enumerate(program.parameters):
         more = len(parameter.regions) - 1
-        if more:
+        if more and parameter.is_frozen is is_frozen:
             tied[0] = tied[0] + more * local[i]
-            tied[1] = tied[1] + more * shard_elements[i]
-    return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, summed=summed, tied=tied)
+            tied[1] = tied[1] + more * cut[i]
+    return full, shard, padded, tied
 
 
 def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:

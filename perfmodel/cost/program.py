@@ -24,7 +24,7 @@ from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region
+from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, TensorRole
 
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
@@ -118,7 +118,7 @@ def compile_program(
             name = f"{op.name}.grad{number if len(op.backward) > 1 else ''}"
             compiler.work(op, shardings[op.name], work, segment=backward, name=name, is_backward=True)
         readers = graph.consumers(op.output.tensor)
-        if len(readers) > 1:
+        if len(readers) > 1 and graph.tensors[op.output.tensor].has_gradient:
             # gradients of several readers are added: two reads and a write for each after the first
             for reader, i in readers[1:]:
                 compiler.added_gradient(reader, shardings[reader.name], i, segment=segment(place[reader.layer], "backward"))
@@ -184,8 +184,16 @@ def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
     """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
     if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
         return False
-    is_tensor_parallel = bool(traffic.axes & TENSOR_AXES)
-    return is_tensor_parallel and any(op.is_product for op, _ in graph.consumers(traffic.tensor))
+    if not traffic.axes & TENSOR_AXES:
+        return False
+    products = [op for op, _ in graph.consumers(traffic.tensor) if op.is_product]
+    # of a frozen weight no gradient is made meanwhile
+    return bool(products) and not any(_reads_frozen(op, graph) for op in products)
+
+
+def _reads_frozen(op: Operator, graph: Graph) -> bool:
+    tensors = (graph.tensors[operand.tensor] for operand in op.inputs)
+    return any(tensor.role is TensorRole.PARAMETER and not tensor.has_gradient for tensor in tensors)
 
 
 def _add_traffic(

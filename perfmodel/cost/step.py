@@ -16,7 +16,7 @@ from perfmodel.cost.collectives import CollectiveKind, collective_time
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.parameters import ParameterCost, ParameterProgram
+from perfmodel.cost.parameters import FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import COMM, PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, total_pass
@@ -308,7 +308,8 @@ def exposed_sends(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTerms:
-    """Columns of one ZeRO stage: seconds by region of each event, and elements held. From `ParameterCost`, reshaped to broadcast."""
+    """Columns of one ZeRO stage: seconds by region of each event, and elements held of what is trained; `frozen`: of the rest, None where
+    there is none. From `ParameterCost`, reshaped to broadcast."""
 
     gather_forward: dict[str, tuple[Any, ...]]
     gather_backward: dict[str, tuple[Any, ...]]
@@ -323,6 +324,7 @@ class ParameterTerms:
     tied: tuple[Any, Any]
     zero: int
     program: ParameterProgram
+    frozen: FrozenBytes | None = None
 
 
 def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> ParameterTerms:
@@ -343,6 +345,7 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
         tied=(cost.tied[0], cost.tied[1]),
         zero=program.zero,
         program=program,
+        frozen=cost.frozen,
     )
 
 
@@ -350,6 +353,13 @@ def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> Ra
     """Elements on each of the ranks that are told apart."""
     first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
     twice = stages.is_single * terms.tied[int(sharded)]
+    return first - twice, *between, last - twice
+
+
+def frozen_bytes(frozen: FrozenBytes, stages: Stages, *, sharded: bool) -> Ranks:
+    """Bytes of weights that are not trained on each of the ranks that are told apart."""
+    first, *between, last = stage_sums(frozen.shard if sharded else frozen.full, stages)
+    twice = stages.is_single * frozen.tied[int(sharded)]
     return first - twice, *between, last - twice
 
 
@@ -368,8 +378,7 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
 
     With one stage the group has one member. Where gradients lie sharded, so does the reduction.
     """
-    tied = [i for i, p in enumerate(program.parameters) if len(p.regions) > 1]
-    if not tied:
+    if not any(len(p.regions) > 1 and not p.is_frozen for p in program.parameters):
         return 0.0
     elements = (terms.shard if terms.program.holds_sharded_gradients else terms.full)[-1]
     members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)

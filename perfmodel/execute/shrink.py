@@ -95,6 +95,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         seq_len=length,
         precision=Precision.BF16_MIXED if plan.job.precision is Precision.FP16_MIXED else plan.job.precision,
         optimizer=plan.job.optimizer,
+        train=plan.job.train,
     )
     num_chips = pp * cp * tp * data
     schedule = str(plan.schedule) if pp > 1 and (interleaves or plan.schedule is not PipelineSchedule.INTERLEAVED) else "1f1b"

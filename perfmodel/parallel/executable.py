@@ -30,6 +30,8 @@ def not_executable_reason(plan: Plan) -> str:
     network = plan.job.model
     if isinstance(network, NetworkModel):
         return f"network={network.name}: is code of one's own, whose operators are not imported" if network.is_imported else ""
+    if not plan.job.train.is_full:
+        return _trains_adapters(plan)
     reason = not_modules_reason(plan)
     if not reason:
         return ""
@@ -44,6 +46,8 @@ def not_executable_reason(plan: Plan) -> str:
 def not_modules_reason(plan: Plan) -> str:
     """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
+    if not plan.job.train.is_full:
+        return _trains_adapters(plan)
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"
     if plan.job.precision is Precision.FP16_MIXED:
@@ -78,3 +82,7 @@ def not_modules_reason(plan: Plan) -> str:
             if layers == 0:
                 return f"stage_layers[{index}]=0: a stage without weights has nothing to run; give it a layer or use fewer stages"
     return ""
+
+
+def _trains_adapters(plan: Plan) -> str:
+    return f"train={plan.job.train}: the executor trains all parameters, adapters are only predicted; use train=full"

@@ -116,6 +116,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "seq_len": job.seq_len,
             "precision": str(job.precision),
             "optimizer": str(job.optimizer),
+            # what every plan is that says nothing else, so that its hash is what it was
+            **({} if job.train.is_full else {"train": str(job.train)}),
         },
         "cluster": plan.cluster,
         "num_chips": plan.num_chips,
@@ -163,6 +165,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
+        "train": str(job.train),
         "profile": plan.profile,
         **_knobs_of(plan),
         "calibration": plan.calibration,

@@ -25,6 +25,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION,
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.training import FULL_TRAINING, Training, training_of
 from perfmodel.workload.transformer import build_graph
 
 #: The knobs that a plan's file has beside its layout, and all of its keys.
@@ -70,6 +71,13 @@ class _Fields:
             return value
         self.wrong(f"{key}={shown(value)}: not known{suggest(one_line(value), kind)}; use {', '.join(kind)}")
         return default
+
+    def training(self, key: str) -> Training:
+        try:
+            return training_of(self.data.get(key, FULL_TRAINING), key)
+        except InputError as error:
+            self.wrong(str(error))
+            return FULL_TRAINING
 
     def mapping(self, key: str, known: set[str]) -> _Fields:
         value = self.data.get(key)
@@ -162,6 +170,7 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         "seq_len": job_fields.whole("seq_len"),
         "precision": Precision(job_fields.choice("precision", Precision, Precision.BF16_MIXED)),
         "optimizer": Optimizer(job_fields.choice("optimizer", Optimizer, Optimizer.ADAMW)),
+        "train": job_fields.training("train"),
     }
     values: dict[str, Any] = {
         "cluster": plan_fields.text("cluster"),

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from perfmodel.foundation.memory_room import Verdict
-from perfmodel.foundation.units import format_bytes, format_step
+from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.training import num_trained_parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def summary(prediction: Prediction) -> list[tuple[str, str]]:
     zero = f"; ZeRO {int(plan.zero)}" if int(plan.zero) else ""
     knobs = f"{_degrees(plan)}{zero}; micro-batch {plan.micro_batch}; recompute {plan.recompute}"
     return [
-        ("job", f"{job.model.name}, {batch_text(job)}, {job.precision}, {job.optimizer}"),
+        ("job", f"{job.model.name}, {batch_text(job)}, {job.precision}, {job.optimizer}{trained_text(job)}"),
         ("plan", f"{plan.num_chips:,} chips of {plan.cluster}: {knobs}"),
         ("step time", f"{format_step(prediction.step_time)}; {prediction.tokens_per_second_per_chip:,.0f} {job.unit}/s a chip"),
         ("utilisation", f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip, MFU {prediction.mfu_palm:.1%}"),
@@ -162,6 +163,14 @@ def batch_text(job: TrainingJob) -> str:
     if isinstance(job.model, NetworkModel):
         return f"{job.global_batch:,} {job.unit}"
     return f"{job.global_batch:,} sequences of {job.seq_len:,} tokens"
+
+
+def trained_text(job: TrainingJob) -> str:
+    """What of the model is trained, where that is not all of it: `, lora:16 (40.0M of 6.78G parameters trained)`."""
+    if job.train.is_full:
+        return ""
+    trained = num_trained_parameters(job.transformer, job.train)
+    return f", {job.train} ({format_count(trained)} of {format_count(job.transformer.num_parameters + trained)} parameters trained)"
 
 
 def _degrees(plan: Plan) -> str:

@@ -28,6 +28,12 @@ def _optimizer(value: Any, name: str) -> Any:
     return choice_of(Optimizer, value, name)
 
 
+def _train(value: Any, name: str) -> Any:
+    from perfmodel.workload.training import training_of
+
+    return training_of(value, name)
+
+
 #: Words of which several values give one answer for each combination.
 _several = partial(word, several=True)
 
@@ -69,6 +75,10 @@ class Request:
     optimizer: Any = _several(
         "sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer
     )  # fmt: skip
+    train: Any = _several(
+        "What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these)",
+        otherwise="full if left out", metavar="HOW", takes="str | Training", read=_train,
+    )  # fmt: skip
     profile: Any = _several(
         "The framework that is assumed (`perfmodel profiles`), with what is known of its setup: torch-fsdp2+compile",
         otherwise="generic, the mean of those known, if left out", metavar="NAME|PATH", takes="Name | ExecutionProfile",
@@ -87,4 +97,6 @@ class Request:
         named = {
             name: getattr(getattr(self, name), "name", getattr(self, name)) for name, each in words_of(type(self)).items() if each.several
         }
+        if named["train"] is not None:
+            named["train"] = str(named["train"])
         return {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}

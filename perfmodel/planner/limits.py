@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator, evaluate_memory
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import room
 from perfmodel.foundation.units import format_bytes
@@ -19,6 +20,7 @@ from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import KeptTables, Sweep, sweep
+from perfmodel.workload.training import frozen_parameter_bytes, num_trained_parameters
 
 _LARGEST_BATCH = 2**20
 _LONGEST_SEQUENCE = 2**30
@@ -265,8 +267,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    sizes, parameters = estimator.sizes, estimator.job.transformer.num_parameters
-    least = parameters * (sizes.stored + sizes.state) / room(estimator.machine.memory_usable, prober.headroom)
+    least = _least_state(estimator) / room(estimator.machine.memory_usable, prober.headroom)
     possible = [count for count in candidates if count >= least and count % given == 0]
     found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]
@@ -292,6 +293,15 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     return Limit(
         name="chips", value=found, limited_by=cause, reason=sentence, memory_class=largest, prediction=prober.fastest(probe(found))
     )
+
+
+def _least_state(estimator: Estimator) -> float:
+    """Bytes of weights and optimizer state, whoever holds them."""
+    job, sizes = estimator.job, estimator.sizes
+    frozen = 0.0
+    if not job.train.is_full:
+        frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
+    return frozen + num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
 
 
 def chip_counts(estimator: Estimator) -> list[int]:

@@ -12,17 +12,19 @@ from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
-from perfmodel.parallel.prediction import Prediction, batch_text, notes
+from perfmodel.parallel.prediction import Prediction, batch_text, notes, trained_text
 from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
 from perfmodel.parallel.settings import framework_named
 from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.training import num_trained_parameters
 
 SECONDS_OF_A_DAY, SECONDS_OF_AN_HOUR = 86400.0, 3600.0
 #: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
 FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
+_FROZEN = ", 4 for each frozen parameter"
 
 
 def training_time(prediction: Prediction, tokens: float) -> tuple[float, float]:
@@ -40,7 +42,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
         "tokens_per_second": prediction.tokens_per_second,
         "tflops_per_chip": prediction.tflops_per_chip,
-        "flop_convention": FLOP_CONVENTION,
+        "flop_convention": FLOP_CONVENTION + ("" if prediction.plan.job.train.is_full else _FROZEN),
         "mfu_palm": prediction.mfu_palm,
         "mfu_causal": prediction.mfu_causal,
         "hfu": prediction.hfu,
@@ -58,6 +60,11 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         content["tokens"] = tokens
         content["days"], content["chip_hours"] = training_time(prediction, tokens)
     plan = prediction.plan
+    model, train = plan.job.model, plan.job.train
+    if isinstance(model, TransformerConfig):
+        trained = num_trained_parameters(model, train)
+        content["num_parameters"] = model.num_parameters + (0 if train.is_full else trained)
+        content["num_trained_parameters"] = trained
     reason = not_executable_reason(plan)
     return content | {
         "executable": not reason,
@@ -102,7 +109,7 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
 def workload_line(plan: Plan) -> str:
     job, model = plan.job, plan.job.model
     without = f", without {model.left_out}" if isinstance(model, TransformerConfig) and model.left_out else ""
-    return f"{model_text(model, without)}, {batch_text(job)} a step, {job.precision}, {job.optimizer}"
+    return f"{model_text(model, without)}, {batch_text(job)} a step, {job.precision}, {job.optimizer}{trained_text(job)}"
 
 
 def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:
@@ -198,8 +205,9 @@ def _utilisation(prediction: Prediction) -> list[tuple[str, str]]:
     rate, mfu = f"{prediction.tflops_per_chip:,.0f} TFLOP/s a chip", f"MFU {percent(prediction.mfu_palm)}"
     if isinstance(prediction.plan.job.model, NetworkModel):
         return [("utilisation", f"{rate}, {mfu} (model FLOPs: three times those of a forward pass)")]
+    frozen = "" if prediction.plan.job.train.is_full else ", 4 of 6 parts for a frozen weight"
     return [
-        ("utilisation", f"{rate}, {mfu} (model FLOPs as PaLM counts them: attention on the full square)"),
+        ("utilisation", f"{rate}, {mfu} (model FLOPs as PaLM counts them: attention on the full square{frozen})"),
         ("", f"MFU {percent(prediction.mfu_causal)} (model FLOPs, attention below the diagonal only)"),
     ]
 
@@ -300,6 +308,7 @@ _JOB_COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
     "seq": lambda each: f"{each.plan.job.seq_len:,}",
     "precision": lambda each: str(each.plan.job.precision),
     "optimizer": lambda each: str(each.plan.job.optimizer),
+    "train": lambda each: str(each.plan.job.train),
     "framework": lambda each: short_name(each.plan.profile),
 }
 
@@ -317,6 +326,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         "seq": f"{job.seq_len:,} tokens a sequence",
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
+        **({} if job.train.is_full else {"train": trained_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)

@@ -21,6 +21,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.setting import Setting, make_job, make_setting, told
 from perfmodel.workload.job import Optimizer, Precision
+from perfmodel.workload.training import FULL_TRAINING
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
@@ -78,6 +79,7 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
         seq_len=asked.seq_len,
         precision=asked.precision or Precision.BF16_MIXED,
         optimizer=asked.optimizer or Optimizer.ADAMW,
+        train=asked.train or FULL_TRAINING,
     )
     if job.transformer.position == "learned" and job.seq_len > job.transformer.max_position_embeddings:
         rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"

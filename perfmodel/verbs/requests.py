@@ -30,6 +30,7 @@ from perfmodel.verbs.setting import (
 )
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.training import FULL_TRAINING
 
 
 def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[str], str] = str) -> list[Request]:
@@ -184,6 +185,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
         seq_len=seq_len,  # type: ignore[arg-type]
         precision=request.precision or (own.precision if own else Precision.BF16_MIXED),
         optimizer=request.optimizer or (own.optimizer if own else Optimizer.ADAMW),
+        train=request.train or (own.train if own else FULL_TRAINING),
     )
 
 

@@ -19,6 +19,7 @@ from perfmodel.parallel.settings import framework_named
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.training import FULL_TRAINING, Training, training_of
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
@@ -68,6 +69,7 @@ class Setting:
             "seq_len": job.seq_len,
             "precision": str(job.precision),
             "optimizer": str(job.optimizer),
+            **({} if job.train.is_full else {"train": str(job.train)}),
             "profile": self.estimator.profile.name,
         }
 
@@ -188,6 +190,7 @@ def make_job(
     seq_len: int | str,
     precision: str = Precision.BF16_MIXED,
     optimizer: str = Optimizer.ADAMW,
+    train: str | Training = FULL_TRAINING,
 ) -> TrainingJob:
     """A training job; `model` is a shipped model's name, the path of a config.json, or a configuration."""
     from perfmodel.workload.models import load_model
@@ -199,6 +202,7 @@ def make_job(
         seq_len=whole(seq_len, "seq_len"),
         precision=choice_of(Precision, precision, "precision"),
         optimizer=choice_of(Optimizer, optimizer, "optimizer"),
+        train=training_of(train),
     )
 
 

@@ -80,6 +80,7 @@ class Product:
     """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps).
 
     tensors   of a convolution: input, weight and output as they lie in memory (m x k holds an entry of the input once for every window)
+    gradient_of   in backward: the input whose gradient it makes, and no other's; None: not told
     """
 
     batch: Extent = ()
@@ -88,6 +89,7 @@ class Product:
     k: Extent = ()
     repeats: int = 1
     tensors: tuple[Extent, ...] = ()
+    gradient_of: int | None = None
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.m, self.n, self.k, *self.tensors)
@@ -305,6 +307,7 @@ class Tensor:
     num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
     bias_of    of a bias: the product to whose output it is added
     is_stored  lies in memory; else it is only between operators of one kernel
+    has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
     """
 
     name: str
@@ -314,6 +317,7 @@ class Tensor:
     num_rows: int = 1
     bias_of: str = ""
     is_stored: bool = True
+    has_gradient: bool = True
 
     @property
     def num_elements(self) -> int:
@@ -496,11 +500,24 @@ class Graph:
     def parameters(self) -> tuple[Tensor, ...]:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
 
+    def is_trained(self, operand: Operand) -> bool:
+        """Whether it is a parameter of which a gradient is made."""
+        tensor = self.tensors[operand.tensor]
+        return tensor.role is TensorRole.PARAMETER and tensor.has_gradient
+
+    def makes_gradient(self, operand: Operand) -> bool:
+        """Whether it is an activation of which a gradient is made."""
+        tensor = self.tensors[operand.tensor]
+        return tensor.role is TensorRole.ACTIVATION and tensor.has_gradient
+
     @property
     def layer_parameters(self) -> dict[str, int]:
         """Elements of the parameters that each layer is the first to read."""
+        return self._by_layer(self.parameters)
+
+    def _by_layer(self, parameters: Iterable[Tensor]) -> dict[str, int]:
         found: dict[str, int] = {}
-        for tensor in self.parameters:
+        for tensor in parameters:
             if tensor.name in self._read:
                 layer = self.operators[self._read[tensor.name][0][0]].layer
                 found[layer] = found.get(layer, 0) + tensor.num_elements
@@ -511,6 +528,12 @@ class Graph:
         if not self.repeats:
             return sum(tensor.num_elements for tensor in self.parameters)
         return sum(self.count(layer) * number for layer, number in self.layer_parameters.items())
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Those of which a gradient is made."""
+        found = self._by_layer(tensor for tensor in self.parameters if tensor.has_gradient)
+        return sum(self.count(layer) * number for layer, number in found.items())
 
     @property
     def flops(self) -> float:

@@ -9,6 +9,7 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.training import FULL_TRAINING, Training, linear_operators
 
 
 class Optimizer(StrEnum):
@@ -137,6 +138,7 @@ class TrainingJob:
     seq_len: int
     precision: Precision = Precision.BF16_MIXED
     optimizer: Optimizer = Optimizer.ADAMW
+    train: Training = FULL_TRAINING
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (TransformerConfig, NetworkModel)):
@@ -149,6 +151,10 @@ class TrainingJob:
             raise bad_field("precision", self.precision, "is not known", f"use one of {', '.join(Precision)}")
         if not isinstance(self.optimizer, Optimizer):
             raise bad_field("optimizer", self.optimizer, "is not known", f"use one of {', '.join(Optimizer)}")
+        if not isinstance(self.train, Training):
+            raise bad_field("train", shown(self.train), "must be a Training", "training_of reads one: training_of('lora:16')")
+        if not self.train.is_full:
+            self.train.check_targets(linear_operators(self.transformer), self.model.name)
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -65,6 +65,43 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
     return replace(graph, operators=tuple(operators), tensors=tensors, batch=batch, repeats=(), blocks=blocks)
 
 
+def with_first_run_apart(graph: Graph, name: str) -> Graph:
+    """`graph` in which the first run of its only repeated layer has operators, tensors and parameters of its own: of a layer `name`."""
+    (repeat,) = graph.repeats
+    prefix, handed_on = f"{name}.", _handed_on(graph, repeat.layer)
+    members = graph.operators_of(repeat.layer)
+    own = {tensor: prefix + tensor for operator in members for tensor in _tensors(operator) if _is_only_of(graph, repeat.layer, tensor)}
+    tensors = dict(graph.tensors)
+    for tensor, renamed in own.items():
+        product = tensors[tensor].bias_of
+        tensors[renamed] = replace(tensors[tensor], name=renamed, bias_of=product and prefix + product)
+    entry = graph.producer(repeat.carried)
+    assert entry is not None
+    given = entry.inputs[0].tensor
+
+    def named(operator: Operator, now: Mapping[str, str]) -> Operator:
+        inputs = tuple(replace(operand, tensor=now.get(operand.tensor, operand.tensor)) for operand in operator.inputs)
+        return replace(operator, inputs=inputs)
+
+    operators: list[Operator] = []
+    begun, once = False, repeat.count == 1
+    for operator in graph.operators:
+        if operator.layer != repeat.layer:
+            operators.append(named(operator, {handed_on: own[handed_on]}) if begun and once else operator)
+            continue
+        if not begun:
+            begun = True
+            operators += [_named(each, prefix, own | {t: t for t in _tensors(each) if t not in own}) for each in members]
+        if not once:
+            operators.append(named(operator, {given: own[handed_on]}))
+    if once:
+        for tensor in own:
+            del tensors[tensor]
+    first = replace(repeat, layer=name, count=1, carried=own[repeat.carried])
+    rest = () if once else (replace(repeat, count=repeat.count - 1),)
+    return replace(graph, operators=tuple(operators), tensors=tensors, repeats=(first, *rest))
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """A layer at the batch's size: operators, tensors that are made by it or given to it alone, and what left-out places hand on."""
@@ -114,7 +151,7 @@ def _handed_on(graph: Graph, layer: str) -> str:
     return next(tensor for tensor in made if any(reader.layer != layer for reader, _ in graph.consumers(tensor)))
 
 
-def _named(operator: Operator, prefix: str, now: dict[str, str]) -> Operator:
+def _named(operator: Operator, prefix: str, now: Mapping[str, str]) -> Operator:
     def reading(operand: Operand) -> Operand:
         return replace(operand, tensor=now[operand.tensor])
 

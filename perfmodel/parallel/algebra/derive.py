@@ -94,6 +94,8 @@ class ParameterLayout:
     regions                 where it is used; more than one: tied
     elements                of all of it on one chip
     is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
+    is_frozen               no gradient of it is made; itemsize: bytes of an element as it is stored and gathered then
+    runs_backward           something in the region that gathers it runs backward
     """
 
     name: str
@@ -107,6 +109,9 @@ class ParameterLayout:
     elements: Amount
     is_end: bool = False
     is_last: bool = False
+    is_frozen: bool = False
+    itemsize: float = 0.0
+    runs_backward: bool = True
 
     @property
     def num_elements(self) -> int:
@@ -233,6 +238,8 @@ def derive(
         else:
             moves = _moves_by_way_of(held.get(tensor.name), producer, left[tensor.name], reading)
         for move in moves:
+            if move.phase is Pass.BACKWARD and not tensor.has_gradient:
+                continue
             for step in redistribute(move.source, move.target):
                 traffic.append(
                     Traffic(
@@ -395,7 +402,12 @@ def _parameters(
         # a stage of a pipeline may begin between a product and its bias
         sums = left[outputs[tensor.bias_of]].partial if tensor.bias_of in outputs else frozenset[str]()
         layout = parameter_layout(tensor, uses, shardings, sum_axes=sums)
-        found.append(replace(layout, is_end=ends.issuperset(layout.regions), is_last=graph.regions[-1].name in layout.regions))
+        is_end, is_last = ends.issuperset(layout.regions), graph.regions[-1].name in layout.regions
+        if not tensor.has_gradient:
+            first = graph.operators_of(layout.regions[0])
+            runs_backward = any(graph.tensors[op.output.tensor].has_gradient for op in first)
+            layout = replace(layout, is_frozen=True, itemsize=tensor.itemsize, runs_backward=runs_backward)
+        found.append(replace(layout, is_end=is_end, is_last=is_last))
     return tuple(found)
 
 

@@ -106,8 +106,10 @@ def parameter_events(
 
     if stores_shards:
         event(CollectiveKind.ALL_GATHER, cut, "gather_forward", "step" if keeps_gathered else "microbatch")
-    if zero == 3 and not keeps_gathered and not is_wanted_at_once:
+    if zero == 3 and not keeps_gathered and not is_wanted_at_once and parameter.runs_backward:
         event(CollectiveKind.ALL_GATHER, cut, "gather_backward", "microbatch")
+    if parameter.is_frozen:
+        return tuple(events)  # there is no gradient to reduce, and nothing new to publish
     event(CollectiveKind.ALL_REDUCE, first, "sum", each)
     if zero >= 2:
         event(CollectiveKind.REDUCE_SCATTER, cut, "reduce" if reduces_each_microbatch else "finish", each)

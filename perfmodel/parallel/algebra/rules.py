@@ -56,7 +56,7 @@ class RuleSet:
 
     def sharding(self, operator: Operator) -> Sharding:
         """dims of this operator -> fine axes."""
-        sharding = {dim: axes for dim in operator.dims if (axes := self.cut(operator.name, operator.logical_name(dim)))}
+        sharding = {dim: axes for dim in operator.dims if (axes := self.cut(operator.name_in_layer, operator.logical_name(dim)))}
         check_sharding(operator, sharding)
         return sharding
 

@@ -27,9 +27,9 @@ from perfmodel.parallel.layout import (
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.parallel.runs import ANYTHING, Runs
+from perfmodel.workload.adapters import regions_in_training
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
-from perfmodel.workload.transformer import decoder_regions
 
 #: Orders of the axes on the network that a search tries, innermost first. Megatron's default; pipeline inside the data axes
 #: (its tp-cp-pp-dp mapping); pipeline between the two data axes; replicas inside shards; context innermost; data inside context.
@@ -214,7 +214,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     if pp > 1:
         pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
     groups: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
-    regions = decoder_regions(job.transformer)
+    regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
         if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
             continue

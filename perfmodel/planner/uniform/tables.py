@@ -162,6 +162,7 @@ class ParameterTable:
             tied=(pick(t.tied[0]), pick(t.tied[1])),
             zero=t.zero,
             program=t.program,
+            frozen=None if t.frozen is None else t.frozen.as_made(pick),
         ), pick(self.tied)
 
 

@@ -41,9 +41,9 @@ def einsum(
     k = extent(summed)
     backward, saved = [], []
     if first_has_gradient:
-        backward.append(Product(batch=batch, m=m, n=k, k=n))
+        backward.append(Product(batch=batch, m=m, n=k, k=n, gradient_of=0))
     if second_has_gradient:
-        backward.append(Product(batch=batch, m=k, n=n, k=m))
+        backward.append(Product(batch=batch, m=k, n=n, k=m, gradient_of=1))
         saved.append(Data(extent=extent(first.dims), of=0))
     if first_has_gradient and not second_is_parameter:
         saved.append(Data(extent=extent(second.dims), of=1))

@@ -1,0 +1,144 @@
+"""Adapters-only training: what is trained, what runs backward, what is kept; a text and its faults."""
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.adapters import FIRST, regions_in_training, with_training
+from perfmodel.workload.graph import Product, Stream
+from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.models import load_model
+from perfmodel.workload.training import FULL_TRAINING, NF4_BYTES, Training, frozen_parameter_bytes, num_trained_parameters, training_of
+from perfmodel.workload.transformer import build_graph
+
+SEQ_LEN = 64
+
+
+def graph_of(model, train, attention="flash"):
+    graph = build_graph(model, seq_len=SEQ_LEN, attention=attention, dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
+    return with_training(graph, training_of(train))
+
+
+def flops(works):
+    def size(extent):
+        return prod(each for each, _ in extent)
+
+    return sum(2 * size(work.batch) * size(work.m) * size(work.n) * size(work.k) for work in works if isinstance(work, Product))
+
+
+def flops_of(graph, name, of="backward"):
+    return flops(getattr(graph.operator(name), of))
+
+
+@pytest.mark.parametrize(
+    "train, trained",
+    [("lora:16:q_proj+v_proj", 8_388_608), ("lora:16", 39_976_960), ("lora:64:all-linear", 159_907_840), ("qlora:16", 39_976_960)],
+)
+def test_llama_2_7b_has_as_many_trainable_parameters_as_peft_prints(train, trained):
+    model = load_model("llama-2-7b")
+    graph = graph_of(model, train)
+    assert graph.num_trained_parameters == trained == num_trained_parameters(model, training_of(train))
+    assert graph.num_parameters == 6_738_415_616 + trained
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt-j-6b", "gemma-2-9b", "falcon-40b", "bloom-176b", "olmo-2-7b"])
+@pytest.mark.parametrize("train", ["lora:8", "qlora:8:up_proj"])
+def test_every_family_takes_adapters(name, train):
+    model, how = load_model(name), training_of(train)
+    graph = graph_of(model, train)
+    assert graph.num_trained_parameters == num_trained_parameters(model, how)
+    assert graph.num_parameters == model.num_parameters + graph.num_trained_parameters
+    assert graph.regions == regions_in_training(model, how)
+    uses = graph.readers()
+    frozen = [tensor for tensor in graph.parameters if not tensor.has_gradient]
+    runs = [graph.count(graph.operators[uses[tensor.name][0][0]].layer) for tensor in frozen]
+    stored = sum(tensor.num_elements * tensor.itemsize * times for tensor, times in zip(frozen, runs, strict=True))
+    assert stored == frozen_parameter_bytes(model, how, 2.0)
+
+
+def test_a_frozen_linear_operator_costs_four_parts_of_six():
+    """By hand, of h = 4096, f = 11008, rank 16 and 64 tokens; attention's scores cost what they cost."""
+    model = load_model("llama-2-7b")
+    graph, full = graph_of(model, "lora:16", "unfused"), graph_of(model, "full", "unfused")
+    forward = 2 * SEQ_LEN * 4096 * 11008
+    assert flops_of(graph, "up_proj", "forward") == forward == flops_of(graph, "up_proj")
+    assert flops_of(full, "up_proj") == 2 * forward
+    adapter = 2 * SEQ_LEN * 16 * (4096 + 11008)
+    assert flops_of(graph, "up_proj_lora_a", "forward") + flops_of(graph, "up_proj_lora_b", "forward") == adapter
+    assert flops_of(graph, "up_proj_lora_a") + flops_of(graph, "up_proj_lora_b") == 2 * adapter
+    for name in ("scores", "context"):
+        assert flops_of(graph, name) == flops_of(full, name) == 2 * flops_of(full, name, "forward")
+    head = 2 * SEQ_LEN * 4096 * 32000
+    assert flops_of(graph, "lm_head") == head == flops_of(full, "lm_head") / 2
+
+
+def test_nothing_runs_backward_below_the_first_adapter():
+    graph = graph_of(load_model("llama-2-7b"), "lora:16")
+    below = [op.name for op in graph.operators if op.forward and not op.backward and not op.passes_gradient]
+    assert below == ["token_embedding", *(f"{FIRST}.{name}" for name in ("attention_norm", "q_proj", "k_proj", "v_proj"))]
+    assert [flops_of(graph, f"{FIRST}.{name}") for name in ("q_proj_lora_a", "q_proj_lora_b")] == [
+        2 * SEQ_LEN * 16 * 4096,  # of the first matrix its own gradient alone
+        2 * 2 * SEQ_LEN * 16 * 4096,
+    ]
+    one = graph_of(load_model("llama-2-7b").with_layers(1), "lora:16:o_proj")
+    assert not any(one.operator(f"{FIRST}.{name}").backward for name in ("q_proj", "attention", "o_proj"))
+    assert one.operator(f"{FIRST}.up_proj").backward
+
+
+def test_what_only_a_frozen_weight_would_read_is_not_kept():
+    graph = graph_of(load_model("llama-2-7b"), "lora:16:q_proj+v_proj")
+    assert graph.operator("up_proj").saved == graph.operator("q_proj").saved == graph.operator("lm_head").saved == ()
+    assert [data.of for data in graph.operator("q_proj_lora_a").saved] == [0]
+    assert [data.of for data in graph.operator("gate_product").saved] == [0, 1]
+
+
+def test_four_bit_weights_are_made_into_bf16_whenever_they_are_multiplied_with():
+    graph = graph_of(load_model("llama-2-7b"), "qlora:16")
+    assert pytest.approx(4.127, abs=1e-3) == NF4_BYTES * 8  # QLoRA, section 3: .127 bits for scales
+    operator, elements = graph.operator("up_proj"), 4096 * 11008
+    for works in (operator.forward, operator.backward):
+        (stream,) = (work for work in works if isinstance(work, Stream))
+        assert [(prod(size for size, _ in data.extent), data.itemsize) for data in stream.accesses] == [
+            (elements, NF4_BYTES),
+            (elements, 2.0),
+        ]
+    assert not any(isinstance(work, Stream) for work in graph.operator(f"{FIRST}.q_proj").backward)
+    assert {graph.tensors[name].itemsize for name in ("lm_head.weight", "mlp_norm.weight", "up_proj_lora_a.weight")} == {2.0}
+
+
+def test_full_training_is_the_graph_itself():
+    graph = build_graph(load_model("gpt2"), seq_len=SEQ_LEN, attention="flash", dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
+    assert with_training(graph, FULL_TRAINING) is graph
+
+
+@pytest.mark.parametrize("text", ["full", "lora:16", "qlora:8", "lora:4:q_proj+v_proj"])
+def test_a_text_is_read_back(text):
+    assert str(training_of(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("lora", "has no rank; write lora:16"),
+        ("lora:0", "the rank must be from 1"),
+        ("lora:16:q_proj+q_proj", "twice"),
+        ("lorra:16", "not known; write full, lora:16"),
+        ("full:16", "not known"),
+        ("", "not known"),
+        (16, "not known"),
+    ],
+)
+def test_what_is_no_training_is_refused(text, said):
+    with pytest.raises(InputError, match="train=") as error:
+        training_of(text)
+    assert said in str(error.value)
+
+
+def test_a_target_that_the_model_has_not_is_refused():
+    job = TrainingJob(model=load_model("gpt2"), global_batch=8, seq_len=64)
+    with pytest.raises(InputError, match="gate_proj: is no linear operator of a layer of gpt2"):
+        replace(job, train=training_of("lora:16:gate_proj"))
+    with pytest.raises(InputError, match="has no adapters"):
+        Training(rank=4)
