@@ -11,7 +11,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         f"search {_JOB} --save plan.yaml",
         "search --model config.json --cluster dgx-h100 --nodes 4,8 --batch-tokens 4M --seq 8k",
     ),
-    "explain": ("explain plan.yaml", "explain llama-3.1-405b --why-not tp=16,pp=8"),
+    "explain": ("explain llama-3.1-405b --why-not tp=16,pp=8", "explain plan.yaml --trust"),
     "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),
     "audit": ("audit plan.yaml", "audit fsdp --rank 3 --json"),

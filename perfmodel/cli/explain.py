@@ -24,19 +24,24 @@ def explain(
     why_not: Annotated[
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
     ] = [],  # noqa: B006  # typer wants a list; nobody changes it
+    trust: Annotated[
+        bool, typer.Option("--trust", help="What carries the uncertainty of the step time, and the cheapest thing that would halve it.")
+    ] = False,
     assumed: Request,
     json: options.Json = False,
 ) -> None:
     """Where a plan's time and memory go, what turning each knob would do, and why another plan was not chosen."""
     from perfmodel.planner.explain import parse_knobs
-    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table
+    from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line
     from perfmodel.report.searches import explanation_object, neighbours_table
     from perfmodel.verbs.api import explain_plan
     from perfmodel.verbs.setting import load_plan
 
     found = load_plan(plan)
     asked = [parse_knobs(text) for text in why_not] or [{}]
-    first, *others = (explain_plan(found, why_not=knobs or None, **given_words(assumed)) for knobs in asked)
+    first, *others = (
+        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], **given_words(assumed)) for knobs in asked
+    )
     answers = [*first.why_not, *(answer for other in others for answer in other.why_not)]
     if json:
         content = explanation_object(first)
@@ -48,6 +53,13 @@ def explain(
         for answer in answers:
             print(f"Why not {answer.reason}.")
         print()
+    if first.trust is not None:
+        from perfmodel.report.trust import doubts_table, remedies_table, trust_lines
+
+        step = first.prediction.step_time
+        print_facts(job_line(first.prediction.plan), [("plan", plan_line(first.prediction.plan)), *trust_lines(first.trust, step)])
+        print_tables([doubts_table(first.trust), *([remedies_table(first.trust, step)] if first.trust.remedies else [])])
+        return
     print_facts(job_line(first.prediction.plan), headline(first.prediction))
     turned = [neighbours_table(first)] if first.neighbours else []
     print_tables([parts_table(first.prediction), memory_table(first.prediction), *turned])

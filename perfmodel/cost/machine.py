@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -220,6 +220,7 @@ class Machine:
         `calibrated: NAME`.
     convolution: None where a convolution takes as long as a matrix multiply of its size.
     grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
+    errors: held-out median errors of the calibration, by part.
     """
 
     cluster: str
@@ -246,6 +247,7 @@ class Machine:
     contention: Mapping[str, float]
     rests_on: Mapping[str, str]
     convolution: ConvolutionRates | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:
@@ -327,6 +329,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         contention=calibration.contention,
         rests_on=MappingProxyType(rests_on),
         convolution=_convolution_rates(calibration.convolution.get(dtype), peak, memory_bandwidth, calibration, slowdown("matmul")),
+        errors=calibration.errors,
     )
 
 

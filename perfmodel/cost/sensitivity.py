@@ -28,11 +28,12 @@ _LATENCIES = ("base", "hop", "tree", "one_shot", "inner_hop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """change: of the step time, as a share of it, where the parameter is `STEP` larger."""
+    """change: of the step time, as a share of it, where the parameter is `STEP` larger. part: of the calibration, or `profile`."""
 
     parameter: str
     change: float
     rests_on: str
+    part: str = ""
 
 
 def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) -> tuple[Sensitivity, ...]:
@@ -43,7 +44,7 @@ def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) ->
         other = change(estimator)
         if other is not None:
             share = other.predict(plan).step_time / base - 1.0
-            found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source)))
+            found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
     ordered = sorted(found, key=lambda each: -abs(each.change))
     return tuple(each for each in ordered[:most] if abs(each.change) > _NOTHING)
 
@@ -51,13 +52,17 @@ def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) ->
 _NOTHING = 1e-6
 
 
+def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
+    """Of the step time, with another profile in place of the estimator's."""
+    return math.log(_at(estimator, profile).predict(plan).step_time / estimator.predict(plan).step_time)
+
+
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
     """Of log(step time) in each constant that the profile was fitted in, a spread of its prior; none of a profile that ships."""
-    here = estimator.predict(plan).step_time
     slopes = []
     for constant in estimator.profile.fitted.constants:
         moved, taken = _moved(estimator.profile, constant)
-        slopes.append(math.log(_at(estimator, moved).predict(plan).step_time / here) / taken)
+        slopes.append(log_change(estimator, plan, moved) / taken)
     return tuple(slopes)
 
 

@@ -12,6 +12,7 @@ from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, room
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
+from perfmodel.parallel.doubts import TrustAccount
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, make_plan, plan_facts
@@ -48,12 +49,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation:
-    """neighbours: the same plan with one knob turned; why_not: the answers to what was asked."""
+    """neighbours: the same plan with one knob turned; why_not: the answers to what was asked; trust: where it was asked for."""
 
     prediction: Prediction
     bottleneck: str
     neighbours: tuple[Alternative, ...]
     why_not: tuple[Alternative, ...]
+    trust: TrustAccount | None = None
 
     def __str__(self) -> str:
         asked = [f"why not {each.reason}" for each in self.why_not]

@@ -80,8 +80,9 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
 
 
 def confidence_object(prediction: Prediction, interval: StepInterval, named: Sequence[Sensitivity]) -> dict[str, Any]:
-    """What `--interval` adds to `--json`: the interval [s] and the parameters that the step hangs on most."""
+    """What `--interval` adds to `--json`: the interval [s], how far it is to be trusted, the parameters that the step hangs on most."""
     return {
+        "trust": grade_object(interval.trust),
         "step_time_low": prediction.step_time * interval.low,
         "step_time_high": prediction.step_time * interval.high,
         "interval": {"coverage": COVERAGE, "rests_on": interval.rests_on, "num_runs": interval.num_runs, "trust": interval.trust},
@@ -90,6 +91,11 @@ def confidence_object(prediction: Prediction, interval: StepInterval, named: Seq
             for each in named
         ],
     }
+
+
+def grade_object(trust: str) -> dict[str, str]:
+    grade, _, reason = trust.partition("; ")
+    return {"grade": grade, "reason": reason}
 
 
 def confidence_lines(prediction: Prediction, interval: StepInterval) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
 from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object
 from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.trust import trust_object
 
 #: Of how many values of a knob the line of plans that are nearly the same names.
 _ALIKE_VALUES = 3
@@ -253,6 +254,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
         "bottleneck": explanation.bottleneck,
         "neighbours": [described(each) for each in explanation.neighbours],
         "why_not": [described(each) for each in explanation.why_not],
+        **({} if explanation.trust is None else {"trust": trust_object(explanation.trust, explanation.prediction.step_time)}),
     }
 
 

@@ -36,6 +36,7 @@ from perfmodel.verbs.setting import (
     predict_in,
     setting_of_plan,
     told,
+    trust_in_plan,
 )
 
 if TYPE_CHECKING:
@@ -133,12 +134,16 @@ def explain_plan(
     plan: Plan | Name,
     *,
     why_not: Mapping[str, int | str | bool] | None = None,
+    trust: bool = False,
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> Explanation:
-    """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers."""
+    """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers.
+
+    trust   also what carries the uncertainty of its time, and the cheapest thing that would halve it
+    """
     from perfmodel.planner.explain import check_knobs, explain
 
     found = load_plan(plan)
@@ -146,7 +151,8 @@ def explain_plan(
     memory_headroom = share(memory_headroom, "memory_headroom")
     setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
     answer = explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
-    return replace(answer, prediction=told(answer.prediction, setting))
+    asked = trust_in_plan(setting, answer.prediction.plan) if trust else None
+    return replace(answer, prediction=told(answer.prediction, setting), trust=asked)
 
 
 def compare_plans(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from perfmodel.cost.sensitivity import Sensitivity
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
+    from perfmodel.parallel.doubts import TrustAccount
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.residuals import StepInterval
@@ -270,9 +271,16 @@ def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
     """An 80 % interval of the plan's step time with how far it is to be trusted, and the parameters that it hangs on most."""
+    from perfmodel.cost.sensitivity import sensitivities
+
+    return interval_in(setting, plan), sensitivities(setting.estimator, plan)
+
+
+def interval_in(setting: Setting, plan: Plan) -> StepInterval:
+    """An 80 % interval of the plan's step time, with how far it is to be trusted."""
     from perfmodel.cost.calibrated import is_calibrated
     from perfmodel.cost.resolve import choose_calibration
-    from perfmodel.cost.sensitivity import fitted_slopes, sensitivities
+    from perfmodel.cost.sensitivity import fitted_slopes
     from perfmodel.parallel.fitted import own_interval
     from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
     from perfmodel.parallel.trust import trust_in
@@ -293,7 +301,29 @@ def confidence_in(setting: Setting, plan: Plan) -> Confidence:
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
         )
     trust = trust_in(residuals, family=family, chip=chip, model=plan.job.transformer, is_calibrated=calibrated, fitted=fitted)
-    return replace(found, trust=str(trust)), sensitivities(estimator, plan)
+    return replace(found, trust=str(trust))
+
+
+def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
+    """What carries the uncertainty of the plan's step time, and the cheapest things that would take it away."""
+    from perfmodel.lab.doubts import stated_fields, trust_account
+    from perfmodel.parallel.profile import load_profile
+    from perfmodel.parallel.residuals import load_residuals
+    from perfmodel.parallel.settings import SEPARATOR
+
+    if not isinstance(plan.job.model, TransformerConfig):
+        rule = "is for language models: no run of another network was held against its prediction"
+        raise bad_field("trust", plan.job.model.name, rule, "leave it out")
+    residuals, profile = load_residuals(), setting.estimator.profile
+    family = framework_named(profile.name)
+    return trust_account(
+        setting.estimator,
+        plan,
+        interval_in(setting, plan),
+        residuals=residuals,
+        is_known=any(each.family == family for each in residuals.models),
+        stated=stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name else (),
+    )
 
 
 def setting_of_plan(

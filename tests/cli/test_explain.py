@@ -108,3 +108,18 @@ def test_different_jobs_are_compared_by_throughput(call, call_json):
     assert call_json("compare", "megatron-22b", "fsdp")["same_job"] is False
     assert call_json("compare", "fsdp", "fsdp")["same_job"] is True
     assert "against the fastest" in call("compare", "fsdp", "fsdp")[1]
+
+
+def test_trust_says_what_carries_the_uncertainty_and_what_would_halve_it(call, call_json):
+    found = call_json("explain", "fsdp", "--trust", "--profile", "generic")
+    trust = found["trust"]
+    assert trust["grade"] == "framework unknown"
+    assert trust["interval"][0] < found["step_time"] < trust["interval"][1]
+    assert sum(each["share"] for each in trust["doubts"]) == pytest.approx(1.0)
+    assert trust["cheapest"]["halves"]
+    assert trust["cheapest"] in trust["remedies"]
+    code, out, err = call("explain", "fsdp", "--trust", "--profile", "generic")
+    assert (code, err) == (0, "")
+    assert "to halve it   measure 3 runs of this plan and its neighbours" in out
+    assert "What carries the uncertainty of the step time" in out
+    assert "trust" not in call_json("explain", "fsdp")

@@ -18,6 +18,8 @@ def test_the_object_has_the_bounds_around_the_step(call_json):
     assert found["step_time_low"] < found["step_time"] < found["step_time_high"]
     assert found["interval"]["coverage"] == 0.8
     assert found["interval"]["num_runs"] > 0
+    assert found["trust"]["grade"] == "framework unknown"
+    assert found["interval"]["trust"] == "; ".join(found["trust"].values())
     assert len(found["sensitivities"]) == 3
     assert set(found["sensitivities"][0]) == {"parameter", "parameter_change", "step_time_change", "rests_on"}
 

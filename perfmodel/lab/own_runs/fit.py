@@ -26,7 +26,7 @@ _SHARED, _OWN = 0.12, 0.05
 TOLERANCE = 2.0
 """In noises: a run that is further off counts less than its square."""
 
-_SCATTER, _SCATTER_RUNS = 0.08, 4.0
+SCATTER, _SCATTER_RUNS = 0.08, 4.0
 """What a further run scatters about a fit to few runs, and how many runs this expectation counts for: of published frameworks whose names
 were hidden, intervals that are made from it hold four fifths of the rest (`lab/few_runs.py`)."""
 
@@ -300,4 +300,4 @@ def _scatter(left_out: Array, known: Posterior) -> float:
     """Of a further run: the expectation, and what the runs by the fits without them scatter beyond what the habits leave open."""
     open_ = np.einsum("ij,jk,ik->i", known.slopes, known.covariance, known.slopes)
     beyond = np.maximum(left_out**2 * known.weights - open_, 0.0)
-    return math.sqrt((_SCATTER_RUNS * _SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out)))
+    return math.sqrt((_SCATTER_RUNS * SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out)))

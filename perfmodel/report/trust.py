@@ -1,0 +1,73 @@
+"""What carries the uncertainty of a step time, as people read it and as `--json` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfmodel.foundation.units import format_step
+from perfmodel.parallel.doubts import Remedy, TrustAccount
+from perfmodel.parallel.residuals import COVERAGE, NORMAL
+from perfmodel.report.predictions import grade_object
+from perfmodel.report.table import Table, percent
+
+
+def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
+    """Shares are of the variance of log(step time); times in seconds."""
+    cheapest = account.cheapest
+
+    def remedied(each: Remedy) -> dict[str, Any]:
+        return {
+            "what": each.says,
+            "how": each.how,
+            "interval": [step_time * each.low, step_time * each.high],
+            "share_left": each.share_left,
+            "halves": each.halves,
+        }
+
+    return {
+        **grade_object(account.interval.trust),
+        "coverage": COVERAGE,
+        "interval": [step_time * account.interval.low, step_time * account.interval.high],
+        "rests_on": account.interval.rests_on,
+        "doubts": [{"what": each.name, "share": each.share, "spread": each.spread, "rests_on": each.rests_on} for each in account.doubts],
+        "remedies": [remedied(each) for each in account.remedies],
+        "cheapest": remedied(cheapest) if cheapest else None,
+    }
+
+
+def trust_lines(account: TrustAccount, step_time: float) -> list[tuple[str, str]]:
+    found = account.interval
+    lines = [
+        ("trust", found.trust),
+        (f"{COVERAGE:.0%} interval", f"{_range(found.low, found.high, step_time)}, from {found.rests_on}"),
+    ]
+    best = account.cheapest
+    if best is not None:
+        name = "to halve it" if best.halves else "most tells"
+        lines.append((name, f"{best.says} ({best.how}): then {_range(best.low, best.high, step_time)}"))
+    return lines
+
+
+def _range(low: float, high: float, step_time: float) -> str:
+    return f"{format_step(step_time * low)} to {format_step(step_time * high)} ({low - 1:+.0%}, {high - 1:+.0%})"
+
+
+def doubts_table(account: TrustAccount) -> Table:
+    """The variance by what carries it; by itself: the interval if all else were known."""
+    return Table(
+        title="What carries the uncertainty of the step time",
+        headers=("what is not known exactly", "share", "by itself", "what is known"),
+        rows=tuple((each.name, percent(each.share), f"+-{percent(NORMAL * each.spread)}", each.rests_on) for each in account.doubts),
+        right=("share", "by itself"),
+        fold=("what is known",),
+    )
+
+
+def remedies_table(account: TrustAccount, step_time: float) -> Table:
+    return Table(
+        title="What would tell more, the cheapest first",
+        headers=("what", "how", "variance left", "interval then"),
+        rows=tuple((each.says, each.how, percent(each.share_left), _range(each.low, each.high, step_time)) for each in account.remedies),
+        right=("variance left",),
+        fold=("how",),
+    )

@@ -1,0 +1,77 @@
+"""What carries the uncertainty of a step, of a framework that is known, of one that is not, and of one's own."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.doubts import REST
+from perfmodel.parallel.fitted import FittedConstant, FittedTo
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.residuals import shape_of
+from perfmodel.verbs.setting import make_job, make_setting, plan_in, trust_in_plan
+from perfmodel.workload.network_model import NetworkModel
+
+
+def account(profile, *, cluster="dgx-h100", calibration=None, **knobs):
+    setting = make_setting(
+        make_job("llama-3-8b", global_batch=128, seq_len=8192), cluster, chips=16, profile=profile, calibration=calibration
+    )
+    return trust_in_plan(setting, plan_in(setting, Knobs(**({"fsdp": 16} | knobs))))
+
+
+def shares(found):
+    assert sum(each.share for each in found.doubts) == pytest.approx(1.0)
+    return {each.name: each.share for each in found.doubts}
+
+
+def test_of_a_framework_that_nobody_knows_its_habits_carry_most_and_settings_tell_them():
+    found = account("generic")
+    by_habit = {name: share for name, share in shares(found).items() if name.startswith("framework: ")}
+    assert sum(by_habit.values()) > 0.5
+    attention = next(name for name in by_habit if "attention" in name)
+    kernel, *_, runs = found.remedies
+    assert (kernel.says, runs.how) == ("state the attention kernel", "`perfmodel fit RUNS`")
+    assert kernel.share_left == pytest.approx(1.0 - by_habit[attention])
+    assert found.cheapest is runs
+    assert runs.halves
+    assert attention not in shares(account("generic+attention_kernel=flash3"))
+
+
+def test_of_a_known_one_no_habit_is_in_doubt():
+    assert not [name for name in shares(account("megatron", fsdp=None, tp=2)) if name.startswith("framework: ")]
+
+
+@pytest.mark.slow
+def test_a_chip_that_was_not_measured_is_calibrated_first():
+    measured, other = account("generic"), account("generic", calibration="prior")
+    assert [each.says for each in measured.remedies if each.says.startswith("calibrate")] == []
+    assert [each.says for each in other.remedies if each.says.startswith("calibrate")] == ["calibrate h100-sxm-80gb"]
+    matmul = "h100-sxm-80gb: rate of matrix multiplies (sustained clock)"
+    assert shares(other)[matmul] > 2 * shares(measured)[matmul]
+
+
+def test_what_own_runs_leave_open_is_shared_among_the_constants():
+    generic = load_profile("generic")
+    constants = tuple(
+        FittedConstant(fields=(name,), prior=getattr(generic, name), prior_spread=0.2, is_ratio=True, share_known=0.0)
+        for name in ("matmul_rate_fraction_since_2022", "attention_rate_fraction_since_2022")
+    )
+    job = make_job("llama-3-8b", global_batch=128, seq_len=8192)
+    own = FittedTo(
+        base="generic", num_runs=3, noise=0.05, models=(shape_of(job.transformer),), chips=("h100-sxm-80gb",), constants=constants,
+        covariance=((1.0, 0.0), (0.0, 0.0)),
+    )  # fmt: skip
+    found = account(replace(generic, name="mine", fitted=own))
+    assert set(shares(found)) == {"framework: rate of matrix multiplies over the calibrated one", REST}
+    assert [each.says for each in found.remedies] == ["one more run of your own: of this plan"]
+
+
+def test_other_networks_were_never_held_against_anything():
+    setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-a100", chips=8)
+    plan = plan_in(setting, Knobs())
+    job = replace(plan.job, model=NetworkModel(name="resnet50"))
+    with pytest.raises(InputError, match="trust=resnet50: is for language models"):
+        trust_in_plan(setting, SimpleNamespace(job=job))
