@@ -488,7 +488,8 @@ class RankAudit:
 class Audit:
     """A plan audited: one entry for each rank that was looked at.
 
-    counted_microbatches    of the steps that were counted: the plan's own number, or two from which that one follows
+    counted_microbatches    of the steps that were counted: the plan's own number, or two from which that one follows; late stages of a
+                            pipeline need fewer than these
     """
 
     plan: Plan

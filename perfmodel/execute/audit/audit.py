@@ -61,17 +61,19 @@ def audit_plan(
     reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)
-    numbers = (plan.num_microbatches,) if every_microbatch else counted_microbatches(plan)
+    whole, largest = (plan.num_microbatches,), (0,)
     audited: list[RankAudit] = []
     with CountingProcess() as process:
         for rank in ranks:
+            place = place_of(plan, rank)
+            numbers = whole if every_microbatch else counted_microbatches(plan, place["pp"])
+            largest = max(largest, numbers)
             counted: dict[int, Counted] = {}
             for number in numbers:
                 if progress is not None:
                     progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
                 counted[number] = process.count(with_microbatches(plan, number), rank, dropout=estimator.profile.dropout)
             counts = extrapolate({number: each.counts for number, each in counted.items()}, plan.num_microbatches)
-            place = place_of(plan, rank)
             predicted = predicted_counts(estimator, plan, place)
             audited.append(
                 RankAudit(
@@ -84,7 +86,7 @@ def audit_plan(
                     memory=max(each.memory for each in counted.values()),
                 )
             )
-    return Audit(plan=plan, profile=estimator.profile.name, torch=process.torch_version, counted_microbatches=numbers, ranks=tuple(audited))
+    return Audit(plan=plan, profile=estimator.profile.name, torch=process.torch_version, counted_microbatches=largest, ranks=tuple(audited))
 
 
 class Counted(NamedTuple):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import PipelineStage
 
+from perfmodel.execute.audit.repeat import with_microbatches
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.uniform.mesh import CANONICAL_ORDER
 from perfmodel.execute.uniform.parallelize import TrainingProgram
@@ -72,6 +74,14 @@ class FakeProgram(TrainingProgram):
             self.data.materialise(self.worker.device)
             shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
             self.tokens, self.targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+
+    def _build_schedule(self, num_stages: int) -> Any:
+        """torch refuses 1F1B with fewer microbatches than stages, for what idles then; a late stage's rank counts so few all the same."""
+        plan = self.plan
+        self.plan = with_microbatches(plan, max(plan.num_microbatches, num_stages))
+        schedule = super()._build_schedule(num_stages)
+        self.plan, schedule._n_microbatches = plan, plan.num_microbatches
+        return schedule
 
     def axis_of(self, members: list[int]) -> str:
         """As `RunMesh.axis_of`, without tensors."""

@@ -16,21 +16,22 @@ from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import Plan
 
 
-def counted_microbatches(plan: Plan) -> tuple[int, ...]:
-    """How many microbatches to count the plan with: two numbers, or its own alone where the two would be no less work.
+def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
+    """How many microbatches to count a rank of that pipeline stage with: two numbers, or the plan's own alone where the two would be no
+    less work.
 
     Memory is steady last: once as many microbatches are alive as ever will be, and the gradients of every stage here exist beside them.
-    Without a pipeline the first and the last microbatch differ from those between. Under 1F1B at most pp are alive, and the first
-    backward pass follows them. Interleaved, a rank runs fewer than pp (v + 1) forward passes ahead, then pp v backward passes until each of
-    its v stages has had one, in whole groups of pp microbatches: three groups.
+    Without a pipeline, or with all forward passes first, the first and the last microbatch differ from those between. Under 1F1B at most
+    pp - stage are alive, and the first backward pass follows them. Interleaved, a rank runs fewer than pp (v + 1) forward passes ahead,
+    then pp v backward passes until each of its v stages has had one, in whole groups of pp microbatches: three groups.
     """
     p, m = plan.layout.pp, plan.num_microbatches
-    if p == 1:
-        first, step = 2, 1
-    elif plan.schedule is PipelineSchedule.INTERLEAVED:
+    if plan.schedule is PipelineSchedule.INTERLEAVED and p > 1:
         first, step = 3 * p, p
+    elif plan.schedule is PipelineSchedule.GPIPE or p == 1:
+        first, step = 2, 1
     else:
-        first, step = p + 1, 1
+        first, step = p - stage + 1, 1
     few = (first, first + step)
     return few if sum(few) < m else (m,)
 
