@@ -42,6 +42,7 @@ def test_a_chip_left_out_is_predicted_by_the_other_generations(chip):
     assert errors["prior"] <= 0.5 * errors["spec-sheet"]
 
 
+@pytest.mark.slow
 def test_an_a100_left_out_is_predicted_by_later_generations_alone():
     errors = [abs(row.time_error) for row in predicted_rows("prior").values() if row.labels.chip.startswith("a100")]
     assert fmean(errors) <= 0.1

@@ -74,7 +74,7 @@ def test_alexnet_is_planned_as_the_one_written_by_hand(alexnets, num_chips, stra
     assert ours == pytest.approx(theirs, rel=1e-3 if strategy is data_parallel else 0.015)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["gpt2", "llama-3-8b"]))
+@pytest.mark.parametrize("name", mostly_slow(["gpt2", "llama-3-8b"], quick=0))
 def test_language_models(name):
     """But for causal masks, which the import does not see, and rotary positions, which torch computes in several operators."""
     imported = network_of(perfmodel.import_graph(lambda: WithLoss(name), "int64[8,512] int64[8,512]")).network

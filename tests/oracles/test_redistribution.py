@@ -65,7 +65,7 @@ def in_order(layout: Layout, axes: list[str]) -> Layout:
     return Layout(cuts=tuple(tuple(sorted(cut, key=axes.index)) for cut in layout.cuts), partial=layout.partial)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("dtype", mostly_slow([np.int32, np.int64]))
 def test_many_layouts_at_once_as_masks(dtype):
     """Bit i is axis i; sources and targets broadcast to all pairs, each of which is executed."""
     sizes = {"dp_shard": 2, "cp": 3, "tp_kv": 2}
@@ -103,6 +103,7 @@ def two_axis_layouts(partial: frozenset[str] = frozenset()):
                 yield from (Layout(cuts=tuple(order), partial=frozenset(subset)) for order in orders)
 
 
+@pytest.mark.slow
 def test_all_pairs_of_layouts_on_two_axes():
     random = np.random.default_rng(5)
     mesh = SimulatedMesh({"cp": 2, "tp_kv": 3})

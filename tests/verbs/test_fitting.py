@@ -72,6 +72,7 @@ def test_a_plan_that_is_saved_with_it_finds_it_again(tmp_path):
     assert perfmodel.predict(tmp_path / "plan.yaml").step_time == found.step_time
 
 
+@pytest.mark.slow
 def test_intervals_narrow_with_the_runs():
     def reach(profile):
         request = Request(model="llama-3-8b", cluster="h100-sxm-80gb", chips=16, global_batch=64, seq_len=4096, profile=profile)

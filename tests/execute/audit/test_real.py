@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 
+from perfmodel.execute.audit.audit import ranks_to_audit
 from perfmodel.verbs import api
 from tests.execute.real_plans import PLANS, real_plan
 
@@ -17,10 +18,20 @@ pytestmark = [
 ]
 
 
+#: Of the plans whose step takes longest to count one stage: the other one's program is that of other plans.
+LAST_ONLY = {
+    "GPT-3 175B, 1F1B, TP, HSDP",
+    "Llama 3.1 405B, 1F1B, TP, ZeRO-3, full recomputation",
+    "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2",
+}
+FIRST_ONLY = {"Llama 2 70B, interleaved, TP, ZeRO-1", "Qwen3 8B, pipeline, context, TP, ZeRO-3"}
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_real_plans_audit_clean(name):
     plan = real_plan(name)
-    audited = api.audit_plan(plan)
-    assert len(audited.ranks) == min(2, plan.layout.pp)
+    first, last = 0, ranks_to_audit(plan)[-1]
+    audited = api.audit_plan(plan, rank=last if name in LAST_ONLY else first if name in FIRST_ONLY else None)
+    assert len(audited.ranks) == (1 if name in LAST_ONLY | FIRST_ONLY else min(2, plan.layout.pp))
     assert audited.differences() == []
     assert max(rank.memory for rank in audited.ranks) < 2e9

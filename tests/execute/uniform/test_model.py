@@ -9,6 +9,7 @@ from perfmodel.execute.uniform.model import CoreAttention, Sharding, Transformer
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.models import list_models, load_model  # noqa: E402
 from tests.execute.jobs import VARIANTS, tiny  # noqa: E402
+from tests.marks import mostly_slow  # noqa: E402
 
 
 def parameters(config):
@@ -34,7 +35,7 @@ def build(config, *, fused):
     return model
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", mostly_slow(VARIANTS, quick=3))
 def test_fused_and_unfused_attention_agree(variant):
     config = tiny(variant)
     tokens = torch.randint(config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(1))

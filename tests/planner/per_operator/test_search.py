@@ -256,6 +256,7 @@ def test_a_pipeline_is_the_same_under_a_slow_clock(monkeypatch):
     assert replace(after, search_time=0.0) == replace(before, search_time=0.0)
 
 
+@pytest.mark.slow
 def test_what_ends_a_pipeline_search_is_said(monkeypatch):
     free = pipeline_within(1e12)
     limit = 0.8 * free.best.memory["total"]

@@ -17,6 +17,7 @@ from perfmodel.workload.imported.graph import ImportedKind
 from perfmodel.workload.imported.kinds import KINDS
 from perfmodel.workload.imported.network import network_of
 from tests.execute.per_operator.networks import LanguageLSTM, OddProducts, SmallAlexNet, SmallResNet, WithFourier
+from tests.marks import mostly_slow
 from tests.network_plans import network_plan
 
 
@@ -144,7 +145,7 @@ def test_dims_line_up_on_every_edge(name, converted):
             assert tensor is None or tensor.num_elements == size
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", mostly_slow(NETWORKS, quick=7))
 def test_every_dim_that_is_cut_leaves_something_right(name, converted):
     """A dim that the output lacks is summed or has traffic of its own; nothing else could tell that the output is not complete."""
     for operator in converted(name)[1].network.operators:
@@ -176,7 +177,7 @@ def test_what_backward_needs_is_kept(converted):
     assert gate.kept == tuple(operand.tensor for operand in gate.inputs)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", mostly_slow(NETWORKS, quick=7))
 def test_any_network_has_a_data_parallel_plan(name, converted):
     """Whose only traffic is that of gradients, where every operator knows its samples."""
     network = converted(name)[1].network
