@@ -197,6 +197,16 @@ def make_estimator(
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=sizes, network_at=network_at)
 
 
+RATE_FIELDS = (
+    "attention_rate_fraction",
+    "attention_rate_fraction_since_2022",
+    "fp8_matmul_rate_fraction",
+    "matmul_rate_fraction",
+    "matmul_rate_fraction_since_2022",
+)
+"""What of a profile changes the machine's rates (`with_rates_of`). No other field is read by what a plan's columns are made of."""
+
+
 def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int) -> Machine:
     """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
     attention, matmul = (

@@ -282,7 +282,7 @@ def unreduced_gradients(
     first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
-    has_left = none_left_before(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
+    unsent = none_left_before(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
     # a virtual stage is reduced, and its weights are freed, when it has run backward for the last microbatch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
     reduced = over * (1.0 + sizes.gathered / sizes.whole_gradient)
@@ -292,7 +292,7 @@ def unreduced_gradients(
     own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return Unreduced(
         early=early,
-        later={At.BLOCKS: (gradients - reduced) + has_left, At.LAST: gradients + has_left, At.FIRST: (gradients - reduced) + has_left},
+        later={At.BLOCKS: (gradients - reduced) + unsent, At.LAST: gradients + unsent, At.FIRST: (gradients - reduced) + unsent},
         freed=freed,
         coming=(ends + own, (ends + own) + above * (full * size)),
         passed=above * (kept * factor),

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from perfmodel.cost.estimate import Estimator, with_rates_of
+from perfmodel.cost.estimate import RATE_FIELDS, Estimator, with_rates_of
 from perfmodel.cost.machine import LINK_ROWS, LinkRates, Machine, StreamingRates, tier_kind
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
@@ -83,18 +83,9 @@ def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[Executi
 
 def _at(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """With another profile, whose rates the machine has as multiples of the ones before."""
-    ratios = {name: getattr(profile, name) / getattr(estimator.profile, name) for name in _RATES}
+    ratios = {name: getattr(profile, name) / getattr(estimator.profile, name) for name in RATE_FIELDS}
     machine = with_rates_of(replace(profile, **ratios), estimator.machine, estimator.cluster.chip.launch_year)
     return _with_profile(replace(estimator, machine=machine), profile)
-
-
-_RATES = (
-    "attention_rate_fraction",
-    "attention_rate_fraction_since_2022",
-    "matmul_rate_fraction",
-    "matmul_rate_fraction_since_2022",
-    "fp8_matmul_rate_fraction",
-)
 
 
 def _source(estimator: Estimator, part: str) -> str:

@@ -31,6 +31,8 @@ def run_plan(
     on_progress: Callable[[str], None] | None = None,
 ) -> Measurement:
     """Run the plan with torch and measure it (`run_modules`). Raises InputError if it cannot be run here, RunError if the run fails."""
+    if steps < 1 or warmup < 0:
+        raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 20")
     if not not_modules_reason(plan):
         return run_modules(
             plan,
@@ -43,8 +45,6 @@ def run_plan(
             group=group,
             on_progress=on_progress,
         )
-    if steps < 1 or warmup < 0:
-        raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 20")
     if group is None and "WORLD_SIZE" in os.environ:
         raise bad_field(
             "rules", plan.rule_set, "are interpreted in processes of our own, not in those of a launcher", "run it without torchrun"

@@ -153,8 +153,6 @@ def run_modules(
                      unless a launcher such as torchrun has started them already
     on_progress      called with what rank 0 is doing
     """
-    if steps < 1 or warmup < 0:
-        raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 20")
     launched = torchrun_worker(hang_timeout + 5.0) if group is None else None
     if launched is not None:
         if launched.world_size != plan.num_chips:

@@ -87,6 +87,16 @@ def yes_or_no(value: object, field: str) -> bool:
     return value
 
 
+def said_yes_or_no(word: str, field: str) -> bool:
+    """As people write it."""
+    plain = word.strip().lower()
+    if plain in ("true", "yes", "on", "1"):
+        return True
+    if plain in ("false", "no", "off", "0", "none"):
+        return False
+    raise bad_field(field, shown(word), "must be true or false", "write one of them")
+
+
 def text_of(value: object, field: str, example: str) -> str:
     if not isinstance(value, str):
         raise bad_field(field, _quoted(value), "must be a text", f"write {example}")

@@ -26,7 +26,7 @@ from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
 from perfmodel.lab.plan_choice import NEAR_BEST, PlanGroup
-from perfmodel.lab.strangers import StrangerFigures, StrangerFits, Strangers, figures_of, fits_text, scatter
+from perfmodel.lab.strangers import StrangerFigures, StrangerFits, Strangers, figures_of, fits_text, over_groups
 from perfmodel.lab.tables import choice_table, error_table, fit_table, memory_table, reason_table
 from perfmodel.lab.validate import validate_cases
 from perfmodel.parallel.profile import list_profiles, load_profile
@@ -297,12 +297,12 @@ def _strangers(report: AccuracyReport) -> str:
         more = (f"{100 * further.bias:+.1f}", _number(further.mean)) if further else ("", "")
         interval = f"{each.low:.2f} to {each.high:.2f}"
         rows.append((name, str(each.num_runs), f"{100 * each.bias:+.1f}", _number(each.mean), f"{each.coverage:.0%}", interval, *more))
-    means = [sum(each.mean for each in found.values()) / len(found) for found in (known, kin) if found]
-    coverage = sum(each.coverage for each in known.values()) / len(known)
-    last = (f"scatter {100 * scatter(kin.values()):.1f}", f"{100 * means[1]:.1f}") if kin else ("", "")
-    rows.append(
-        ("**mean over groups**", "", f"scatter {100 * scatter(known.values()):.1f}", f"{100 * means[0]:.1f}", f"{coverage:.0%}", "", *last)
-    )
+    own = over_groups(known)
+    last = ("", "")
+    if kin:
+        others = over_groups(kin)
+        last = (f"scatter {100 * others.scatter:.1f}", _number(others.mean))
+    rows.append(("**mean over groups**", "", f"scatter {100 * own.scatter:.1f}", _number(own.mean), f"{own.coverage:.0%}", "", *last))
     text = """## A framework that nobody knows
 
 What somebody gets with a training loop of their own: each run planned without the name of its framework and predicted with `generic`
@@ -457,13 +457,14 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
     found = {} if left_out is None else read_left_out(left_out)
     result = validate_cases(cases, skip_broken_nvlink=True)
     every = [case for path in cases for case in read_cases(path)]
-    strangers = (figures_of(Strangers().times(every)), figures_of(Strangers(leaves_family=True).times(every)))
+    known, kin = Strangers(), Strangers(leaves_family=True)
+    strangers = (figures_of(known.times(every)), figures_of(kin.times(every)))
     report = AccuracyReport(
         result=result,
         left_out=found,
         names=tuple(str(path) for path in cases),
         strangers=strangers,
-        fits=Strangers().fits(every) if strangers[0] else None,
+        fits=known.fits(every) if strangers[0] else None,
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import InputError, PerfModelError
-from perfmodel.lab.case_plan import plan_of_case
+from perfmodel.foundation.text import columns_text
 from perfmodel.lab.cases import Case, read_cases
-from perfmodel.lab.frameworks import framework_of
-from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some
+from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some, mean_error
 from perfmodel.lab.own_runs.habits import habits_of
-from perfmodel.lab.step_times import cluster_of_run
-from perfmodel.lab.strangers import GROUPS, Strangers, group_of
+from perfmodel.lab.run_machine import cluster_of_run
+from perfmodel.lab.strangers import GROUPS, Strangers, group_of, hidden
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import NORMAL
 from perfmodel.report.table import percent
@@ -61,14 +60,13 @@ def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     for case in cases:
         try:
             name = group_of(case)
-            planned = plan_of_case({**case.inputs, "framework": None}) if name else None
+            run = hidden(case) if name else None
         except InputError:
             continue
-        if planned is None:
+        if run is None:
             continue
-        settings = case.inputs.get("settings")
-        own = OwnRun(id=case.id, planned=planned, measured=case.measured_time, settings=settings if isinstance(settings, Mapping) else {})
-        found.setdefault(name, HiddenGroup(profile=framework_of(case.inputs.get("framework")).profile, runs=[])).runs.append(own)
+        own = OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings)
+        found.setdefault(name, HiddenGroup(profile=run.profile, runs=[])).runs.append(own)
     return found
 
 
@@ -78,7 +76,7 @@ def figures_of(name: str, runs: Sequence[OwnRun], base: ExecutionProfile, *, dra
     every = LogTimes(runs=runs, base=base, habits=habits)
     measured = np.log([run.measured for run in runs])
     start = every.at(every.start) - measured
-    errors, coverages = {0: float(np.abs(np.expm1(start)).mean())}, {}
+    errors, coverages = {0: mean_error(start)}, {}
     for given in GIVEN:
         if given >= len(runs):
             continue
@@ -89,7 +87,7 @@ def figures_of(name: str, runs: Sequence[OwnRun], base: ExecutionProfile, *, dra
             known, rest = chosen[:given].tolist(), chosen[given : given + _MOST_PREDICTED].tolist()
             fit = fit_some(every, known)
             left = every.at(fit.values, rest) - measured[rest]
-            off.append(float(np.abs(np.expm1(left)).mean()))
+            off.append(mean_error(left))
             inside.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
         errors[given], coverages[given] = float(np.mean(off)), float(np.mean(inside))
     return GroupFigures(name=name, num_runs=len(runs), errors=errors, coverages=coverages)
@@ -111,8 +109,7 @@ def table_text(figures: Sequence[GroupFigures]) -> str:
     errors = [_mean([each.errors[count] for each in figures if count in each.errors]) for count in counts]
     coverages = [_mean([each.coverages[count] for each in figures if count in each.coverages]) for count in GIVEN]
     rows.append(("mean, each group weighing one", "", *errors, *coverages))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return columns_text(rows)
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -39,14 +39,14 @@ SAFE_MEMORY = {
 }
 
 
-def known_families(names: Iterable[str] | None = None, *, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
+def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
     """Family -> its profiles, all but those left out."""
     left_out, families = set(without), dict[str, list[ExecutionProfile]]()
-    for name in names or list_profiles():
-        if name == GENERIC:  # which is made here
+    for name in list_profiles():
+        if name == GENERIC or name in left_out:  # the first is made here
             continue
         profile = load_profile(name)
-        if name not in left_out and profile.family:
+        if profile.family:
             families.setdefault(profile.family, []).append(profile)
     return families
 

@@ -11,15 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
-from perfmodel.cost.estimate import Estimator, make_estimator
-from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.cost.resolve import choose_calibration
-from perfmodel.foundation.dtypes import Dtype
+from perfmodel.cost.estimate import RATE_FIELDS, Estimator, make_estimator
 from perfmodel.foundation.errors import InputError
-from perfmodel.hardware.calibration import Calibration, default_calibration
-from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_cluster
-from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase
+from perfmodel.lab.case_plan import PlannedCase
+from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run, machine_of_run
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.settings import with_settings
 
@@ -47,53 +42,20 @@ def load_profile_once(name: str) -> ExecutionProfile:
     return load_profile(name)
 
 
-@lru_cache(maxsize=4096)
-def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
-    if hardware.cluster:
-        return load_cluster(hardware.cluster, num_chips=hardware.num_chips)
-    return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
-
-
-@lru_cache(maxsize=4096)
-def calibration_of(hardware: HardwareOfCase) -> Calibration:
-    chip = cluster_of_run(hardware).chip
-    if hardware.cluster:
-        return choose_calibration(chip, hardware.calibration)
-    return default_calibration(chip.name, calibrations_for(chip.name))
-
-
-@lru_cache(maxsize=4096)
-def _machine(hardware: HardwareOfCase, dtype: Dtype, clock: float | None) -> Machine:
-    overlay = calibration_of(hardware)
-    if clock is not None:
-        # the constant is the clock of the chip that was measured; a relative's power limit lowers it further
-        limited = overlay.sustained_clock_fraction / load_calibration(overlay.name).sustained_clock_fraction
-        overlay = replace(overlay, sustained_clock_fraction=clock * limited)
-    cluster = cluster_of_run(hardware)
-    machine = resolve_machine(cluster, overlay, dtype=dtype)
-    if dtype in (Dtype.FP8, Dtype.FP4):
-        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
-    return machine
-
-
 def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
     """Predicts the run's plan, and its memory, with that profile."""
     hardware = run.planned.hardware
-    machine = _machine(hardware, run.planned.matmul_dtype, None)
+    machine = machine_of_run(hardware, run.planned.matmul_dtype)
     return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine, with_settings(profile, run.settings))
 
 
 #: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.
 READ_LATE = frozenset(
     {
-        "attention_rate_fraction",
-        "attention_rate_fraction_since_2022",
+        *RATE_FIELDS,
         "compute_slowdown_under_communication",
         "exposed_gradient_fraction",
-        "fp8_matmul_rate_fraction",
         "host_layer_time",
-        "matmul_rate_fraction",
-        "matmul_rate_fraction_since_2022",
         "host_layer_time_per_tp",
         "host_layer_time_per_tp_across_nodes",
         "host_recompute_factor",
@@ -103,14 +65,6 @@ READ_LATE = frozenset(
         "tp_overlap_fraction",
         "uneven_stage_weight",
     }
-)
-#: Those of them that change the machine's rates (`with_rates_of`). No other one is read by what a plan's columns are made of.
-_RATES = (
-    "attention_rate_fraction",
-    "attention_rate_fraction_since_2022",
-    "fp8_matmul_rate_fraction",
-    "matmul_rate_fraction",
-    "matmul_rate_fraction_since_2022",
 )
 _MOST_COLUMNS = 4096
 """Columns that are kept, some 25 kB each."""
@@ -168,7 +122,7 @@ class StepTimes:
             run = self.runs[chosen[places[0]]]
             if key[:4] not in estimators:
                 estimators[key[:4]] = self._estimator(
-                    run, key[0], profiles[key[1]], values.get(f"{CLOCK}{calibration_of(run.planned.hardware).name}")
+                    run, key[0], profiles[key[1]], values.get(f"{CLOCK}{calibration_of_run(run.planned.hardware).name}")
                 )
             times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
         return times
@@ -186,12 +140,12 @@ class StepTimes:
 
     def _estimator(self, run: PlannedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> tuple[Estimator, int]:
         """The estimator, and a number for what its programs and its machine are made of."""
-        machine = _machine(run.planned.hardware, run.planned.matmul_dtype, clock)
+        machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype, clock=clock)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
         estimator.recomputes = ()
         compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
         estimator.graphs = twin.graphs
-        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, clock, tuple(getattr(profile, name) for name in _RATES))
+        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, clock, tuple(getattr(profile, name) for name in RATE_FIELDS))
         return estimator, self._made_of.setdefault(made_of, len(self._made_of))

@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.text import columns_text
 from perfmodel.lab import accuracy_lines as rules
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
@@ -55,6 +57,25 @@ def group_of(case: Case) -> str:
         return ""
     labels = labels_of(case, plan_of_case(case.inputs))
     return next((title for title, holds in GROUPS if holds(labels)), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenRun:
+    """A run as it is planned by who does not know its framework. profile: that framework's."""
+
+    profile: str
+    planned: PlannedCase
+    settings: Mapping[str, Any]
+
+
+def hidden(case: Case) -> HiddenRun:
+    """Raises InputError where it cannot be predicted."""
+    settings = case.inputs.get("settings")
+    return HiddenRun(
+        profile=framework_of(case.inputs.get("framework")).profile,
+        planned=plan_of_case({**case.inputs, "framework": None}),
+        settings=settings if isinstance(settings, Mapping) else {},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +127,9 @@ class Strangers:
         return self._profiles[name]
 
     def planned(self, case: Case) -> tuple[str, PlannedCase]:
-        """Whose run it is, and the run as a stranger plans it. Raises InputError where it cannot be predicted."""
-        name = framework_of(case.inputs.get("framework")).profile
-        hidden = plan_of_case({**case.inputs, "framework": None})
-        settings = case.inputs.get("settings")
-        return name, replace(hidden, profile=with_settings(self.profile_without(name), settings if isinstance(settings, dict) else {}))
+        """Whose run it is, and the run as a stranger predicts it. Raises InputError where it cannot be predicted."""
+        run = hidden(case)
+        return run.profile, replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))
 
     def times(self, cases: Iterable[Case]) -> Iterator[Stranger]:
         """Primary runs of the groups."""
@@ -201,12 +220,25 @@ def figures_of(strangers: Iterable[Stranger]) -> dict[str, StrangerFigures]:
     return found
 
 
-def scatter(figures: Iterable[StrangerFigures]) -> float:
-    """Root mean square of the logarithms of the groups' medians."""
-    return math.sqrt(float(np.mean([math.log1p(each.bias) ** 2 for each in figures])))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverGroups:
+    """Means, every group weighing one. scatter: root mean square of the logarithms of their medians."""
+
+    scatter: float
+    mean: float
+    coverage: float
 
 
-def table_text(figures: dict[str, StrangerFigures]) -> str:
+def over_groups(figures: Mapping[str, StrangerFigures]) -> OverGroups:
+    groups = figures.values()
+    return OverGroups(
+        scatter=math.sqrt(float(np.mean([math.log1p(each.bias) ** 2 for each in groups]))),
+        mean=float(np.mean([each.mean for each in groups])),
+        coverage=float(np.mean([each.coverage for each in groups])),
+    )
+
+
+def table_text(figures: Mapping[str, StrangerFigures]) -> str:
     rows = [("group", "runs", "bias", "mean", "in 80 %", "interval")]
     rows += [
         (
@@ -219,12 +251,9 @@ def table_text(figures: dict[str, StrangerFigures]) -> str:
         )
         for group, each in figures.items()
     ]
-    mean = float(np.mean([each.mean for each in figures.values()]))
-    coverage = float(np.mean([each.coverage for each in figures.values()]))
-    title = "mean over groups; scatter of their medians"
-    rows.append((title, "", f"{scatter(figures.values()):.1%}", f"{mean:.1%}", f"{coverage:.0%}", ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    every = over_groups(figures)
+    rows.append(("mean over groups; scatter of medians", "", f"{every.scatter:.1%}", f"{every.mean:.1%}", f"{every.coverage:.0%}", ""))
+    return columns_text(rows)
 
 
 def fits_text(fits: StrangerFits) -> str:

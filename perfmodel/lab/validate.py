@@ -8,26 +8,22 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
-from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.plan_memory import RankMemory
-from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import check_path
-from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET, SPEC_SHEET_NAME, Calibration, default_calibration
-from perfmodel.hardware.cluster import Cluster
-from perfmodel.hardware.prior import other_generations, prior_calibration
-from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_chip, measured_chips
-from perfmodel.lab.case_plan import HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
+from perfmodel.hardware.reader import load_calibration
+from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of
+from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
 
@@ -51,9 +47,6 @@ COLUMNS = (
     "tier",
     "precision",
 )
-
-#: Matrix multiplies in these run beside attention, activations and everything else in bf16.
-_NARROW = (Dtype.FP8, Dtype.FP4)
 
 
 def validate_cases(
@@ -238,9 +231,8 @@ class CasePredictor:
         software = (job.transformer, job.seq_len, job.precision, job.optimizer, planned.profile)
         key = (*software, planned.hardware, planned.matmul_dtype)
         if key not in self.estimators:
-            cluster = _cluster(planned.hardware)
-            machine = _machine(planned.hardware, self.calibration, planned.matmul_dtype)
-            estimator = make_estimator(job, cluster, machine, planned.profile)
+            machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)
+            estimator = make_estimator(job, cluster_of_run(planned.hardware), machine, planned.profile)
             if software in self.estimators:
                 twin = self.estimators[software]
                 estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
@@ -255,30 +247,3 @@ def _kind(case: Case) -> str:
     if "input_len" in case.inputs or "output_len" in case.inputs:
         return "inference"
     return "out of memory" if case.ran is False else "training"
-
-
-@lru_cache(maxsize=4096)
-def _cluster(hardware: HardwareOfCase) -> Cluster:
-    return cluster_of(hardware.chip, hardware.chips_per_node, hardware.num_chips, hardware.inter_node_bandwidth_per_chip)
-
-
-@lru_cache(maxsize=4096)
-def _machine(hardware: HardwareOfCase, calibration: str | Path | None, dtype: Dtype) -> Machine:
-    cluster = _cluster(hardware)
-    overlay = _calibration(cluster.chip.name, calibration)
-    machine = resolve_machine(cluster, overlay, dtype=dtype)
-    if dtype in _NARROW:
-        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
-    return machine
-
-
-@lru_cache(maxsize=256)
-def _calibration(chip: str, calibration: str | Path | None) -> Calibration:
-    if calibration is None:
-        return default_calibration(chip, calibrations_for(chip))
-    if str(calibration) == SPEC_SHEET_NAME:
-        return SPEC_SHEET
-    if str(calibration) == PRIOR_NAME:
-        found = load_chip(chip)
-        return prior_calibration(found, other_generations(found, measured_chips())) or SPEC_SHEET
-    return load_calibration(calibration)

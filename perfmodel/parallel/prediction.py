@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from perfmodel.foundation.memory_room import Verdict
+from perfmodel.foundation.text import columns_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
@@ -128,9 +129,7 @@ class Predictions(Sequence[Prediction]):
 
 def predictions_text(predictions: Sequence[Prediction]) -> str:
     """One line for each."""
-    rows = [_HEADERS, *(_cells(each) for each in predictions)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return columns_text([_HEADERS, *(_cells(each) for each in predictions)])
 
 
 def predictions_html(predictions: Sequence[Prediction]) -> str:
@@ -208,12 +207,3 @@ def facts_text(facts: Sequence[tuple[str, str]]) -> str:
     """Names and what there is to say of each, a line each, the names in one column."""
     width = max(len(name) for name, _ in facts)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in facts)
-
-
-def html_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for notebooks."""
-    from html import escape  # with its tables it is slow to load
-
-    head = f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in headers)}</tr>" if headers else ""
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>{head}{body}</table>"

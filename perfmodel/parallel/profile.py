@@ -204,11 +204,10 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
-    whole, (name, separator, stated) = str(name), str(name).partition(SEPARATOR)
-    if separator and not os.path.exists(whole):
-        return replace(with_settings(load_profile(name), stated_settings(stated)), name=whole)
-    path = Path(whole)
-    name = whole
+    base, separator, stated = str(name).partition(SEPARATOR)
+    if separator and not os.path.exists(name):
+        return replace(with_settings(load_profile(base), stated_settings(stated)), name=str(name))
+    path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
     if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered

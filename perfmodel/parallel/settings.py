@@ -6,10 +6,11 @@ A setting that is read is worth more than a framework's name. `--profile NAME+co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import bad_field, one_line, suggest
+from perfmodel.foundation.values import said_yes_or_no
 from perfmodel.parallel.eager import EAGER_RMS_NORM
 
 if TYPE_CHECKING:
@@ -114,55 +115,47 @@ SEPARATOR = "+"
 """Between a profile's name and the settings that are stated with it."""
 
 
-def framework_named(profile: str) -> str:
-    """The name of a profile without the settings that are stated with it."""
-    return profile.partition(SEPARATOR)[0]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedSetting:
+    """change: what it does to the profile. values: of one that people state, the words that it may have, or the least and the most of a
+    number; empty: yes or no; None: runs of others say it in words of their own."""
+
+    change: Callable[[ExecutionProfile, Any], ExecutionProfile]
+    values: tuple[str, ...] | tuple[float, float] | None = ()
 
 
-#: What a stated setting changes about the profile.
-_SETTINGS: Mapping[str, Callable[[ExecutionProfile, Any], ExecutionProfile]] = {
-    "megatron_args": _megatron_arguments,
-    "fused_cross_entropy": _fused_cross_entropy,
-    "fused_rmsnorm": _fused_norm,
-    "compile": _compile,
-    "gradient_bucket_mb": _bucket,
-    "gradient_bucketing": _bucketing,
-    "fp32_gradient_accumulation": _accumulation,
-    "async_tp": _async_tp,
-    "tp_async": _tp_async,
-    "attention_kernel": _attention_kernel,
-    "fp8_recipe": _fp8_recipe,
-    "mixed_precision_mode": _mixed_precision,
+#: In the order in which they change a profile.
+_SETTINGS: Mapping[str, StatedSetting] = {
+    "megatron_args": StatedSetting(change=_megatron_arguments, values=None),
+    "fused_cross_entropy": StatedSetting(change=_fused_cross_entropy),
+    "fused_rmsnorm": StatedSetting(change=_fused_norm),
+    "compile": StatedSetting(change=_compile),
+    "gradient_bucket_mb": StatedSetting(change=_bucket, values=(1e-3, 1e6)),
+    "gradient_bucketing": StatedSetting(change=_bucketing),
+    "fp32_gradient_accumulation": StatedSetting(change=_accumulation),
+    "async_tp": StatedSetting(change=_async_tp),
+    "tp_async": StatedSetting(change=_tp_async),
+    "attention_kernel": StatedSetting(change=_attention_kernel, values=tuple(ATTENTION_KERNELS)),
+    "fp8_recipe": StatedSetting(change=_fp8_recipe, values=("tensorwise", "rowwise")),
+    "mixed_precision_mode": StatedSetting(change=_mixed_precision, values=None),
 }
-
+_STATED = {name: setting.values for name, setting in _SETTINGS.items() if setting.values is not None}
 
 #: Names that `settings` of a run may have: those that change its profile, and how FSDP cuts.
 SETTINGS = frozenset({*_SETTINGS, "sharding"})
 
 
+def framework_named(profile: str) -> str:
+    """The name of a profile without the settings that are stated with it."""
+    return profile.partition(SEPARATOR)[0]
+
+
 def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
     """The profile of a run with these `settings`; what means nothing to the model, or has a value that it does not know, is passed over."""
-    for name, change in _SETTINGS.items():
+    for name, setting in _SETTINGS.items():
         if settings.get(name) is not None:
-            profile = change(profile, settings[name])
+            profile = setting.change(profile, settings[name])
     return profile
-
-
-_YES_OR_NO = {"true": True, "yes": True, "on": True, "": True, "false": False, "no": False, "off": False}
-
-#: What people state: the words that a setting may have; none: yes or no; a number: least and most.
-_STATED: Mapping[str, tuple[str, ...] | tuple[float, float]] = {
-    "compile": (),
-    "fused_rmsnorm": (),
-    "fused_cross_entropy": (),
-    "async_tp": (),
-    "tp_async": (),
-    "fp32_gradient_accumulation": (),
-    "gradient_bucketing": (),
-    "gradient_bucket_mb": (1e-3, 1e6),
-    "attention_kernel": tuple(ATTENTION_KERNELS),
-    "fp8_recipe": ("tensorwise", "rowwise"),
-}
 
 
 def stated_settings(text: str) -> dict[str, bool | float | str]:
@@ -179,9 +172,7 @@ def stated_settings(text: str) -> dict[str, bool | float | str]:
 def _value(name: str, value: str) -> bool | float | str:
     known = _STATED[name]
     if not known:
-        if value.lower() not in _YES_OR_NO:
-            raise bad_field(f"setting {name}", one_line(value), "must be true or false", f"write {name}=true")
-        return _YES_OR_NO[value.lower()]
+        return not value or said_yes_or_no(value, f"setting {name}")
     if isinstance(known[0], str):
         if value not in known:
             raise bad_field(f"setting {name}", one_line(value), f"must be one of {', '.join(map(str, known))}", "use one of them")

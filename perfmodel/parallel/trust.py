@@ -43,23 +43,18 @@ def trust_in(residuals: Residuals, *, family: str, chip: str, model: Transformer
     own = [each for each in residuals.models if each.family == family]
     seen = [each for each in own if each.chip == chip]
     if fitted.num_runs:
-        grade, reasons = (
-            Grade.OWN_RUNS,
-            [f"{fitted.num_runs} of them on {', '.join(fitted.chips)}, {fitted.left_out_error:.1%} off left out"],
-        )
+        grade = Grade.OWN_RUNS
+        reasons = [f"{fitted.num_runs} of them on {', '.join(fitted.chips)}, {fitted.left_out_error:.1%} off left out"]
         if chip not in fitted.chips:
             reasons.append(f"none on {chip}")
     elif not own:
         grade, reasons = Grade.STRANGER, ["predicted as the mean of those known, with how far off that was for each of them"]
     elif seen:
-        grade, reasons = Grade.KNOWN, [f"{_runs(seen)} on {chip}"]
+        grade, reasons = Grade.KNOWN, [_runs(seen)]
     elif is_calibrated:
-        grade, reasons = Grade.OTHER_CHIP, [f"{_runs(own)} on {', '.join(sorted({each.chip for each in own}))}"]
+        grade, reasons = Grade.OTHER_CHIP, [_runs(own)]
     else:
-        grade, reasons = (
-            Grade.NO_CALIBRATION,
-            [f"{_runs(own)} on {', '.join(sorted({each.chip for each in own}))}; {chip} by its relatives"],
-        )
+        grade, reasons = Grade.NO_CALIBRATION, [f"{_runs(own)}; {chip} by its relatives"]
     far = _far(model, fitted.models if fitted.num_runs else [each.model for each in own or residuals.models])
     return Trust(grade=Grade.OUTSIDE, reasons=(str(grade), *far, *reasons)) if far else Trust(grade=grade, reasons=tuple(reasons))
 
@@ -67,20 +62,18 @@ def trust_in(residuals: Residuals, *, family: str, chip: str, model: Transformer
 def _runs(models: Iterable[ModelResiduals]) -> str:
     found = list(models)
     count, shapes = sum(each.num_runs for each in found), len({each.model for each in found})
-    return f"{count:,} run{'s' if count > 1 else ''} of {shapes} model{'s' if shapes > 1 else ''}"
+    chips = ", ".join(sorted({each.chip for each in found}))
+    return f"{count:,} run{'s' if count > 1 else ''} of {shapes} model{'s' if shapes > 1 else ''} on {chips}"
 
 
 def _far(model: TransformerConfig, shapes: Sequence[str]) -> list[str]:
     """What of the model's size lies far beyond all of the shapes."""
-    sizes = [
-        tuple(map(int, match.groups())) for match in map(_SHAPE.search, [shape for shape in shapes if shape != shape_of(model)]) if match
-    ]
+    sizes = [tuple(map(int, match.groups())) for match in map(_SHAPE.search, shapes) if match]
     if not sizes or shape_of(model) in shapes:
         return []
     found = []
-    for value, seen, name in zip(
-        (model.num_hidden_layers, model.hidden_size), zip(*sizes, strict=True), ("layers", "hidden size"), strict=True
-    ):
+    named = {"layers": model.num_hidden_layers, "hidden size": model.hidden_size}
+    for (name, value), seen in zip(named.items(), zip(*sizes, strict=True), strict=True):
         if value > _FAR * max(seen):
             found.append(f"{name} {value:,} is {value / max(seen):.1f} times the most that was seen")
         elif value < min(seen) / _FAR:

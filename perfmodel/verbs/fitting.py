@@ -92,8 +92,4 @@ def _defaults(asked: Request, knobs: Knobs) -> dict[str, Any]:
     """What is said of all runs, under the names of columns."""
     said = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "calibration")}
     found = {name: str(value) if isinstance(value, Path) else value for name, value in said.items() if value is not None}
-    given = knobs.given()
-    fsdp = given.pop("fsdp", None)
-    if fsdp is not None:
-        given = {"dp_shard": fsdp, "zero": 3, **given}
-    return {**found, **{name: value if isinstance(value, (bool, int)) else str(value) for name, value in given.items()}}
+    return {**found, **{name: value if isinstance(value, (bool, int)) else str(value) for name, value in knobs.searched().items()}}

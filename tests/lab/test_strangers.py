@@ -5,7 +5,7 @@ import math
 import pytest
 
 from perfmodel.lab.cases import read_cases
-from perfmodel.lab.strangers import GROUPS, Stranger, Strangers, figures_of, main, scatter
+from perfmodel.lab.strangers import GROUPS, Stranger, Strangers, figures_of, main, over_groups
 from perfmodel.parallel.profile import GENERIC
 from tests.lab.published_cases import changed, sweep, write
 
@@ -47,7 +47,7 @@ def test_a_group_is_judged_by_the_groups_of_others():
     assert (found[first].bias, found[first].mean) == pytest.approx((0.2, 0.2))
     assert found[first].coverage == 0.0
     assert 1 / 1.2 < found[first].low < found[first].high
-    assert scatter(found.values()) == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.2, 0.9, 1.1)) / 3))
+    assert over_groups(found).scatter == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.2, 0.9, 1.1)) / 3))
 
 
 def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):

@@ -44,7 +44,7 @@ def test_several_settings_are_stated_together():
     ("stated", "message"),
     [
         ("compil", "setting=compil: is not known; did you mean 'compile'"),
-        ("compile=perhaps", "setting compile=perhaps: must be true or false"),
+        ("compile=perhaps", "setting compile='perhaps': must be true or false"),
         ("attention_kernel=fast", "must be one of flash1, flash2, flash3, cudnn"),
         ("gradient_bucket_mb=-1", "must be a number from 0.001"),
         ("gradient_bucket_mb=nan", "must be a number from 0.001"),

@@ -24,6 +24,7 @@ import numpy as np
 
 from perfmodel.foundation.errors import InputError, PerfModelError
 from perfmodel.foundation.resources import write_atomically
+from perfmodel.foundation.text import columns_text
 from perfmodel.lab import accuracy_lines as rules
 from perfmodel.lab.accuracy import AccuracyReport
 from perfmodel.lab.judgement import error_summary
@@ -110,15 +111,13 @@ def table_text(table: LeftOutTable) -> str:
             rows.append((line.title, *_cells(table.lines[line.title]), line.others))
     rows.append(("all but those in brackets", *_cells(table.counted), ""))
     rows.append(("median over sources of their means", "", _percent(table.source_median), *[""] * 5))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     overall = table.choices.overall
-    lines.append(
+    choice = (
         f"plan choice, nanotron: {overall.num_groups} groups of at least four plans, without {table.choices.num_broken_nvlink} runs on "
         f"broken NVLink: mean regret {_percent(overall.mean_regret)}, largest {_percent(overall.largest_regret)}; best of the first three "
         f"within 3 % of the best in {_percent(overall.near_best_fraction)} of groups; rank correlation {overall.rank_correlation:.2f}"
     )
-    return "\n".join(lines)
+    return f"{columns_text(rows)}\n{choice}"
 
 
 def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:

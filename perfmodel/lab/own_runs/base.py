@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfmodel.cost.resolve import CPU_PROFILE
 from perfmodel.lab.own_runs.fit import OwnRun
-from perfmodel.lab.step_times import cluster_of_run
+from perfmodel.lab.run_machine import cluster_of_run
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, load_profile
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.units import QuantityKind, parse_quantity
-from perfmodel.foundation.values import whole
+from perfmodel.foundation.values import said_yes_or_no, whole
 from perfmodel.parallel.settings import SETTINGS
 
 #: name -> what else it is called
@@ -70,7 +70,7 @@ MEASURED = ("step_time", "step_time_ms", "step_times", "tokens_per_s", "tokens_p
 
 def name_of(column: str) -> str:
     """What a column is called here; empty for one that means nothing."""
-    plain = re.sub(r"[^a-z0-9]+", "_", column.strip().lower()).strip("_")
+    plain = _plain(column)
     if plain in _NAMES:
         return _NAMES[plain]
     return f"settings.{plain}" if plain in SETTINGS else ""
@@ -78,7 +78,11 @@ def name_of(column: str) -> str:
 
 def is_beside(column: str) -> bool:
     """Whether a column is known to mean nothing for the time of a step."""
-    return re.sub(r"[^a-z0-9]+", "_", column.strip().lower()).strip("_") in _BESIDE
+    return _plain(column) in _BESIDE
+
+
+def _plain(column: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +145,7 @@ def flag_of(value: Any, name: str) -> bool | None:
     """Yes or no as people write it, or None where it is not said."""
     if value is None or isinstance(value, bool):
         return value
-    word = str(value).strip().lower()
-    if word in ("true", "yes", "on", "1"):
-        return True
-    if word in ("false", "no", "off", "0", "none"):
-        return False
-    raise bad_field(name, shown(value), "must be true or false", "correct it")
+    return said_yes_or_no(str(value), name)
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:

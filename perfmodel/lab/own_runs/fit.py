@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.fit_profiles import Constant
 from perfmodel.lab.own_runs.habits import ELEMENTWISE, Habit, habits_of, moved_fields
-from perfmodel.lab.step_times import StepTimes, cluster_of_run
+from perfmodel.lab.run_machine import cluster_of_run
+from perfmodel.lab.step_times import StepTimes
 from perfmodel.parallel.profile import ExecutionProfile
 
 Array = NDArray[np.float64]
@@ -157,6 +158,10 @@ class Posterior:
     weights: Array
     covariance: Array
 
+    def variance(self, slopes: Array) -> Array:
+        """Of log(predicted time) of plans with these slopes, which the constants leave open  [plans]."""
+        return np.asarray(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OwnFit:
@@ -184,8 +189,7 @@ class OwnFit:
 
     def spread(self, slopes: Array) -> Array:
         """Standard deviation of log(predicted / measured) of plans with these slopes  [plans, constants]."""
-        known = np.einsum("ij,jk,ik->i", slopes, self.posterior.covariance, slopes)
-        return np.sqrt(known + self.noise**2)
+        return np.sqrt(self.posterior.variance(slopes) + self.noise**2)
 
 
 def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> OwnFit:
@@ -194,6 +198,11 @@ def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = la
     log_times = LogTimes(runs=runs, base=base, habits=habits)
     check(runs, log_times.at(log_times.start) - np.log([run.measured for run in runs]))
     return fit_some(log_times, range(len(runs)))
+
+
+def mean_error(log_errors: Array) -> float:
+    """Mean of |predicted / measured - 1|."""
+    return float(np.abs(np.expm1(log_errors)).mean())
 
 
 def noise_of(num_runs: int) -> float:
@@ -292,12 +301,11 @@ def _straight_ahead(slopes: Array, errors: Array, z: Array, bounds: tuple[Array,
 
 def _left_out(errors: Array, known: Posterior, noise: float) -> Array:
     """Errors of each run by the fit without it, to first order: e_i / (1 - h_i), h_i what the run itself adds to its prediction."""
-    own = np.einsum("ij,jk,ik->i", known.slopes, known.covariance, known.slopes) * known.weights / noise**2
+    own = known.variance(known.slopes) * known.weights / noise**2
     return errors / np.maximum(1.0 - own, 1e-3)
 
 
 def _scatter(left_out: Array, known: Posterior) -> float:
     """Of a further run: the expectation, and what the runs by the fits without them scatter beyond what the habits leave open."""
-    open_ = np.einsum("ij,jk,ik->i", known.slopes, known.covariance, known.slopes)
-    beyond = np.maximum(left_out**2 * known.weights - open_, 0.0)
+    beyond = np.maximum(left_out**2 * known.weights - known.variance(known.slopes), 0.0)
     return math.sqrt((_SCATTER_RUNS * SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out)))

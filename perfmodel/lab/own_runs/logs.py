@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -107,33 +107,43 @@ def row_of_log(text: str, name: str) -> tuple[Row, str] | None:
     if len(kinds) > 1 and not any(kinds <= together for together in _TOGETHER):
         raise InputError(f"{name}: holds steps of {' and of '.join(sorted(kinds))}; a profile is of one framework: give a log of one")
     kind = next(kind for kind in _KINDS if kind in found)
-    steps = found[kind]
-    unit = next(iter(steps.values()))[0]
-    values: dict[str, Any] = {"id": name, "logged_unit": unit, "logged_steps": [median(each[1:]) for _, each in sorted(steps.items())]}
+    log = found[kind]
+    steps = [median(values) for _, values in sorted(log.steps.items())]
+    values: dict[str, Any] = {"id": name, "logged_unit": log.unit, "logged_steps": steps}
     framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= kinds else next(each.framework for each in FORMATS if each.name == kind)
     if framework:
         values["framework"] = framework
-    batches = _batches(text, kind)
-    if batches:
-        values["logged_batch"] = batches[-1]
+    if log.batch:
+        values["logged_batch"] = log.batch
     told = f"{name}: {len(steps)} step{'s' if len(steps) > 1 else ''} as {kind} prints them"
     if kind == "HF Trainer's summary":
         told = f"{name}: the mean of all steps that the Trainer sums up, warm-up among them"
     return Row(place=name, values=values), told
 
 
-def _steps(text: str) -> dict[str, dict[int, list[Any]]]:
-    """Format -> step -> its unit, then what each rank printed."""
-    found: dict[str, dict[int, list[Any]]] = {}
+@dataclass(slots=True, kw_only=True)
+class _Steps:
+    """Of one format. steps: by number what each rank printed, in `unit`; batch: sequences of a step as last said, 0: nowhere."""
+
+    unit: str
+    batch: int = 0
+    steps: dict[int, list[float]] = field(default_factory=dict)
+
+
+def _steps(text: str) -> dict[str, _Steps]:
+    """By format."""
+    found: dict[str, _Steps] = {}
     for line in _lines(text):
         for each in FORMATS:
             match = each.pattern.search(line) if each.has in line else None
             if match is None:
                 continue
-            unit, value = _measured(match.groupdict())
+            groups = match.groupdict()
+            unit, value = _measured(groups)
             if value > 0:
-                step = int(match["step"]) if match["step"] else 0
-                found.setdefault(each.name, {}).setdefault(step, [unit]).append(value)
+                log = found.setdefault(each.name, _Steps(unit=unit))
+                log.steps.setdefault(int(match["step"] or 0), []).append(value)
+                log.batch = int(groups.get("batch") or log.batch)
     return found
 
 
@@ -154,9 +164,3 @@ def _measured(groups: Mapping[str, str | None]) -> tuple[str, float]:
     if unit == "ms":
         return "seconds", value * 1e-3
     return ("seconds", 1.0 / value) if unit == "rate" and value else (unit, value)
-
-
-def _batches(text: str, kind: str) -> list[int]:
-    formats = [each for each in FORMATS if each.name == kind and "batch" in each.pattern.groupindex]
-    matches = (each.pattern.search(line) for each in formats for line in _lines(text) if each.has in line)
-    return [int(match["batch"]) for match in matches if match is not None and match["batch"]]

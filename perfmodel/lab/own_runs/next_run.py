@@ -27,15 +27,14 @@ def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
     log_times = LogTimes(runs=candidates, base=fit.base, habits=fit.habits, like=fit.times)
     here, slopes = log_times.at(fit.values), log_times.slopes(fit.values)
     judged = np.concatenate([slopes, fit.posterior.slopes])
-    covariance, noise = fit.posterior.covariance, fit.noise
-    known = judged @ covariance @ slopes.T  # [judged, candidates]
-    gains = (known**2).sum(axis=0) / (np.einsum("ij,jk,ik->i", slopes, covariance, slopes) + noise**2)
-    before = float(np.einsum("ij,jk,ik->", judged, covariance, judged)) / len(judged) + noise**2
+    shared = judged @ fit.posterior.covariance @ slopes.T  # [judged, candidates]
+    gains = (shared**2).sum(axis=0) / fit.spread(slopes) ** 2
+    before = float((fit.spread(judged) ** 2).mean())
     longest = max(run.measured for run in runs) * _MOST_STEPS_LONGER
     for index in np.argsort(-gains):
         run = candidates[index]
         if np.exp(here[index]) <= longest and estimator_of(run, fit.profile).predict(run.planned.plan).fits:
-            after = max(before - float(gains[index]) / len(judged), noise**2)
+            after = max(before - float(gains[index]) / len(judged), fit.noise**2)
             return (
                 NextRun(
                     plan=run.planned.plan,

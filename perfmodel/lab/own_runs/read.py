@@ -105,11 +105,10 @@ def _bare(row: Row, told: str) -> RunFile:
 
 def _table_or_log(content: bytes, path: str | Path, name: str) -> RunFile:
     """A table's first line names columns that are known, and a log's does not."""
-    lines = content[: 2**16].decode("utf-8-sig", "replace").splitlines()
-    heading = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    heading = _heading(content[: 2**16].decode("utf-8-sig", "replace"))
     cells = re.split(r"[,;\t]", heading)
     if sum(bool(name_of(cell)) for cell in cells) >= min(len(cells), 2):
-        return _table(_text(content, path), name)
+        return _table(_text(content, path), name, separator=max(",;\t", key=heading.count))
     found = row_of_log(content.decode("utf-8", "replace"), name)
     if found is None:
         table = "a table whose first line names the columns, such as model,chip,chips,tp,dp,global_batch,seq_len,step_time"
@@ -142,10 +141,12 @@ def _measurement(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: data[name] for name in ("plan", "device", "step_time") if name in data}
 
 
-def _table(text: str, name: str) -> RunFile:
-    lines = text.splitlines()
-    heading = next((line for line in lines if line.strip() and not line.startswith("#")), "")
-    separator = max(",;\t", key=heading.count)
+def _heading(text: str) -> str:
+    """The first line that says something."""
+    return next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+
+
+def _table(text: str, name: str, *, separator: str) -> RunFile:
     reader = csv.reader(io.StringIO(text), delimiter=separator)
     columns: list[str] = []
     rows: list[Row] = []

@@ -7,10 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from perfmodel.lab.own_runs.fit import OwnFit, OwnRun
+from perfmodel.lab.own_runs.fit import OwnFit, OwnRun, mean_error
 from perfmodel.lab.own_runs.habits import Habit
+from perfmodel.lab.run_machine import cluster_of_run
 from perfmodel.parallel.fitted import FittedConstant, FittedTo
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
@@ -87,16 +86,14 @@ class FittedProfile:
 
 def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tuple[NextRun, ...], notes: tuple[str, ...]) -> FittedProfile:
     """The profile, called `name`, and the account of it."""
-    left_out = np.abs(np.expm1(fit.left_out))
-    found = _runs(fit, runs)
     return FittedProfile(
         profile=_profile(fit, runs, name),
         base=fit.base.name,
         habits=tuple(_habit(fit, index, habit) for index, habit in enumerate(fit.habits)),
-        runs=found,
-        error_before=float(np.abs(np.expm1(fit.before)).mean()),
-        error_after=float(np.abs(np.expm1(fit.after)).mean()),
-        error_left_out=float(left_out.mean()),
+        runs=_runs(fit, runs),
+        error_before=mean_error(fit.before),
+        error_after=mean_error(fit.after),
+        error_left_out=mean_error(fit.left_out),
         noise=fit.noise,
         next_runs=next_runs,
         notes=notes,
@@ -143,16 +140,10 @@ def _outlier(run: OwnRun, error: float, expected: float, runs: Sequence[OwnRun])
     off = math.expm1(abs(error))
     if error > 0:
         return f"{off:.0%} faster than the other runs let expect: fewer sequences or layers than its plan says, or no recomputation"
-    several = run.planned.plan.num_chips > _node(run)
+    several = run.planned.plan.num_chips > cluster_of_run(run.planned.hardware).chips_per_node
     reach = "a slow link between nodes, " if several else ""
     inside = "a broken link in the node, " if run.planned.plan.num_chips > 1 else ""
     return f"{off:.0%} slower than the other runs let expect: {reach}{inside}warm-up steps among those timed, or other load on its chips"
-
-
-def _node(run: OwnRun) -> int:
-    from perfmodel.lab.step_times import cluster_of_run
-
-    return cluster_of_run(run.planned.hardware).chips_per_node
 
 
 def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile:
@@ -163,7 +154,7 @@ def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile
         date=today,
         num_runs=len(runs),
         noise=round(fit.noise, 4),
-        left_out_error=round(float(np.abs(np.expm1(fit.left_out)).mean()), 4),
+        left_out_error=round(mean_error(fit.left_out), 4),
         models=tuple(sorted({shape_of(run.planned.plan.job.transformer) for run in runs})),
         chips=tuple(sorted({run.planned.hardware.chip for run in runs})),
         constants=tuple(
