@@ -61,7 +61,8 @@ def audit_plan(
     reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)
-    whole, largest = (plan.num_microbatches,), (0,)
+    whole = (plan.num_microbatches,)
+    largest: tuple[int, ...] = ()
     audited: list[RankAudit] = []
     with CountingProcess() as process:
         for rank in ranks:
