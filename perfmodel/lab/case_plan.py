@@ -6,7 +6,7 @@ What the run does not state follows its framework (`frameworks.py`). A run that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.settings import with_settings
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.training import FULL_TRAINING, Method, Training, training_of
 
 _MAX_COUNT = 2**31
 _GBIT = 1e9 / 8
@@ -89,7 +90,8 @@ def plan_of_case(
     model = _model(inputs, seq_len=seq_len, tp=tp)
     global_batch = _count(inputs, "global_batch")
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
-    job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer)
+    train = _train(inputs, framework, assumed)
+    job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     virtual_stages = _virtual_stages(inputs, pp=pp, num_microbatches=global_batch // max(dp * micro_batch, 1), assumed=assumed)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
@@ -174,6 +176,17 @@ def _precision(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[Precision
     if found is None:
         raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
     return found
+
+
+def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
+    """Stated, such as `lora:16`; of a run that only says that it trains adapters (`lora`) what its framework's recipes do."""
+    value = inputs.get("train")
+    if value is None:
+        return FULL_TRAINING
+    if value in (Method.LORA, Method.QLORA):
+        assumed.append("train")
+        return replace(training_of(framework.adapters), method=Method(value))
+    return training_of(value)
 
 
 def _model(inputs: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import open_input
+from perfmodel.workload.training import Method
 
 #: What describes or judges a run; it never reaches a prediction. Everything else in a case is an input.
 NOT_INPUTS = ("id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect")
@@ -39,6 +40,7 @@ class Case:
     measured_time   of a step; nan where the run states none   [s]
     measured_memory of the fullest chip; nan where unknown     [byte]
     ran             True / False where the run is known to have fitted / to have run out of memory; None: not known
+    trains_adapters   it trains adapters only: predicted so, and neither fitted nor scored
     noted_all_reduce   bandwidth of an all-reduce in the node that its notes give (for choosing what to judge only); nan: none   [byte/s]
     reason          what is wrong with the line itself ("" if nothing)
     """
@@ -51,6 +53,7 @@ class Case:
     ran: bool | None = None
     noted_all_reduce: float = math.nan
     tier: str = ""
+    trains_adapters: bool = False
     reason: str = ""
 
 
@@ -105,10 +108,13 @@ def parse_case(line: bytes | str, number: int) -> Case:
     identity = (one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) else "") or fallback
     measured = data.get("measured")
     time, memory = _measured(data, measured if isinstance(measured, dict) else {})
+    inputs = inputs_of(data)
+    if "train" not in inputs and _is_lora(data):
+        inputs["train"] = str(Method.LORA)
     return Case(
         id=identity,
-        inputs=inputs_of(data),
-        reason="it trains adapters only (LoRA): no gradient of the weights is made; full training is predicted" if _is_lora(data) else "",
+        inputs=inputs,
+        trains_adapters=inputs.get("train") not in (None, str(Method.FULL)),
         group=_group(data, identity),
         measured_time=time,
         measured_memory=memory,
@@ -119,7 +125,7 @@ def parse_case(line: bytes | str, number: int) -> Case:
 
 
 def _is_lora(data: Mapping[str, Any]) -> bool:
-    """Whether it says so by its name or in its notes: such a run is neither fitted nor judged. Fine-tuning of all weights is training."""
+    """Whether it says so by its name or in its notes. Fine-tuning of all weights is training."""
     notes = data.get("notes")
     text = f"{data.get('id')} {notes[:5000] if isinstance(notes, str) else ''}".lower()
     return re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text

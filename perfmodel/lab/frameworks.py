@@ -24,6 +24,7 @@ class Framework:
     fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
     memory_kind  what its memory figures count: reserved (all that the allocator holds) or allocated (what is in tensors)
     memory_rank  the pipeline rank that they are of: first, last or the fullest
+    adapters     what a run trains of which no more is known than that it trains adapters only
     borrows      the profile is that of its nearest relative: an interval is wider
     """
 
@@ -37,6 +38,7 @@ class Framework:
     fills_memory: bool = False
     memory_kind: str = "reserved"
     memory_rank: str = "fullest"
+    adapters: str = "lora:16"
     borrows: bool = False
 
 
@@ -62,7 +64,8 @@ FRAMEWORKS = (
     Framework(pattern=r"megascale", profile="megatron", zero=2, borrows=True),
     # its continuous integration records the allocator's peak on the rank that logs, the last one
     Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
-    Framework(pattern=r"nemo|megatron-bridge", profile="nemo", zero=1, sequence_parallel=True),
+    # its performance recipes put adapters beside queries, keys and values alone (`peft.target_modules = ["linear_qkv"]`)
+    Framework(pattern=r"nemo|megatron-bridge", profile="nemo", zero=1, sequence_parallel=True, adapters="lora:16:q_proj+k_proj+v_proj"),
     Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
     Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),

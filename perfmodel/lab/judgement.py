@@ -25,6 +25,7 @@ class ValidationRow:
     labels          what the row is counted under
     framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
     step_time_low, step_time_high         80 % interval
+    trains_adapters the run trains adapters only
     shape, is_framework_known             the model's sizes; whether the framework is one with a profile of its own
     choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
     """
@@ -52,6 +53,7 @@ class ValidationRow:
     choice_group: str = ""
     choice_plan: str = ""
     noted_all_reduce: float = math.nan
+    trains_adapters: bool = False
 
     @property
     def is_predicted(self) -> bool:
@@ -59,8 +61,9 @@ class ValidationRow:
 
     @property
     def is_scored(self) -> bool:
-        """A predicted step of a primary source, whose time means something."""
-        return self.tier == "primary" and self.group not in NO_TIMES and not math.isnan(self.time_error)
+        """A predicted step of a primary source, whose time means something, and which trains all of a model."""
+        counts = self.tier == "primary" and self.group not in NO_TIMES and not self.trains_adapters
+        return counts and not math.isnan(self.time_error)
 
     @property
     def is_judged(self) -> bool:

@@ -63,6 +63,8 @@ class RunLabels:
     num_chips: float = math.nan
 
 
+#: The source of runs that train adapters only, whoever published them: no other line of a table holds them.
+ADAPTERS = "adapters only (LoRA)"
 #: What `--by` takes.
 FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile")
 
@@ -93,7 +95,7 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
     chips = _number(inputs.get("num_chips")) if planned is None else float(planned.plan.num_chips)
     parameters = math.nan if planned is None else float(planned.plan.job.transformer.num_parameters)
     return RunLabels(
-        source=case.group or UNKNOWN,
+        source=ADAPTERS if case.trains_adapters else case.group or UNKNOWN,
         chip=_text(inputs.get("chip")),
         framework=_text(inputs.get("framework")),
         model=_text(name),

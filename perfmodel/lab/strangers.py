@@ -53,7 +53,9 @@ _ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
 
 def group_of(case: Case) -> str:
     """Of a primary run with a time that means something; empty for all others. Raises InputError where it cannot be predicted."""
-    if case.tier != "primary" or case.reason or math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
+    if case.tier != "primary" or case.reason or case.trains_adapters:
+        return ""
+    if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
         return ""
     labels = labels_of(case, plan_of_case(case.inputs))
     return next((title for title, holds in GROUPS if holds(labels)), "")
@@ -148,7 +150,7 @@ class Strangers:
         """Of nanotron's runs, the framework whose failures are published."""
         counts = {True: [0, 0], False: [0, 0]}
         for case in cases:
-            if case.ran is None or case.reason:
+            if case.ran is None or case.reason or case.trains_adapters:
                 continue
             try:
                 name, planned = self.planned(case)

@@ -159,6 +159,7 @@ class CasePredictor:
             ran=case.ran,
             reason=case.reason,
             noted_all_reduce=case.noted_all_reduce,
+            trains_adapters=case.trains_adapters,
         )
         if case.reason:
             return row
@@ -228,7 +229,7 @@ class CasePredictor:
     def estimator(self, planned: PlannedCase) -> Estimator:
         """The estimator of the case's job, whatever its batch, on its cluster; compiled programs are shared across clusters."""
         job = planned.plan.job
-        software = (job.transformer, job.seq_len, job.precision, job.optimizer, planned.profile)
+        software = (job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile)
         key = (*software, planned.hardware, planned.matmul_dtype)
         if key not in self.estimators:
             machine = machine_of_run(planned.hardware, planned.matmul_dtype, calibration=self.calibration)

@@ -46,6 +46,7 @@ _CALLED: Mapping[str, str] = {
     "sequence_parallel": "sp",
     "attention": "flash_attention attn attn_implementation",
     "optimizer": "",
+    "train": "",
     "settings": "",
     "plan": "plan_file",
     "step_time": "step_time_s step_s step_seconds seconds_per_step time_per_step iteration_time iter_time s_per_step",

@@ -133,6 +133,7 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
         "recompute": _recompute(row),
         "flash_attention": _flash(row),
         "settings": settings,
+        "train": row.text("train") or None,
     }
     if inputs["sequence_length"] is None:
         raise InputError("seq_len: is missing; say how many tokens a sequence has")
