@@ -250,7 +250,8 @@ def _saved_rows(derivation: Derivation, kept: list[Kept], place: Mapping[str, in
         region = place[k.region]
         name = "boundary" if k.tensor in given[k.region] else "dropped_by_selective" if k.is_dropped else "kept"
         rows.append((region * len(SAVED) + SAVED.index(name), k.tensor, {"amount": compiler.amount(k.amount)}))
-    seen = {tensor for region in graph.regions if region.is_repeated for tensor in given[region.name]}
+    # what repeated layers hand on is kept, but where no gradient comes back to it
+    seen = {tensor for region in graph.regions if region.is_repeated for tensor in given[region.name] if graph.tensors[tensor].has_gradient}
     seen |= {k.tensor for k in kept if k.tensor in given[k.region]}
     for op in graph.operators:
         for operand in op.inputs:

@@ -7,12 +7,15 @@ One that is not executable is predicted all the same: other frameworks may run i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.training import Method
 
 #: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
 RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
@@ -30,8 +33,9 @@ def not_executable_reason(plan: Plan) -> str:
     network = plan.job.model
     if isinstance(network, NetworkModel):
         return f"network={network.name}: is code of one's own, whose operators are not imported" if network.is_imported else ""
-    if not plan.job.train.is_full:
-        return _trains_adapters(plan)
+    train = plan.job.train
+    if train.quantizes_base:
+        return f"train={train}: the executor has no weights of four bits; use train={replace(train, method=Method.LORA)}"
     reason = not_modules_reason(plan)
     if not reason:
         return ""
@@ -47,7 +51,7 @@ def not_modules_reason(plan: Plan) -> str:
     """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
     if not plan.job.train.is_full:
-        return _trains_adapters(plan)
+        return f"train={plan.job.train}: torch's own modules train all parameters, adapters are interpreted; use train=full"
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"
     if plan.job.precision is Precision.FP16_MIXED:
@@ -82,7 +86,3 @@ def not_modules_reason(plan: Plan) -> str:
             if layers == 0:
                 return f"stage_layers[{index}]=0: a stage without weights has nothing to run; give it a layer or use fewer stages"
     return ""
-
-
-def _trains_adapters(plan: Plan) -> str:
-    return f"train={plan.job.train}: the executor trains all parameters, adapters are only predicted; use train=full"

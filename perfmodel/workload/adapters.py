@@ -23,13 +23,15 @@ from perfmodel.workload.unroll import with_first_run_apart
 #: The layer that is the first run of the repeated one: below its first adapter nothing runs backward.
 FIRST = "first_layer"
 _RANK = "rank"
+#: alpha / r in a run, as NeMo's recipes have it; no cost hangs on it.
+SCALE = 2.0
 
 
 def with_training(graph: Graph, training: Training) -> Graph:
-    """A decoder's graph as a job trains it."""
+    """A decoder's graph, folded or unrolled, as a job trains it."""
     if training.is_full:
         return graph
-    apart = with_first_run_apart(graph, FIRST)
+    apart = with_first_run_apart(graph, FIRST) if graph.repeats else graph
     adapted = _with_adapters(apart, training)
     frozen = with_frozen(adapted, trained=adapted.tensors.keys() - apart.tensors.keys())
     return _with_quantized_base(frozen) if training.quantizes_base else frozen
@@ -53,10 +55,10 @@ def regions_in_training(model: TransformerConfig, training: Training) -> tuple[R
 
 
 def _is_linear_layer(operator: Operator, graph: Graph) -> bool:
-    """Whether it multiplies by a matrix of its own, in a layer that repeats."""
+    """Whether it multiplies by a matrix of its own, in a layer that is a block."""
     return (
         operator.kind == "einsum"
-        and operator.layer in {repeat.layer for repeat in graph.repeats}
+        and any(region.is_block and region.name == operator.layer for region in graph.regions)
         and graph.tensors[operator.inputs[1].tensor].role is TensorRole.PARAMETER
     )
 
@@ -138,10 +140,11 @@ class _Adapter:
         outside = {dim: sizes[dim] for dim in (*self.operator.output.dims, _RANK)}
         added = {dim: sizes[dim] for dim in self.operator.output.dims}
         b, scaled = self.output(f"{name}_lora_b.out"), self.output(f"{name}_lora_scale.out")
+        scale = self._as_read(elementwise(f"{name}_lora_scale", "scale", (b,), scaled, added))
         return [
             self._as_base(einsum(f"{name}_lora_a", self.x, self.a, self.inner, inside)),
             self._as_read(einsum(f"{name}_lora_b", self.inner, self.b, b, outside)),
-            self._as_read(elementwise(f"{name}_lora_scale", "scale", (b,), scaled, added)),
+            replace(scale, settings={**scale.settings, "factor": SCALE}),
             self._as_read(
                 elementwise(f"{name}_lora_add", "add", (self.output(base.tensor), scaled), self.output(self.end.output.tensor), added)
             ),

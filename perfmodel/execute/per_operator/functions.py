@@ -66,6 +66,8 @@ _ELEMENTWISE: Mapping[str, Callable[..., torch.Tensor]] = {
 
 def _elementwise(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     operator = context.operator
+    if operator.settings["function"] == "scale":
+        return inputs[0] * operator.settings["factor"]  # type: ignore[operator]
     function = _ELEMENTWISE[str(operator.settings["function"])]
     pieces = [aligned(x, operand, operator.output.dims) for x, operand in zip(inputs, operator.inputs, strict=True)]
     if len(pieces) == 1:

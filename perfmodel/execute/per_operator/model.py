@@ -180,7 +180,7 @@ class NetworkProgram:
             if tensor.role is TensorRole.PARAMETER:
                 self.layouts[name] = layouts[name].resolved()
                 local = local_part(self._whole(name, seed, dtype), self.layouts[name], self.mesh).clone().to(self.worker.device)
-                parameters[name] = local.requires_grad_()
+                parameters[name] = local.requires_grad_(tensor.has_gradient)
                 continue
             for microbatch in range(self.plan.num_microbatches):
                 whole = self._whole(name, seed, self.dtype, microbatch)

@@ -33,7 +33,8 @@ from perfmodel.workload.job import Optimizer
 class Parameters:
     """Every rank has all, and each gradient is reduced by itself after the last backward pass.
 
-    tensors    what the rank has of each parameter, by name, a leaf that wants a gradient
+    tensors    what the rank has of each parameter that is trained, by name, a leaf that wants a gradient
+    frozen     of the others
     masters    what the optimizer updates; the tensors themselves where weights are read as they are updated
     sums       gradients as they add up and are reduced, where that is not the format in which they are made
     readers    operator that a gradient's collective is put on record for
@@ -51,6 +52,8 @@ class Parameters:
         optimizer: Optimizer,
         learning_rate: float,
     ) -> None:
+        self.frozen = {name: tensor.to(dtypes.weight) for name, tensor in tensors.items() if not tensor.requires_grad}
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
         self.units, self.plan, self.mesh, self.readers, self.dtypes = units, plan, mesh, readers, dtypes
         self.masters, self.tensors = tensors, tensors
         self.sums: dict[str, torch.Tensor] = {}
@@ -58,7 +61,7 @@ class Parameters:
             self.tensors = {name: tensor.detach().to(dtypes.weight).requires_grad_() for name, tensor in tensors.items()}
         self.optimizer, self.learning_rate = optimizer, learning_rate
         self.times = plan.num_microbatches
-        self.unreduced: Iterable[str] = [name for unit in units for name in unit.parameters]
+        self.unreduced: Iterable[str] = [name for unit in units for name in unit.parameters if not unit.is_frozen]
         self.axes = {name: unit.axes for unit in units for name in unit.parameters}
         self._updates = ShardOptimizer(optimizer, learning_rate=learning_rate)
         self._listens = False
@@ -77,7 +80,7 @@ class Parameters:
 
     def read(self, name: str) -> torch.Tensor:
         """As an operator reads it now."""
-        return self.tensors[name]
+        return self.tensors[name] if name in self.tensors else self.frozen[name]
 
     def module(self, interpreter: Interpreter, stage: int, sections: Sequence[tuple[int, int]]) -> nn.Module | None:
         """A stage as modules, where ZeRO needs them."""
@@ -100,7 +103,7 @@ class Parameters:
         """Of all microbatches together."""
         self._reduce()
         for unit in self.units:
-            if len(unit.holders) > 1:
+            if len(unit.holders) > 1 and not unit.is_frozen:
                 row = tied_traffic(unit, self.plan.zero)
                 for gradient in self._kept_gradients(unit):
                     purpose = Purpose(row.phase, row.tensor, row.operator, row.what)
@@ -162,6 +165,7 @@ class Parameters:
 
     def stored(self) -> Iterator[torch.Tensor]:
         """What lives between steps."""
+        yield from self.frozen.values()
         yield from self.tensors.values()
         yield from self.masters.values() if self.dtypes.has_master_copy else ()
         yield from state_of(self._updates.optimizer)
@@ -270,6 +274,7 @@ class FlatParameters(Parameters):
                 yield name, whole[place].view(self.tensors[name].shape).clone()
 
     def stored(self) -> Iterator[torch.Tensor]:
+        yield from self.frozen.values()
         for _, flat in self.flat:
             yield flat.weights
             yield flat.gradients
@@ -304,7 +309,7 @@ class _Holder(nn.Module):
         self.unit, self.mesh = unit, mesh
         self.places = {name: f"p{number}" for number, name in enumerate(unit.parameters)}
         for name, place in self.places.items():
-            self.register_parameter(place, nn.Parameter(tensors[name].detach().reshape(-1)))
+            self.register_parameter(place, nn.Parameter(tensors[name].detach().reshape(-1), requires_grad=not unit.is_frozen))
         self.shapes = {name: tensors[name].shape for name in unit.parameters}
         self.inner = inner
 
@@ -330,7 +335,7 @@ class ShardedParameters(Parameters):
         self.keeps_weights = self.plan.zero == 2 or self.adds_up_whole
         self.holders: list[tuple[ParameterUnit, _Holder]] = []
         self.holder_of: dict[str, _Holder] = {}
-        self.unreduced = [name for unit in units if not unit.shard_axes for name in unit.parameters]
+        self.unreduced = [name for unit in units if not (unit.shard_axes or unit.is_frozen) for name in unit.parameters]
 
     def module(self, interpreter: Interpreter, stage: int, sections: Sequence[tuple[int, int]]) -> nn.Module:
         start, end = interpreter.run_of
@@ -347,10 +352,10 @@ class ShardedParameters(Parameters):
         for unit in self.units:
             if (unit.stage, unit.section) != (stage, section) or not unit.shard_axes:
                 continue
-            module = holder = _Holder(unit, self.masters, module, self.mesh)
+            module = holder = _Holder(unit, self.frozen if unit.is_frozen else self.masters, module, self.mesh)
             for name in unit.parameters:
                 self.holder_of[name] = holder
-                for held in (self.tensors, self.masters):
+                for held in (self.tensors, self.masters, self.frozen):
                     held.pop(name, None)
             for axes in unit.summed.values():
                 self.mesh.group(axes)
@@ -366,7 +371,7 @@ class ShardedParameters(Parameters):
 
     def read(self, name: str) -> torch.Tensor:
         holder = self.holder_of.get(name)
-        return self.tensors[name] if holder is None else holder.read(name)
+        return super().read(name) if holder is None else holder.read(name)
 
     def _sharded(self) -> Iterator[tuple[str, nn.Parameter]]:
         for _, holder in self.holders:
@@ -403,8 +408,11 @@ class ShardedParameters(Parameters):
 
     def _reduce(self) -> None:
         super()._reduce()
-        for unit, _ in self.holders:
+        for unit, holder in self.holders:
             self._note(unit, together=False)
+            if not unit.runs_backward:
+                assert isinstance(holder, FSDPModule)
+                holder.reshard()  # which torch does after a backward pass
 
     def _held(self) -> Iterable[torch.Tensor]:
         yield from super()._held()
@@ -414,6 +422,8 @@ class ShardedParameters(Parameters):
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from super().gradients()
         for name, parameter in self._sharded():
+            if not parameter.requires_grad:
+                continue
             assert isinstance(parameter.grad, DTensor)
             yield name, parameter.grad.full_tensor().view(self.holder_of[name].shapes[name])
 

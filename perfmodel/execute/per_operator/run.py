@@ -122,7 +122,8 @@ def assemble_check(network: Graph, plan: Plan, results: Sequence[RankCheck], dty
     outputs = _worst([result.output_errors for result in results], "the output", dtype)
     traffic = compare_traffic(network, plan, results, ElementBytes.of(plan, dtype))
     checked = {name for result in results for name in result.gradient_errors}
-    if lost := [tensor.name for tensor in network.parameters if tensor.name in network.readers() and tensor.name not in checked]:
+    trained = [tensor.name for tensor in network.parameters if tensor.has_gradient and tensor.name in network.readers()]
+    if lost := [name for name in trained if name not in checked]:
         raise RunError(f"network check: no rank has the gradient of {', '.join(lost)}")
     return NetworkCheck(
         plan=plan,

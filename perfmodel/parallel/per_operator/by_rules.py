@@ -16,10 +16,12 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.mesh import MeshAxis
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, assigned_plan
+from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.networks.language_model import transformer_network
+from perfmodel.workload.training import FULL_TRAINING
 
 
 def interpreter_reason(plan: Plan) -> str:
@@ -50,12 +52,12 @@ def interpreter_reason(plan: Plan) -> str:
 def graph_of(plan: Plan) -> Graph:
     """Every operator of every layer, for one microbatch on all data-parallel ranks together."""
     batch = plan.micro_batch * plan.layout.data_parallel
-    return _graph(plan.job.transformer, batch, plan.job.seq_len, plan.attention is AttentionKernel.FLASH)
+    return _graph(plan.job.transformer, batch, plan.job.seq_len, plan.attention is AttentionKernel.FLASH, plan.job.train)
 
 
 _graph = lru_cache(maxsize=8)(
-    lambda model, batch, seq_len, fused: transformer_network(
-        model, batch=batch, seq_len=seq_len, fused_attention=fused, shares_queries=True
+    lambda model, batch, seq_len, fused, train: with_training(
+        transformer_network(model, batch=batch, seq_len=seq_len, fused_attention=fused, shares_queries=True), train
     )
 )
 
@@ -76,7 +78,7 @@ def plan_by_rules(plan: Plan, graph: Graph) -> Plan:
     assignment = Assignment(axes=axes, shardings=shardings, held=_held(graph, shardings), stages=_stages(plan, graph))
     model = NetworkModel(name=graph.name)
     return assigned_plan(
-        replace(plan.job, model=model, global_batch=graph.batch * plan.num_microbatches, seq_len=1),
+        replace(plan.job, model=model, global_batch=graph.batch * plan.num_microbatches, seq_len=1, train=FULL_TRAINING),
         cluster=plan.cluster,
         assignment=assignment,
         micro_batch=graph.batch,

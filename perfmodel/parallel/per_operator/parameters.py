@@ -35,6 +35,7 @@ class ParameterUnit:
     summed    parameters whose gradients are partial over parts of tp too, and are added up over these as soon as they are made (ZeRO 2
               and 3 without a pipeline, as torch has it): one unit all the same
     is_wanted_at_once   backward begins with it: it is not freed in between
+    is_frozen   no gradients of them are made: they are gathered alone, in backward where something in their section runs backward
     shapes    of what one rank holds of each without ZeRO
     """
 
@@ -48,6 +49,8 @@ class ParameterUnit:
     shapes: tuple[tuple[int, ...], ...]
     operator: str
     summed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    is_frozen: bool = False
+    runs_backward: bool = True
 
     @property
     def num_elements(self) -> int:
@@ -71,7 +74,8 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
     """Every unit of every stage, those of one rank alone too, in the order of the operators."""
     derivation = derive_assigned(network, plan.cuts)
     layouts = {parameter.name: derivation.layout_of(parameter) for parameter in derivation.parameters}
-    groups: dict[tuple[int, tuple[int, ...], int, bool, frozenset[str]], list[str]] = {}
+    frozen = {parameter.name for parameter in derivation.parameters if parameter.is_frozen}
+    groups: dict[tuple[int, tuple[int, ...], int, bool, frozenset[str], bool], list[str]] = {}
     runs = stage_runs(network, plan)
     summed: dict[str, frozenset[str]] = {}
     for stage, run in enumerate(runs):
@@ -93,10 +97,14 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             section = min(read_in) if is_alone or plan.zero < 2 else -1
             at_once = is_end and run[1] == len(network.operators) and section in (-1, len(sections) - 1)
             axes = frozenset(axis for axis in layout.partial if plan.cuts.size((axis,)) > 1)
+            if name in frozen:
+                if plan.zero >= 2 and shard_axes(axes):
+                    groups.setdefault((stage, holders, section, at_once, axes, True), []).append(name)
+                continue
             if plan.zero >= 2 and plan.layout.pp == 1 and shard_axes(axes) and axes & TENSOR_AXES and len(reading) == 1:
                 summed[name] = axes & TENSOR_AXES
                 axes -= TENSOR_AXES
-            groups.setdefault((stage, holders, section, at_once, axes), []).append(name)
+            groups.setdefault((stage, holders, section, at_once, axes, False), []).append(name)
     return tuple(
         ParameterUnit(
             stage=stage,
@@ -109,9 +117,17 @@ def parameter_units(network: Graph, plan: Plan) -> tuple[ParameterUnit, ...]:
             shapes=tuple(_local_shape(network.tensors[name].shape, layouts[name], plan) for name in names),
             operator=network.operators[network.readers()[names[0]][0][0]].name,
             summed={name: summed[name] for name in names if name in summed},
+            is_frozen=is_frozen,
+            runs_backward=not is_frozen or _runs_backward(network, names),
         )
-        for (stage, holders, section, at_once, axes), names in groups.items()
+        for (stage, holders, section, at_once, axes, is_frozen), names in groups.items()
     )
+
+
+def _runs_backward(network: Graph, parameters: Sequence[str]) -> bool:
+    """Whether something runs backward in the layers that read them."""
+    layers = {reader.layer for name in parameters for reader, _ in network.consumers(name)}
+    return any(network.tensors[op.output.tensor].has_gradient for layer in layers for op in network.operators_of(layer))
 
 
 def holding_stages(network: Graph, runs: Sequence[tuple[int, int]], parameter: str) -> tuple[int, ...]:
@@ -132,7 +148,8 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
     keeps   weights stay gathered for all microbatches, and gradients add up before they are reduced: in pipelines, as torch's do
     """
     scatters = num_microbatches if zero >= 2 and not keeps else 1
-    passes = (Pass.FORWARD, Pass.BACKWARD) if zero == 3 and not keeps and not unit.is_wanted_at_once else (Pass.FORWARD,)
+    gathers_again = zero == 3 and not keeps and not unit.is_wanted_at_once and unit.runs_backward
+    passes = (Pass.FORWARD, Pass.BACKWARD) if gathers_again else (Pass.FORWARD,)
     row = NetworkTraffic(
         kind=CollectiveKind.REDUCE_SCATTER,
         axes=unit.shard_axes,
@@ -148,7 +165,7 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
         if unit.axes:
             yield replace(row, kind=CollectiveKind.ALL_REDUCE, axes=unit.axes, repeats=1)
         return
-    if unit.replica_axes and (zero == 1 or unit.shard_axes):
+    if unit.replica_axes and (zero == 1 or unit.shard_axes) and not unit.is_frozen:
         shard = float(unit.num_elements) / unit.ways
         yield replace(row, kind=CollectiveKind.ALL_REDUCE, axes=unit.replica_axes, num_elements=shard, repeats=1)
     if not unit.shard_axes:
@@ -164,7 +181,8 @@ def unit_traffic(unit: ParameterUnit, zero: int, num_microbatches: int, *, keeps
                 what="sum",
                 repeats=num_microbatches,
             )
-    yield row
+    if not unit.is_frozen:
+        yield row
     for phase in passes:
         gathers = num_microbatches if zero == 3 and not keeps else 1
         yield replace(row, kind=CollectiveKind.ALL_GATHER, phase=phase, what="weights", repeats=gathers)
@@ -205,7 +223,7 @@ def step_traffic(network: Graph, plan: Plan, stage: int = 0) -> tuple[NetworkTra
         for row in network_traffic(network, plan)
         if is_inside(row) and (row.what != "gradient" or row.tensor in alone)
     ]
-    found.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1)
+    found.extend(tied_traffic(unit, plan.zero) for unit in units if len(unit.holders) > 1 and not unit.is_frozen)
     for unit in units:
         found.extend(unit_traffic(unit, plan.zero, plan.num_microbatches, keeps=plan.layout.pp > 1))
     return tuple(found)

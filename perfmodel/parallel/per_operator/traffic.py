@@ -91,6 +91,6 @@ def traffic_on(plan: Plan, derivation: Derivation) -> tuple[NetworkTraffic, ...]
             itemsize=-1.0,
         )
         for parameter in derivation.parameters
-        if size(parameter.gradient_axes) > 1
+        if size(parameter.gradient_axes) > 1 and not parameter.is_frozen
     ]
     return (*issued, *reduced)
