@@ -25,8 +25,8 @@ from perfmodel.lab.accuracy_lines import LINES, AccuracyLine, cause_of
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
-from perfmodel.lab.plan_choice import NEAR_BEST, PlanGroup
-from perfmodel.lab.strangers import StrangerFigures, StrangerFits, Strangers, figures_of, fits_text, over_groups
+from perfmodel.lab.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
+from perfmodel.lab.strangers import StrangerFigures, StrangerFits, Strangers, choices_of, choices_text, figures_of, fits_text, over_groups
 from perfmodel.lab.tables import choice_table, error_table, fit_table, memory_table, reason_table
 from perfmodel.lab.validate import validate_cases
 from perfmodel.parallel.profile import list_profiles, load_profile
@@ -45,13 +45,15 @@ class AccuracyReport:
     names      files of the cases, as they were given
     result     every case, as `perfmodel validate` predicts it
     left_out   id -> step time predicted by a fit that did not see the run's model; empty: not made
-    strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; fits: of the first
+    strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; choices, fits: of the
+               first
     """
 
     result: ValidationResult
     left_out: Mapping[str, float]
     names: tuple[str, ...]
     strangers: tuple[Mapping[str, StrangerFigures], Mapping[str, StrangerFigures]] = ({}, {})
+    choices: PlanChoices | None = None
     fits: StrangerFits | None = None
 
     @property
@@ -312,7 +314,9 @@ that of the groups of other frameworks.
 
 """
     text += markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[1:]))
-    return text + ("" if report.fits is None else f"\n\n{fits_text(report.fits)}.")
+    told = [choices_text(report.choices)] if report.choices is not None and report.choices.groups else []
+    told += [fits_text(report.fits)] if report.fits is not None else []
+    return "\n\n".join([text, *(f"{line}." for line in told)])
 
 
 def _intervals(report: AccuracyReport) -> str:
@@ -458,12 +462,14 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
     result = validate_cases(cases, skip_broken_nvlink=True)
     every = [case for path in cases for case in read_cases(path)]
     known, kin = Strangers(), Strangers(leaves_family=True)
-    strangers = (figures_of(known.times(every)), figures_of(kin.times(every)))
+    runs = list(known.times(every))
+    strangers = (figures_of(runs), figures_of(kin.times(every)))
     report = AccuracyReport(
         result=result,
         left_out=found,
         names=tuple(str(path) for path in cases),
         strangers=strangers,
+        choices=choices_of(runs) if strangers[0] else None,
         fits=known.fits(every) if strangers[0] else None,
     )
     if not report.scored:

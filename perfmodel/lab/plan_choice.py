@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfmodel.lab.run_labels import RunLabels
+from perfmodel.lab.case_plan import PlannedCase
+from perfmodel.lab.cases import Case
+from perfmodel.lab.run_labels import RunLabels, labels_of, plan_group, plan_of
 
 LEAST_PLANS = 4
 """Plans of a group that is judged: with two or three, a choice says little."""
@@ -34,6 +36,19 @@ class Choice:
     measured: float
     fits: bool
     noted_all_reduce: float = math.nan
+
+
+def choice_of(case: Case, planned: PlannedCase, *, predicted: float = math.nan) -> Choice:
+    """Of a published run, whatever is predicted to fit."""
+    return Choice(
+        group=plan_group(case),
+        plan=plan_of(case, planned),
+        labels=labels_of(case, planned),
+        predicted=predicted,
+        measured=case.measured_time,
+        fits=True,
+        noted_all_reduce=case.noted_all_reduce,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.generic import generic_profile, known_families
-from perfmodel.lab.plan_choice import BROKEN_NVLINK
+from perfmodel.lab.plan_choice import BROKEN_NVLINK, LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
 from perfmodel.lab.run_labels import labels_of
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.profile import ExecutionProfile
@@ -82,13 +82,18 @@ def hidden(case: Case) -> HiddenRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranger:
-    """A run as somebody would predict it who does not know its framework. `profile`: what was left out."""
+    """A run as somebody would predict it who does not know its framework.
+
+    profile   what was left out
+    choice    the same among the runs that differ from it in their plan only; None: not among any
+    """
 
     id: str
     group: str
     profile: str
     predicted: float
     measured: float
+    choice: Choice | None = None
 
     @property
     def error(self) -> float:
@@ -144,7 +149,8 @@ class Strangers:
                 time = self.predictor.predict(planned).step_time
             except InputError:
                 continue
-            yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time)
+            choice = choice_of(case, plan_of_case(case.inputs), predicted=time)
+            yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice)
 
     def fits(self, cases: Iterable[Case]) -> StrangerFits:
         """Of nanotron's runs, the framework whose failures are published."""
@@ -240,6 +246,20 @@ def over_groups(figures: Mapping[str, StrangerFigures]) -> OverGroups:
     )
 
 
+def choices_of(strangers: Iterable[Stranger]) -> PlanChoices:
+    """How much slower the plan is that a stranger would choose."""
+    return plan_choices([each.choice for each in strangers if each.choice is not None], skip_broken_nvlink=True)
+
+
+def choices_text(choices: PlanChoices) -> str:
+    overall = choices.overall
+    return (
+        f"choice of plan: the one that is predicted to be fastest is {overall.mean_regret:.1%} slower than the best on average over "
+        f"{overall.num_groups} groups of at least {LEAST_PLANS} plans, {overall.largest_regret:.0%} at most; rank correlation "
+        f"{overall.rank_correlation:.2f}"
+    )
+
+
 def table_text(figures: Mapping[str, StrangerFigures]) -> str:
     rows = [("group", "runs", "bias", "mean", "in 80 %", "interval")]
     rows += [
@@ -274,7 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases = [case for path in options.cases for case in read_cases(path)]
         for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with all its kin")):
             strangers = Strangers(leaves_family=leaves_family)
-            print(f"name hidden, {title}:\n{table_text(figures_of(strangers.times(cases)))}")
+            found = list(strangers.times(cases))
+            print(f"name hidden, {title}:\n{table_text(figures_of(found))}")
+            print(choices_text(choices_of(found)))
             print(fits_text(strangers.fits(cases)) + "\n")
     except PerfModelError as error:
         print(error, file=sys.stderr)

@@ -13,8 +13,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.frameworks import framework_of
-from perfmodel.lab.plan_choice import Choice
-from perfmodel.lab.run_labels import labels_of, plan_group, plan_of
+from perfmodel.lab.plan_choice import Choice, choice_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,5 @@ def _run(case: Case) -> PublishedRun | None:
         f"f{model.intermediate_size}",
         planned=planned,
         settings=settings if isinstance(settings, Mapping) else {},
-        choice=Choice(
-            group=plan_group(case),
-            plan=plan_of(case, planned),
-            labels=labels_of(case, planned),
-            predicted=np.nan,
-            measured=case.measured_time,
-            fits=True,
-            noted_all_reduce=case.noted_all_reduce,
-        ),
+        choice=choice_of(case, planned),
     )
