@@ -28,7 +28,7 @@ _WORDS = {
 @command(
     asked=Words(
         Request,
-        only="model cluster chips seq_len global_batch precision optimizer train profile calibration memory_headroom",
+        only="model cluster chips seq_len global_batch precision optimizer train profile settings calibration memory_headroom",
         helps={
             "chips": "Chips to use; the fewest that fit if left out.",
             "global_batch": "Sequences in a step; if left out, a micro-batch for every chip.",
@@ -37,7 +37,7 @@ _WORDS = {
     ),
     chip=options.ChipWords,
     knobs=Words(Knobs, several=True),
-    after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "calibration": "profile"},
+    after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )
 def limits(*, asked: Request, chip: options.ChipWords, knobs: Knobs, json: options.Json = False) -> None:
     """The largest micro-batch and global batch, the longest sequence and the fewest chips that fit, and what limits each.

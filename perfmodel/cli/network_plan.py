@@ -22,7 +22,7 @@ def predict_network_file(plan: Plan, asked: Request, *, network: str, json: bool
 
     own = network_of_plan(plan, named=network or None)
     headroom = share(asked.memory_headroom, "memory_headroom")
-    given: dict[str, Any] = {"profile": only_one(asked.profile, "profile"), "calibration": asked.calibration}
+    given: dict[str, Any] = {"profile": only_one(asked.profile, "profile"), "settings": asked.settings, "calibration": asked.calibration}
     every: list[str | None] = [*asked.cluster] or [None]
     found = [predict_network_plan(plan, network=own, cluster=cluster, memory_headroom=headroom, **given) for cluster in every]
     if json:

@@ -54,7 +54,7 @@ class Files:
 #: What verbs that take a plan's file assume beside it.
 ASSUMED = Words(
     Request,
-    only="profile calibration memory_headroom",
+    only="profile settings calibration memory_headroom",
     helps={"profile": "The framework that is assumed (`perfmodel profiles`); the plan's own if left out."},
 )
 TimeLimit = Annotated[

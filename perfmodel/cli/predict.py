@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from perfmodel.verbs.setting import Confidence
 
 #: What may be said beside a plan of `perfmodel shard`.
-_OF_NETWORK_PLANS = ("cluster", "profile", "calibration", "memory_headroom")
+_OF_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_headroom")
 
 
 @command(asked=Words(Request, several=True), chip=options.ChipWords, knobs=Knobs, files=options.Files)

@@ -43,14 +43,14 @@ class Built:
 
 @command(
     asked=Words(
-        Request, only="cluster chips precision optimizer profile calibration memory_headroom",
+        Request, only="cluster chips precision optimizer profile settings calibration memory_headroom",
         helps={"precision": "fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out."}, defaults={"optimizer": "adamw"},
     ),
     chip=options.ChipWords,
     built=Words(Built, several=True),
     knobs=Words(Knobs, only="zero"),
     files=Words(options.Files, only="save"),
-    after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "calibration": "profile"},
+    after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )  # fmt: skip
 def shard(
     network: Annotated[

@@ -105,13 +105,16 @@ def _object(result: ValidationResult) -> dict[str, object]:
             "choices": result.scored.choices,
         },
         "reasons": result.reasons,
+        "settings_passed_over": result.passed_over,
     }
 
 
 def _show(result: ValidationResult) -> None:
     from perfmodel.lab.tables import choice_lines, fit_lines, headline, result_tables
+    from perfmodel.parallel.stated import passed_over_line
 
     print(headline(result))
     print_tables(result_tables(result))
-    for line in [*fit_lines(result.fits), *choice_lines(result.choices)]:
+    told = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
+    for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(told)] if told else [])]:
         print(line)

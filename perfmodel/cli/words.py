@@ -15,7 +15,8 @@ Result = TypeVar("Result")
 
 #: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
 _ORDER = (
-    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "precision", "optimizer", "train",
+    "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "precision",
+    "optimizer", "train",
     "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "zero", "micro_batch", "virtual_stages", "schedule", "recompute",
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip
@@ -96,9 +97,9 @@ def _place(name: str) -> int:
 
 
 def _parameter(each: Word, name: str, words: Words) -> inspect.Parameter:
-    many = words.several and each.several
+    many = (words.several and each.several) or each.repeats
     default = words.defaults.get(name, each.default_text) or None
-    if many:
+    if many and not each.repeats:
         help = each.several_help or f"{_help(each, each.otherwise)} [*]"
     else:
         help = words.helps.get(name) or _help(each, "" if name in words.defaults else each.otherwise)
@@ -111,10 +112,10 @@ def _help(each: Word, otherwise: str = "") -> str:
 
 def _typed(each: Word, name: str, *, help: str, many: bool = False) -> Any:
     if each.kind is bool:
-        plain = flag(name)
+        plain = flag(each.option or name)
         return Annotated[bool | None, typer.Option(f"{plain}/--no-{plain[2:]}", help=help, show_default=False)]
     kind = list[str] if many else each.kind | None
-    return Annotated[kind, typer.Option(flag(name), *each.aliases, metavar=each.metavar, help=help)]
+    return Annotated[kind, typer.Option(flag(each.option or name), *each.aliases, metavar=each.metavar, help=help)]
 
 
 def _made(name: str, annotation: Any, default: Any) -> inspect.Parameter:

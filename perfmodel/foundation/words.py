@@ -30,6 +30,7 @@ class Word:
     metavar           what stands for its value in help
     kind              what a command line gives: int, str, bool or Path
     aliases           other names of its option
+    option            what its option is called, where not as the word; repeats: it may be given again and again
     takes             of what types a program gives it; empty: as the field is annotated
     read              makes the value of what was given, or refuses it, where its kind alone does not say how; the second argument is
                       the word's name
@@ -48,6 +49,8 @@ class Word:
     metavar: str = "N"
     kind: type = str
     aliases: tuple[str, ...] = ()
+    option: str = ""
+    repeats: bool = False
     takes: str = ""
     read: Read | None = None
     least: int = 1

@@ -27,6 +27,7 @@ class ValidationRow:
     step_time_low, step_time_high         80 % interval
     trains_adapters the run trains adapters only
     shape, is_framework_known             the model's sizes; whether the framework is one with a profile of its own
+    passed_over     what it states of its setup that is not read
     choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
     """
 
@@ -54,6 +55,7 @@ class ValidationRow:
     choice_plan: str = ""
     noted_all_reduce: float = math.nan
     trains_adapters: bool = False
+    passed_over: tuple[str, ...] = ()
 
     @property
     def is_predicted(self) -> bool:
@@ -212,6 +214,7 @@ class ValidationResult:
     framework_fits: tuple[FitCounts, ...]
     source_fits: tuple[FitCounts, ...]
     reasons: Mapping[str, int]
+    passed_over: Mapping[str, int]
 
     @property
     def num_rows(self) -> int:
@@ -250,6 +253,7 @@ def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_bro
         framework_fits=tuple(fit_counts(name, [row for row in judged if row.framework == name]) for name in frameworks),
         source_fits=tuple(fit_counts(name, [row for row in judged if row.group == name]) for name in groups),
         reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
+        passed_over=dict(Counter(name for row in rows for name in row.passed_over).most_common()),
     )
 
 

@@ -26,6 +26,7 @@ from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_grou
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
+from perfmodel.parallel.stated import passed_over
 
 COLUMNS = (
     "id",
@@ -160,6 +161,7 @@ class CasePredictor:
             reason=case.reason,
             noted_all_reduce=case.noted_all_reduce,
             trains_adapters=case.trains_adapters,
+            passed_over=tuple(passed_over(case.inputs.get("settings"))),
         )
         if case.reason:
             return row

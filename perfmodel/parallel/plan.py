@@ -27,6 +27,8 @@ from perfmodel.parallel.layout import (
     even_stage_layers,
 )
 from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.stated import settings_in, settings_text
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -45,6 +47,7 @@ class Plan:
     stage_layers[k] is the number of layers of virtual stage k, in model order; it lives on pipeline rank k % pp.
     rules says which dims of each operator the axes of the layout cut.
 
+    profile      the framework that is assumed and what is known of its setup (`parallel/stated.py`)
     assignment   where each operator has a sharding of its own, in place of rules: over a mesh of the chips of each of `pp` stages. The
                  other axes of the layout are then 1, and a micro-batch is that of all chips of a stage together
     """
@@ -79,6 +82,11 @@ class Plan:
     def sequence_parallel(self) -> bool:
         """The residual stream is cut over tp."""
         return self.layout.tp > 1 and self.rules.scatters_residual
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether something is stated of the setup of its framework."""
+        return framework_named(self.profile) != self.profile
 
     @property
     def num_microbatches(self) -> int:
@@ -126,7 +134,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         **cuts,
         "recompute_operators": list(plan.recompute_operators),
         "stage_layers": list(plan.stage_layers),
-        "profile": plan.profile,
+        "profile": framework_named(plan.profile),
+        **({"settings": settings_in(plan.profile)} if plan.has_settings else {}),
         "calibration": plan.calibration,
     }
 
@@ -166,7 +175,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
         "precision": str(job.precision),
         "optimizer": str(job.optimizer),
         "train": str(job.train),
-        "profile": plan.profile,
+        "profile": framework_named(plan.profile),
+        "settings": settings_text(settings_in(plan.profile)),
         **_knobs_of(plan),
         "calibration": plan.calibration,
     }

@@ -22,6 +22,7 @@ from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
+from perfmodel.parallel.stated import read_settings, stated
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -32,7 +33,7 @@ from perfmodel.workload.transformer import build_graph
 _KNOBS = tuple(name for name in plan_keys() if name not in DEFAULT_ORDER)
 _PLAN_KEYS = {
     "schema_version", "kind", "source", "notes", "job", "cluster", "num_chips", "layout", "rule_set", "recompute_operators",
-    "stage_layers", "profile", "calibration", "assignment", *_KNOBS,
+    "stage_layers", "profile", "settings", "calibration", "assignment", *_KNOBS,
 }  # fmt: skip
 #: What `kind` says; the second is what plans in which every operator has a sharding of its own once said.
 _KIND, _NETWORK_KIND = "plan", "network"
@@ -121,6 +122,15 @@ class _Fields:
             self.wrong(str(error))
             return None
 
+    def profile(self) -> str:
+        """The framework that is assumed, and what the file states of its setup."""
+        name = self.text("profile", "megatron")
+        try:
+            return stated(name, read_settings(self.map("settings")))
+        except InputError as error:
+            self.wrong(str(error))
+            return name
+
     def knob(self, name: str) -> Any:
         """The value of a knob, or what leaving it out means."""
         if name == "rules":
@@ -179,7 +189,7 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         **{name: plan_fields.knob(name) for name in _KNOBS},
         "recompute_operators": plan_fields.strings("recompute_operators", DEFAULT_RECOMPUTE_OPERATORS),
         "stage_layers": plan_fields.whole_numbers("stage_layers", "leave it out for even stages"),
-        "profile": plan_fields.text("profile", "megatron"),
+        "profile": plan_fields.profile(),
         "calibration": plan_fields.text("calibration", ""),
     }
     if values["rules"] is not None:

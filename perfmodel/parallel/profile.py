@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from perfmodel.foundation.values import check_path
 from perfmodel.parallel.fitted import NOTHING, FittedTo
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
-from perfmodel.parallel.settings import SEPARATOR, stated_settings, with_settings
+from perfmodel.parallel.settings import SEPARATOR, framework_named
+from perfmodel.parallel.stated import settings_in, with_stated
 
 GENERIC = "generic"
 """The profile of a framework that nobody named."""
@@ -200,13 +201,13 @@ def list_profiles() -> list[str]:
 
 
 def load_profile(name: str | Path) -> ExecutionProfile:
-    """The profile of that name, or in that file; `NAME+compile+fused_rmsnorm=false`: with these settings (`parallel/settings.py`)."""
+    """The profile of that name, or in that file; `NAME+compile+fused_rmsnorm=false`: with these settings (docs/settings.md)."""
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
-    base, separator, stated = str(name).partition(SEPARATOR)
-    if separator and not os.path.exists(name):
-        return replace(with_settings(load_profile(base), stated_settings(stated)), name=str(name))
+    settings, name = settings_in(str(name)), framework_named(str(name))
+    if settings:
+        return with_stated(load_profile(name), settings)
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
@@ -251,6 +252,8 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
             values[key] = _value(key, known[key], data[key]) if read is None else read(data[key])
         except InputError as error:
             faults.append(str(error))
+    if SEPARATOR in str(values.get("name", "")):
+        faults.append(f"name={one_line(values['name'])}: holds a {SEPARATOR}, which stands before a setting; take another name")
     if faults:
         raise InputError(f"{where}: {listed(faults)}")
     return ExecutionProfile(**values)

@@ -38,6 +38,12 @@ def _train(value: Any, name: str) -> Any:
 _several = partial(word, several=True)
 
 
+def _settings(value: Any, name: str) -> Any:
+    from perfmodel.parallel.stated import read_settings
+
+    return read_settings(value, name)
+
+
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
     def read(value: Any, name: str) -> int:
         from perfmodel.foundation.values import whole
@@ -80,8 +86,12 @@ class Request:
         otherwise="full if left out", metavar="HOW", takes="str | Training", read=_train,
     )  # fmt: skip
     profile: Any = _several(
-        "The framework that is assumed (`perfmodel profiles`), with what is known of its setup: torch-fsdp2+compile",
+        "The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile",
         otherwise="generic, the mean of those known, if left out", metavar="NAME|PATH", takes="Name | ExecutionProfile",
+    )  # fmt: skip
+    settings: Any = word(
+        "What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again",
+        metavar="NAME[=VALUE]", takes="Mapping[str, bool | float | str]", read=_settings, option="setting", repeats=True,
     )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
@@ -99,4 +109,9 @@ class Request:
         }
         if named["train"] is not None:
             named["train"] = str(named["train"])
-        return {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
+        found = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
+        if self.settings:
+            from perfmodel.parallel.stated import read_settings, settings_text
+
+            found["settings"] = settings_text(read_settings(self.settings))
+        return found

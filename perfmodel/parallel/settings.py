@@ -1,20 +1,23 @@
 """What a run states of how it was set up, and what that changes about its framework's habits.
 
-A setting that is read is worth more than a framework's name. `--profile NAME+compile+fused_rmsnorm=false` states them.
+A setting that is read is worth more than a framework's name. How people state them: `parallel/stated.py`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from perfmodel.foundation.errors import bad_field, one_line, suggest
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.values import said_yes_or_no
-from perfmodel.parallel.eager import EAGER_RMS_NORM
+from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 
 if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
+
+Value: TypeAlias = bool | float | str
 
 
 def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -38,7 +41,13 @@ def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProf
 
 
 def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    return replace(profile, fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0) if value is True else profile
+    """Or nothing fuses what the framework writes out, where it may write norms out."""
+    if value is True:
+        return replace(profile, fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0)
+    if value is False and profile.rms_norm_traffic > 1.0:
+        rotary = max(profile.rotary_traffic, EAGER_COMPLEX_ROTARY)
+        return replace(profile, fuses_elementwise=False, rms_norm_traffic=EAGER_RMS_NORM, rotary_traffic=rotary)
+    return profile
 
 
 def _fused_norm(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -115,73 +124,141 @@ SEPARATOR = "+"
 """Between a profile's name and the settings that are stated with it."""
 
 
+_FILE = re.compile(r"(.*\.ya?ml)(?=\+|$)", re.DOTALL)
+
+#: How else the generations of FlashAttention and their like are called, without the signs between.
+_SPELLINGS: Mapping[str, str] = {
+    **{f"{name}{sign}{n}": f"flash{n}" for n in (1, 2, 3) for name in ("fa", "flash", "flashattn", "flashattention") for sign in ("", "v")},
+    **dict.fromkeys(("cudnnattention", "cudnnfused", "fusedcudnn"), "cudnn"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedSetting:
-    """change: what it does to the profile. values: of one that people state, the words that it may have, or the least and the most of a
-    number; empty: yes or no; None: runs of others say it in words of their own."""
+    """One thing that is known of a run's setup.
 
-    change: Callable[[ExecutionProfile, Any], ExecutionProfile]
+    says     what it changes, for people
+    change   what it does to the profile; None: the plan says it in words of its own
+    values   the words that it may have, or the least and the most of a number; empty: yes or no; None: a list of a framework's own flags
+    """
+
+    says: str
+    change: Callable[[ExecutionProfile, Any], ExecutionProfile] | None
     values: tuple[str, ...] | tuple[float, float] | None = ()
 
 
 #: In the order in which they change a profile.
 _SETTINGS: Mapping[str, StatedSetting] = {
-    "megatron_args": StatedSetting(change=_megatron_arguments, values=None),
-    "fused_cross_entropy": StatedSetting(change=_fused_cross_entropy),
-    "fused_rmsnorm": StatedSetting(change=_fused_norm),
-    "compile": StatedSetting(change=_compile),
-    "gradient_bucket_mb": StatedSetting(change=_bucket, values=(1e-3, 1e6)),
-    "gradient_bucketing": StatedSetting(change=_bucketing),
-    "fp32_gradient_accumulation": StatedSetting(change=_accumulation),
-    "async_tp": StatedSetting(change=_async_tp),
-    "tp_async": StatedSetting(change=_tp_async),
-    "attention_kernel": StatedSetting(change=_attention_kernel, values=tuple(ATTENTION_KERNELS)),
-    "fp8_recipe": StatedSetting(change=_fp8_recipe, values=("tensorwise", "rowwise")),
-    "mixed_precision_mode": StatedSetting(change=_mixed_precision, values=None),
+    "megatron_args": StatedSetting(says="Megatron-LM's own flags", change=_megatron_arguments, values=None),
+    "fused_cross_entropy": StatedSetting(
+        says="softmax, loss and gradient are one kernel: less traffic, and no float32 copy of the logits where the framework keeps none",
+        change=_fused_cross_entropy,
+    ),
+    "fused_rmsnorm": StatedSetting(
+        says=f"RMSNorm is one kernel; no: written out in float32, {EAGER_RMS_NORM:g} times its traffic", change=_fused_norm
+    ),
+    "compile": StatedSetting(
+        says="norms, rotary embeddings and chains of elementwise operators are one kernel each, which keeps what is between in registers "
+        "(torch.compile); no: kernel by kernel, where the framework writes them out",
+        change=_compile,
+    ),
+    "gradient_bucket_mb": StatedSetting(says="gradients are reduced in buckets of so many MiB", change=_bucket, values=(1e-3, 1e6)),
+    "gradient_bucketing": StatedSetting(says="no: gradients are reduced after backward, beside nothing", change=_bucketing),
+    "fp32_gradient_accumulation": StatedSetting(
+        says="gradients of microbatches are added up in float32; no: in the dtype of the computation", change=_accumulation
+    ),
+    "async_tp": StatedSetting(
+        says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication hides under the products beside it (torch's asynchronous TP)",
+        change=_async_tp,
+    ),
+    "tp_async": StatedSetting(
+        says=f"{TP_ASYNC_OVERLAP:.0%} of tensor-parallel communication in backward hides beside the other gradient's product; no: nothing",
+        change=_tp_async,
+    ),
+    "attention_kernel": StatedSetting(
+        says="the rate of fused attention, by generation of its kernel; FlashAttention-2 is written as flash_attention_2 too",
+        change=_attention_kernel,
+        values=tuple(ATTENTION_KERNELS),
+    ),
+    "fp8_recipe": StatedSetting(
+        says=f"scales of fp8 for each tensor, or for each row: {ROWWISE_FP8:g} of the rate", change=_fp8_recipe, values=("tensorwise", "rowwise")
+    ),
+    "mixed_precision_mode": StatedSetting(
+        says="Composer's modes: gradients are reduced in float32 (DEFAULT), or in the dtype of the computation (PURE)",
+        change=_mixed_precision,
+        values=("DEFAULT", "PURE"),
+    ),
+    "sharding": StatedSetting(
+        says="how FSDP cuts", change=None, values=("FULL_SHARD", "FSDP", "HSDP", "HYBRID_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "DDP")
+    ),
+    "tp_mode": StatedSetting(says="sequence parallelism, or not", change=None, values=("REDUCE_SCATTER", "ALL_REDUCE")),
 }
-_STATED = {name: setting.values for name, setting in _SETTINGS.items() if setting.values is not None}
 
-#: Names that `settings` of a run may have: those that change its profile, and how FSDP cuts.
-SETTINGS = frozenset({*_SETTINGS, "sharding"})
+#: What people state.
+STATED: Mapping[str, StatedSetting] = {
+    name: setting for name, setting in _SETTINGS.items() if setting.change is not None and setting.values is not None
+}
+
+#: Names that `settings` of a run that was measured may have.
+SETTINGS = frozenset(_SETTINGS)
 
 
 def framework_named(profile: str) -> str:
-    """The name of a profile without the settings that are stated with it."""
-    return profile.partition(SEPARATOR)[0]
+    """The name of a profile, or the path of its file, without the settings that are stated with it."""
+    file = _FILE.match(profile)
+    return file[0] if file else profile.partition(SEPARATOR)[0]
 
 
 def with_settings(profile: ExecutionProfile, settings: Mapping[str, Any]) -> ExecutionProfile:
     """The profile of a run with these `settings`; what means nothing to the model, or has a value that it does not know, is passed over."""
     for name, setting in _SETTINGS.items():
-        if settings.get(name) is not None:
-            profile = setting.change(profile, settings[name])
+        value = settings.get(name)
+        if value is not None and setting.change is not None and not unread(name, value):
+            profile = setting.change(profile, value if setting.values is None else setting_value(name, value))
     return profile
 
 
-def stated_settings(text: str) -> dict[str, bool | float | str]:
-    """`compile+fused_rmsnorm=false` as settings. Raises InputError for one that is not known."""
-    found: dict[str, bool | float | str] = {}
-    for each in text.split(SEPARATOR):
-        name, _, value = (part.strip() for part in each.partition("="))
-        if name not in _STATED:
-            raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), _STATED)}", f"state {', '.join(_STATED)}")
-        found[name] = _value(name, value)
+def unread(name: object, value: object) -> str:
+    """How a message names a setting of a measured run that is not known, or whose value is not; empty where it is read."""
+    setting = _SETTINGS.get(name) if isinstance(name, str) else None
+    if setting is None:
+        return one_line(name, 40)
+    try:
+        _read(str(name), setting, value)
+    except InputError:
+        return f"{one_line(name, 40)}={one_line(value, 40)}"
+    return ""
+
+
+def setting_value(name: object, value: object) -> Value:
+    """The value of a setting as somebody stated it. Raises InputError for a setting, or a value, that is not known."""
+    if not isinstance(name, str) or name not in STATED:
+        raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), STATED)}", f"state {', '.join(STATED)}")
+    found: Value = _read(name, STATED[name], value)
     return found
 
 
-def _value(name: str, value: str) -> bool | float | str:
-    known = _STATED[name]
-    if not known:
-        return not value or said_yes_or_no(value, f"setting {name}")
-    if isinstance(known[0], str):
-        if value not in known:
-            raise bad_field(f"setting {name}", one_line(value), f"must be one of {', '.join(map(str, known))}", "use one of them")
+def _read(name: str, setting: StatedSetting, value: object) -> Any:
+    known, field = setting.values, f"setting {name}"
+    if known is None:
+        if not isinstance(value, list):
+            raise bad_field(field, one_line(value), "must be a list of flags", "correct it")
         return value
+    if not known:
+        if not isinstance(value, (bool, int, str)):
+            raise bad_field(field, one_line(value), "must be true or false", "write one of them")
+        return value if isinstance(value, bool) else said_yes_or_no(str(value), field)
+    if isinstance(known[0], str):
+        plain = re.sub("[^a-z0-9]", "", str(value).lower())
+        word = _SPELLINGS.get(plain, next((each for each in known if str(each).lower() == str(value).lower()), None))
+        if word not in known:
+            raise bad_field(field, one_line(value), f"must be one of {', '.join(map(str, known))}", "use one of them")
+        return word
     least, most = known
     try:
-        number = float(value)
-    except ValueError:
+        number = -1.0 if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         number = -1.0
     if not float(least) <= number <= float(most):
-        raise bad_field(f"setting {name}", one_line(value), f"must be a number from {least:g} to {most:g}", "correct it")
+        raise bad_field(field, one_line(value), f"must be a number from {least:g} to {most:g}", "correct it")
     return number

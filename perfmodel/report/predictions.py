@@ -203,7 +203,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
 def _assumed(plan: Plan) -> str:
     framework = f"{short_name(plan.profile)} as the framework"
     if framework_named(plan.profile) == GENERIC:
-        framework += " (none is named: the mean of those known; --profile NAME, or generic+compile, narrows it)"
+        framework += " (none is named: the mean of those known; --profile NAME, or --setting such as compile, narrows it)"
     return framework if plan.assignment is not None else f"{framework}, axes on the network {'-'.join(plan.order)} (innermost first)"
 
 

@@ -11,7 +11,7 @@ from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import NotPredicted, Prediction
 from perfmodel.report.predictions import training_time
 
-_JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile")
+_JOB = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile", "settings")
 
 
 def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.profile import ExecutionProfile
     from perfmodel.parallel.results import Comparison, Measurement
+    from perfmodel.parallel.stated import Stated
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import SearchResult
     from perfmodel.workload.imported.graph import ImportedGraph
@@ -66,6 +67,7 @@ def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Knobs) ->
 
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
+    settings       what is known of the framework's setup: {"compile": True} (docs/settings.md)
     dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
     rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
     """
@@ -82,11 +84,12 @@ def predict_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> Prediction:
-    """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile."""
+    """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile, or with other settings."""
     found = load_plan(plan)
-    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
+    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
     return predict_in(setting, placed(found, setting), memory_headroom=share(memory_headroom, "memory_headroom"))
 
 
@@ -138,6 +141,7 @@ def explain_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> Explanation:
     """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers.
@@ -149,7 +153,7 @@ def explain_plan(
     found = load_plan(plan)
     why_not = None if why_not is None else check_knobs(why_not)
     memory_headroom = share(memory_headroom, "memory_headroom")
-    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile)
+    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
     answer = explain(setting.estimator, placed(found, setting), why_not=why_not, memory_headroom=memory_headroom)
     asked = trust_in_plan(setting, answer.prediction.plan) if trust else None
     return replace(answer, prediction=told(answer.prediction, setting), trust=asked)
@@ -160,12 +164,14 @@ def compare_plans(
     *,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
 ) -> tuple[Prediction, ...]:
     """Predictions of several plans (files), in the order in which they are given."""
     if not isinstance(plans, (list, tuple)):
         raise bad_field("plans", shown(plans), "must be a list of plans or of their files", 'write ["a.yaml", "b.yaml"]')
-    return tuple(predict_plan(plan, calibration=calibration, profile=profile, memory_headroom=memory_headroom) for plan in plans)
+    assumed = {"calibration": calibration, "profile": profile, "settings": settings, "memory_headroom": memory_headroom}
+    return tuple(predict_plan(plan, **assumed) for plan in plans)  # type: ignore[arg-type]
 
 
 def run_plan(

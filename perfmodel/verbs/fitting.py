@@ -12,6 +12,8 @@ from perfmodel.foundation.values import check_name
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.parallel.settings import SEPARATOR
+from perfmodel.parallel.stated import read_settings
 from perfmodel.verbs.setting import Name, load_plan
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 #: What may be said of all runs at once, where their rows do not say it.
 ASKED = Words(
     Request,
-    only="model cluster chips nodes global_batch seq_len precision optimizer profile calibration",
+    only="model cluster chips nodes global_batch seq_len precision optimizer profile settings calibration",
     helps={"profile": "The framework that the fit starts from; the one that the runs name if left out, else one between all."},
 )
 KNOBS = Words(Knobs, only="dp fsdp tp pp cp dp_replicate dp_shard zero micro_batch virtual_stages recompute sequence_parallel attention")
@@ -65,7 +67,7 @@ def fit_runs(
         plans=plans,
         profile=_profile(asked.profile),
         calibration=str(asked.calibration or ""),
-        name=Path(save).stem if save is not None else "own",
+        name=Path(save).stem.replace(SEPARATOR, "-") if save is not None else "own",
     )
     if save is not None:
         save_profile(found.profile, save)
@@ -90,6 +92,7 @@ def _profile(asked: Any) -> ExecutionProfile | None:
 
 def _defaults(asked: Request, knobs: Knobs) -> dict[str, Any]:
     """What is said of all runs, under the names of columns."""
-    said = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "calibration")}
+    said = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "settings", "calibration")}
     found = {name: str(value) if isinstance(value, Path) else value for name, value in said.items() if value is not None}
+    found |= {f"settings.{name}": value for name, value in read_settings(asked.settings).items()}
     return {**found, **{name: value if isinstance(value, (bool, int)) else str(value) for name, value in knobs.searched().items()}}

@@ -84,7 +84,8 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
     if job.transformer.position == "learned" and job.seq_len > job.transformer.max_position_embeddings:
         rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
-    setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, calibration=asked.calibration, profile=asked.profile)
+    assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.settings}
+    setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
     measured = asked.calibration
     if not isinstance(measured, Calibration):
@@ -110,7 +111,7 @@ def limits_of(asked: Request, knobs: Knobs, *, progress: Callable[[float], None]
     if chips is None:
         if not fewest.value:
             raise InputError(f"chips: no number that {setting.reference} can have is enough ({fewest.reason}); free a knob")
-        setting = make_setting(job, asked.cluster, chips=fewest.value, calibration=asked.calibration, profile=asked.profile)
+        setting = make_setting(job, asked.cluster, chips=fewest.value, **assumed)
         prober.chips = fewest.value
     others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
     any_micro = replace(prober, space=replace(prober.space, fixed=others))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
     from perfmodel.parallel.profile import ExecutionProfile
+    from perfmodel.parallel.stated import Stated
     from perfmodel.planner.per_operator.pipeline import PipelineSearch
     from perfmodel.planner.per_operator.search import NetworkPlanner, NetworkSearch
     from perfmodel.planner.per_operator.tables import TableMaker
@@ -164,7 +165,7 @@ def network_setting(
     from perfmodel.workload.networks import load_network
 
     _, cluster = find_cluster(asked.cluster, asked.chips)
-    _, profile = constants_of(cluster, asked.calibration, asked.profile)
+    _, profile = constants_of(cluster, asked.calibration, asked.profile, asked.settings)
     sizes = _as_run_by(profile, network, sizes)
     found, treatments = find_network(network, inputs=inputs, batch=batch or global_batch, sizes=sizes)
     given = dict(sizes or {})
@@ -181,13 +182,14 @@ def network_setting(
         chips=asked.chips,
         calibration=asked.calibration,
         profile=asked.profile,
+        settings=asked.settings,
         network_at=(lambda size: load_network(str(network), batch=size, **given)) if global_batch else (lambda _: found),
     )
     return setting, found, treatments
 
 
 #: What a per-operator search takes of a request: where it runs and what is assumed.
-_ASKED = Words(Request, only="cluster chips precision optimizer profile calibration memory_headroom", needed="cluster")
+_ASKED = Words(Request, only="cluster chips precision optimizer profile settings calibration memory_headroom", needed="cluster")
 
 
 @takes(asked=_ASKED)
@@ -396,6 +398,7 @@ def predict_network_plan(
     zero: int | None = None,
     memory_headroom: float | str = DEFAULT_HEADROOM,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     calibration: Name | Calibration | None = None,
 ) -> Prediction:
     """Step time and memory of a plan of a network, on the cluster that it names or another, by what it records or what is said.
@@ -405,7 +408,7 @@ def predict_network_plan(
     memory_headroom = share(memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
     found = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
-    setting = setting_of_network_plan(found, network=network, cluster=cluster, profile=profile, calibration=calibration)
+    setting = setting_of_network_plan(found, network=network, cluster=cluster, profile=profile, settings=settings, calibration=calibration)
     return _predicted(setting, on_tiers(found, setting), memory_headroom)
 
 
@@ -430,6 +433,7 @@ def setting_of_network_plan(
     network: Graph | str | None = None,
     cluster: Name | Cluster | None = None,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     calibration: Name | Calibration | None = None,
 ) -> Setting:
     """What predicts a plan of a network: a built-in one, or a module that the caller names too, as a plan file alone starts no code."""
@@ -440,7 +444,7 @@ def setting_of_network_plan(
     if isinstance(network, Graph) or (network is not None and ":" in network):
         own = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
         network_at = lambda _: own  # noqa: E731
-    return setting_of_plan(plan, cluster=cluster, profile=profile, calibration=calibration, network_at=network_at)
+    return setting_of_plan(plan, cluster=cluster, profile=profile, settings=settings, calibration=calibration, network_at=network_at)
 
 
 def on_tiers(plan: Plan, setting: Setting) -> Plan:

@@ -19,6 +19,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import NotPredicted, Prediction, first_reasons
 from perfmodel.parallel.request import Request
+from perfmodel.parallel.stated import read_settings
 from perfmodel.verbs.overrides import Change, changes, overridden
 from perfmodel.verbs.setting import (
     Setting,
@@ -56,7 +57,8 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     distinct = [_once(each) or [None] for each in asked.values()]
-    return [replace(given, memory_headroom=headroom, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+    given = replace(given, memory_headroom=headroom, settings=read_settings(given.settings))
+    return [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
 
 
 def _refuse_millions(given: Any, spelled: Callable[[str], str]) -> None:
@@ -167,9 +169,10 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
         place = request.cluster if request.cluster is not None or plan is None else plan.cluster
         chips = request.nodes * (place if isinstance(place, Cluster) else load_cluster(place)).chips_per_node
     job, calibration = _job_of(request, plan), request.calibration
+    assumed = {"profile": request.profile, "settings": request.settings}
     if plan is None:
-        return make_setting(job, request.cluster, chips=chips, calibration=calibration, profile=request.profile)
-    return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, profile=request.profile)
+        return make_setting(job, request.cluster, chips=chips, calibration=calibration, **assumed)
+    return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
 
 
 def _job_of(request: Request, plan: Plan | None) -> TrainingJob:

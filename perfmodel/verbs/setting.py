@@ -16,6 +16,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.stated import Stated, read_settings, settings_in, stated, with_stated
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -42,7 +43,7 @@ class Setting:
 
     reference     what a plan file calls the cluster: its name, or the path of its file
     calibration   what a plan file calls the calibration that was asked for; empty where it is merely the best that is known
-    profile       what a plan file calls the execution profile: its name, or the path of its file
+    profile       what a plan calls the execution profile: its name, or the path of its file, with what is stated of its setup
     rests_on      the calibration that is used; `prior` where it is that of other chips, `spec-sheet` where there is none
     notes         what a person should know of how it was put together, as sentences
     """
@@ -82,6 +83,7 @@ def make_setting(
     chips: int | str | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     notes: tuple[str, ...] = (),
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
@@ -89,7 +91,8 @@ def make_setting(
 
     chips         None: as many as the cluster object, one's own cluster file or this machine has; a shipped cluster needs the number
     calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
-    profile       None: by the chip's maker, `megatron` on NVIDIA's (perfmodel/cost/resolve.py)
+    profile       None: by the chip's maker, `generic` on NVIDIA's (perfmodel/cost/resolve.py)
+    settings      what is known of its setup (docs/settings.md)
     network_at    of a job that trains a network: its graph at a micro-batch; None: that of the built-in network
     """
     from perfmodel.cost.resolve import calibration_reference, resolve_estimator
@@ -97,7 +100,7 @@ def make_setting(
     from perfmodel.hardware.reader import LOCALHOST
 
     reference, found = find_cluster(cluster, chips)
-    chosen, habits = constants_of(found, calibration, profile)
+    chosen, habits = constants_of(found, calibration, profile, settings)
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST:
         notes = (f"chips={found.num_chips}: nobody said how many, so it is the number that the file of {found.name} states", *notes)
     if chosen.busy_fraction > MOST_BUSY:
@@ -111,11 +114,17 @@ def make_setting(
         reference=reference,
         cluster=found,
         calibration=asked,
-        profile=file_reference(profile) if isinstance(profile, Name) and is_path(profile) else habits.name,
+        profile=_profile_reference(profile, habits),
         rests_on=asked or calibration_reference(chosen),
         estimator=resolve_estimator(job, found, calibration=chosen, profile=habits, network_at=network_at or _network_at(job)),
         notes=notes,
     )
+
+
+def _profile_reference(profile: Name | ExecutionProfile | None, habits: ExecutionProfile) -> str:
+    """What a plan calls the profile that was asked for, which with its settings became `habits`."""
+    file = framework_named(str(profile)) if isinstance(profile, Name) else ""
+    return stated(file_reference(file), settings_in(habits.name)) if is_path(file) else habits.name
 
 
 def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
@@ -144,19 +153,22 @@ def check_sizes(sizes: Mapping[str, object], batch: str) -> None:
 
 
 def constants_of(
-    cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None
+    cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None, settings: Stated = None
 ) -> tuple[Calibration, ExecutionProfile]:
-    """Objects as they are, names and paths read; None: what is usual for the cluster's chip."""
-    from perfmodel.cost.resolve import choose_calibration, choose_profile
+    """Objects as they are, names and paths read; None: what is usual for the cluster's chip. settings: what is known of the setup."""
+    from perfmodel.cost.resolve import choose_calibration, choose_profile, default_profile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.parallel.profile import ExecutionProfile
 
     for value, field, kind in ((calibration, "calibration", Calibration), (profile, "profile", ExecutionProfile)):
         if value is not None:
             check_name(value, field, kind, f"see `perfmodel {field}s`")
+    given = read_settings(settings)
+    if profile is None or isinstance(profile, Name):
+        profile = choose_profile(cluster.chip, stated(str(profile or default_profile(cluster.chip)), given))
     return (
         choose_calibration(cluster.chip, calibration or "") if calibration is None or isinstance(calibration, Name) else calibration,
-        choose_profile(cluster.chip, profile or "") if profile is None or isinstance(profile, Name) else profile,
+        with_stated(profile, given),
     )
 
 
@@ -334,15 +346,22 @@ def setting_of_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
+    settings: Stated = None,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
     """Where a plan file says that its plan runs, or on another cluster, with as many chips unless that is said; for its job or another.
 
     The calibration and the assumed framework of the file are those of its own chips: on others they give way to what is known of those.
+    Settings of the file stay, but where others are stated in their place; a profile that is given as an object has its own.
     """
     from perfmodel.cost.resolve import default_profile
 
-    habits: Name | None = plan.profile
+    habits: Name | None = framework_named(plan.profile)
+    given = read_settings(settings)
+    if isinstance(profile, Name):
+        profile, given = framework_named(str(profile)), settings_in(stated(str(profile), given))
+    if profile is None or isinstance(profile, Name):
+        given = settings_in(plan.profile) | given
     measured: Name | None = plan.calibration or None
     notes: list[str] = []
     if cluster is not None:
@@ -358,6 +377,7 @@ def setting_of_plan(
         chips=plan.num_chips if chips is None else chips,
         calibration=measured if calibration is None else calibration,
         profile=habits if profile is None else profile,
+        settings=given,
         notes=tuple(notes),
         network_at=network_at,
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, one_line, suggest
+from perfmodel.foundation.errors import InputError
 from perfmodel.lab.own_runs.base import base_of
 from perfmodel.lab.own_runs.columns import Row
 from perfmodel.lab.own_runs.faults import check_one_framework, check_times
@@ -17,7 +17,7 @@ from perfmodel.lab.own_runs.read import RunFile
 from perfmodel.lab.own_runs.result import FittedProfile, result_of
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
-from perfmodel.parallel.settings import SETTINGS
+from perfmodel.parallel.stated import passed_over, passed_over_line
 
 _MANY = 300
 """Runs from which a fit takes seconds; a hundred tell next to all there is to tell."""
@@ -72,9 +72,9 @@ def _notes(files: Sequence[RunFile], rows: Sequence[Row], timed: Sequence[Row], 
     unread = list(dict.fromkeys(column for each in files for column in each.unread))
     if unread:
         yield f"not read, for they mean nothing here: {', '.join(unread[:12])}{' ...' if len(unread) > 12 else ''}"
-    unknown = list(dict.fromkeys(one_line(name, 40) for run in runs for name in run.settings if name not in SETTINGS))
+    unknown = list(dict.fromkeys(name for run in runs for name in passed_over(run.settings)))
     if unknown:
-        yield f"settings that nothing is known of, passed over: {', '.join(unknown[:12])}{suggest(unknown[0], SETTINGS)}"
+        yield passed_over_line(unknown)
     if len(timed) < len(rows):
         yield f"{len(rows) - len(timed)} of {len(rows)} rows have no step time and are left out"
     for each in files:

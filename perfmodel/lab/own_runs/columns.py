@@ -150,7 +150,7 @@ def flag_of(value: Any, name: str) -> bool | None:
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run: an object, or columns of their names."""
+    """The settings of a run: an object, and columns of their names, which may be said of all runs."""
     given = values.get("settings")
     if isinstance(given, str):
         try:
@@ -160,7 +160,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
         raise bad_field("settings", shown(given), "must be a mapping of names to values", 'write {"compile": true}')
     columns = {name.partition(".")[2]: _typed(value) for name, value in values.items() if name.startswith("settings.")}
-    return {**(given or {}), **columns}
+    return {**columns, **(given or {})}
 
 
 def _typed(value: Any) -> Any:

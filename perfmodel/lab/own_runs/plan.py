@@ -21,6 +21,8 @@ from perfmodel.lab.own_runs.fit import OwnRun
 from perfmodel.lab.step_times import load_profile_once
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
+from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.stated import settings_in
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.models import load_model
@@ -70,6 +72,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     else:
         planned = _planned(row, framework, settings, calibration)
     _check_logged(row, planned.plan)
+    settings = {**settings_in(planned.plan.profile), **settings}
     identity = row.values.get("id")
     return OwnRun(
         id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.place,
@@ -85,7 +88,7 @@ def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "
     """A plan's file as a run. cluster: where it ran, if not where it says."""
     if plan.assignment is not None:
         raise bad_field("plan", plan.job.model.name, "gives every operator a sharding of its own", "fit with plans of `perfmodel search`")
-    found = framework_of(framework or plan.profile)
+    found = framework_of(framework or framework_named(plan.profile))
     place = cluster or plan.cluster
     return PlannedCase(
         hardware=HardwareOfCase(
