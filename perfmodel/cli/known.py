@@ -264,6 +264,7 @@ def profiles(
 ) -> None:
     """Known execution profiles: what a framework does with a plan, with their sources."""
     from perfmodel.parallel.profile import list_profiles, load_profile
+    from perfmodel.parallel.settings import STATED
 
     known = [load_profile(each) for each in ([name] if name else list_profiles())]
     if json:
@@ -279,6 +280,7 @@ def profiles(
             right=("host a layer", "a step"),
             sources=sources,
         )
+        print(f"\nWhat may be stated with any of them (--setting, docs/settings.md): {', '.join(STATED)}.")
 
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ class ExecutionProfile:
 
     def not_runnable_reason(self, plan: Plan) -> str:
         """Why the framework cannot run this plan; empty if it can."""
-        return not_runnable_reason(plan, self.name, self.runs, balanced_context=self.context_chunks == HEAD_TAIL)
+        return not_runnable_reason(plan, framework_named(self.name), self.runs, balanced_context=self.context_chunks == HEAD_TAIL)
 
     def hides_reductions(self, zero: int) -> bool:
         """Whether gradients are reduced under the backward pass: at ZeRO stage 0 whole, above it scattered."""

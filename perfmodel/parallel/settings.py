@@ -181,7 +181,9 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         values=tuple(ATTENTION_KERNELS),
     ),
     "fp8_recipe": StatedSetting(
-        says=f"scales of fp8 for each tensor, or for each row: {ROWWISE_FP8:g} of the rate", change=_fp8_recipe, values=("tensorwise", "rowwise")
+        says=f"scales of fp8 for each tensor, or for each row: {ROWWISE_FP8:g} of the rate",
+        change=_fp8_recipe,
+        values=("tensorwise", "rowwise"),
     ),
     "mixed_precision_mode": StatedSetting(
         says="Composer's modes: gradients are reduced in float32 (DEFAULT), or in the dtype of the computation (PURE)",
@@ -245,12 +247,14 @@ def _read(name: str, setting: StatedSetting, value: object) -> Any:
             raise bad_field(field, one_line(value), "must be a list of flags", "correct it")
         return value
     if not known:
-        if not isinstance(value, (bool, int, str)):
+        if isinstance(value, str):
+            return said_yes_or_no(value, field)
+        if value not in (True, False):
             raise bad_field(field, one_line(value), "must be true or false", "write one of them")
-        return value if isinstance(value, bool) else said_yes_or_no(str(value), field)
+        return bool(value)
     if isinstance(known[0], str):
-        plain = re.sub("[^a-z0-9]", "", str(value).lower())
-        word = _SPELLINGS.get(plain, next((each for each in known if str(each).lower() == str(value).lower()), None))
+        said = value.lower() if isinstance(value, str) else ""
+        word = _SPELLINGS.get(re.sub("[^a-z0-9]", "", said), next((each for each in known if str(each).lower() == said), ""))
         if word not in known:
             raise bad_field(field, one_line(value), f"must be one of {', '.join(map(str, known))}", "use one of them")
         return word

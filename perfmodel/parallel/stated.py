@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
-from perfmodel.parallel.settings import SEPARATOR, SETTINGS, Value, framework_named, setting_value, settings_in_order, unread, with_settings
+from perfmodel.parallel.settings import SEPARATOR, SETTINGS, STATED, Value, framework_named, setting_value, unread, with_settings
 
 if TYPE_CHECKING:
     from perfmodel.parallel.profile import ExecutionProfile
@@ -27,7 +27,7 @@ def read_settings(given: object, name: str = "settings") -> dict[str, Value]:
         known = setting_value(each, value)
         if found.setdefault(each, known) != known:
             raise bad_field("setting", _text(each, known), f"was stated as {_text(each, found[each])} before", "state it once")
-    return settings_in_order(found)
+    return _in_order(found)
 
 
 def _pairs(given: object, name: str) -> Iterator[tuple[str, object]]:
@@ -56,7 +56,7 @@ def stated(profile: str, settings: Mapping[str, Value]) -> str:
         if own.get(name, value) != value:
             rule = f"the profile {one_line(profile)} says {_text(name, own[name])}"
             raise bad_field("setting", _text(name, value), rule, "state one of them")
-    every = settings_text(settings_in_order({**own, **settings}))
+    every = settings_text(_in_order({**own, **settings}))
     return SEPARATOR.join([framework_named(profile), every]) if every else framework_named(profile)
 
 
@@ -85,6 +85,10 @@ def passed_over_line(names: Sequence[str]) -> str:
 
 def settings_text(settings: Mapping[str, Value]) -> str:
     return SEPARATOR.join(_text(name, value) for name, value in settings.items())
+
+
+def _in_order(settings: Mapping[str, Value]) -> dict[str, Value]:
+    return {name: settings[name] for name in STATED if name in settings}
 
 
 def _text(name: str, value: Value) -> str:

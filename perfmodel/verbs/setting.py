@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
 from perfmodel.foundation.values import check_name, choice_of, is_path, whole
+from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.profile import GENERIC
-from perfmodel.parallel.settings import framework_named
-from perfmodel.parallel.stated import Stated, read_settings, settings_in, stated, with_stated
+from perfmodel.parallel.settings import SEPARATOR, framework_named
+from perfmodel.parallel.stated import Stated, read_settings, settings_in, settings_text, stated, with_stated
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
@@ -109,6 +110,8 @@ def make_setting(
             f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
             "calibrate again when the machine is quiet",
         )
+    if profile is None or isinstance(profile, Name):
+        notes = (*notes, *_without_effect(_profile_reference(profile, habits)))
     asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     return Setting(
         reference=reference,
@@ -125,6 +128,21 @@ def _profile_reference(profile: Name | ExecutionProfile | None, habits: Executio
     """What a plan calls the profile that was asked for, which with its settings became `habits`."""
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
     return stated(file_reference(file), settings_in(habits.name)) if is_path(file) else habits.name
+
+
+def _without_effect(profile: str) -> list[str]:
+    """What is stated with a profile and changes nothing about it."""
+    settings = settings_in(profile)
+    if not settings:
+        return []
+    from perfmodel.parallel.profile import load_profile
+    from perfmodel.parallel.settings import with_settings
+
+    name = framework_named(profile)
+    base = load_profile(name)
+    idle = {setting: value for setting, value in settings.items() if with_settings(base, {setting: value}) == base}
+    rule = f"changes nothing about {short_name(name)}, which has it so already or does not depend on it"
+    return [f"setting {setting}: {rule}" for setting in settings_text(idle).split(SEPARATOR) if setting]
 
 
 def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:

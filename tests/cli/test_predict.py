@@ -477,3 +477,26 @@ def test_a_plan_that_the_framework_cannot_run_says_so(call, call_json):
     _, out, _ = call("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
     assert "not a plan for this framework: zero=3" in out
     assert call_json("predict", *JOB, "--dp-shard", "64", "--profile", "torchtitan")["runnable"]
+
+
+@pytest.mark.parametrize("verb", ["predict", "search", "limits", "explain", "compare", "shard"])
+def test_every_verb_that_takes_a_framework_takes_what_is_known_of_its_setup(call, verb):
+    asked = {"explain": ("fsdp",), "compare": ("fsdp", "fsdp"), "shard": ("alexnet", "--cluster", "dgx-h100", "--chips", 8)}.get(verb, JOB)
+    code, out, err = call(verb, *asked, "--setting", "compil")
+    assert (code, out) == (2, "")
+    assert err.startswith("perfmodel: setting=compil: is not known; did you mean 'compile'")
+    assert "--setting NAME[=VALUE]" in call(verb, "--help")[1]
+
+
+def test_settings_are_said_again_and_again_and_over_those_of_a_file(call, call_json, tmp_path):
+    first = call_json("predict", *JOB, "--setting", "compile", "--setting", "attention_kernel=flash2", "--save", "plan.yaml")
+    assert first["plan"]["settings"] == {"compile": True, "attention_kernel": "flash2"}
+    assert call_json("predict", "plan.yaml") == first
+    assert call_json("predict", *JOB, "--profile", "generic+compile+attention_kernel=flash2") == first
+    assert (
+        "overrides    settings compile+attention_kernel=flash3 (the file: compile+attention_kernel=flash2)"
+        in (call("predict", "plan.yaml", "--setting", "attention_kernel=flash3")[1])
+    )
+    both = call_json("predict", *JOB, "--profile", "generic,torchtitan", "--setting", "compile")["predictions"]
+    assert [each["plan"]["profile"] for each in both] == ["generic", "torchtitan"]
+    assert all(each["plan"]["settings"] == {"compile": True} for each in both)

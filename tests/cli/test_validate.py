@@ -47,6 +47,13 @@ def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
     assert "are in it, scored runs aside (--skip-broken-nvlink leaves them out)" in out
 
 
+def test_settings_that_nothing_is_known_of_are_told_once(call, call_json, tmp_path):
+    cases = write(tmp_path / "odd.jsonl", [changed(settings={"fused_rms": True}), changed(settings={"fused_rms": 3, "compile": "perhaps"})])
+    line = "settings that nothing is known of, passed over: fused_rms (2 runs), compile=perhaps (1 runs); did you mean 'fused_rmsnorm' or"
+    assert call("validate", cases)[1].count(line) == 1
+    assert call_json("validate", cases)["settings_passed_over"] == {"fused_rms": 2, "compile=perhaps": 1}
+
+
 def test_which_kind_of_mistake_about_memory_cannot_be_seen_is_said(call, cases, tmp_path):
     assert "is not known; give a file" not in call("validate", cases)[1]
     ran = write(tmp_path / "ran.jsonl", sweep())

@@ -292,6 +292,12 @@ def test_the_framework_names_its_profile(name, profile):
     assert load_profile(profile).name == profile
 
 
+def test_settings_that_are_not_read_are_counted(tmp_path):
+    odd = {"fused_rms": True, "compile": "perhaps", "tp_mode": "REDUCE_SCATTER", "gradient_bucket_mb": 25.0, "async_tp": None}
+    result = validate_cases(write(tmp_path / "cases.jsonl", [{**CASE, "settings": odd}, {**CASE, "settings": {"fused_rms": 1}}, CASE]))
+    assert result.passed_over == {"fused_rms": 2, "compile=perhaps": 1}
+
+
 def test_settings_change_the_profile():
     base = load_profile("megatron")
     assert with_settings(base, {}) == base

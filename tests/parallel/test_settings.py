@@ -5,7 +5,8 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.eager import EAGER_RMS_NORM
 from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.settings import framework_named, stated_settings, with_settings
+from perfmodel.parallel.settings import framework_named, with_settings
+from perfmodel.parallel.stated import settings_in
 
 GENERIC = load_profile("generic")
 
@@ -30,7 +31,7 @@ GENERIC = load_profile("generic")
 def test_a_setting_is_stated_with_the_profiles_name(stated, field, value):
     found = load_profile(f"generic+{stated}")
     assert getattr(found, field) == value
-    assert found.name == f"generic+{stated}"
+    assert load_profile(found.name) == found
     assert framework_named(found.name) == "generic"
     assert getattr(found, field) != getattr(GENERIC, field)
 
@@ -59,4 +60,4 @@ def test_what_is_not_known_is_one_sentence(stated, message):
 
 def test_a_published_run_may_state_what_means_nothing_here():
     assert with_settings(GENERIC, {"moon_phase": "full", "attention_kernel": "unheard of", "compile": None}) == GENERIC
-    assert stated_settings("compile+fused_rmsnorm=false") == {"compile": True, "fused_rmsnorm": False}
+    assert settings_in("generic+compile+fused_rmsnorm=false") == {"compile": True, "fused_rmsnorm": False}

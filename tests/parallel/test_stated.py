@@ -4,15 +4,18 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan, write_plan
 from perfmodel.parallel.profile import load_profile, save_profile
-from perfmodel.parallel.settings import framework_named
-from perfmodel.parallel.stated import read_settings, settings_in, settings_text, stated, with_stated
+from perfmodel.parallel.settings import STATED as KNOWN
+from perfmodel.parallel.settings import framework_named, with_settings
+from perfmodel.parallel.stated import passed_over, read_settings, settings_in, settings_text, stated, with_stated
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=16, global_batch=64, seq_len=4096)
-STATED = {"compile": True, "fused_rmsnorm": False, "gradient_bucket_mb": 12.5, "attention_kernel": "flash2"}
-TEXT = "compile+fused_rmsnorm=false+gradient_bucket_mb=12.5+attention_kernel=flash2"
+STATED = {"fused_rmsnorm": False, "compile": True, "gradient_bucket_mb": 12.5, "attention_kernel": "flash2"}
+TEXT = "fused_rmsnorm=false+compile+gradient_bucket_mb=12.5+attention_kernel=flash2"
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,34 @@ def test_settings_are_read_as_people_write_them(given):
     assert read_settings(given) == STATED
     assert settings_text(read_settings(given)) == TEXT
     assert settings_in(stated("generic", read_settings(given))) == STATED
+
+
+@pytest.mark.parametrize("spelled", ["flash2", "flash_attention_2", "FlashAttention-2", "flash-attn2", "FA2", "flash_attn_v2"])
+def test_attention_kernels_have_many_spellings(spelled):
+    assert read_settings({"attention_kernel": spelled}) == {"attention_kernel": "flash2"}
+
+
+def test_not_compiled_is_written_out_where_norms_may_be():
+    for name, is_moved in (("generic", True), ("torchtitan", False), ("megatron", False)):
+        base = load_profile(name)
+        assert (with_settings(base, {"compile": False}) != base) is is_moved
+    eager = with_settings(load_profile("generic"), {"compile": False})
+    assert (eager.rms_norm_traffic, eager.rotary_traffic) == (EAGER_RMS_NORM, EAGER_COMPLEX_ROTARY)
+
+
+def test_a_measured_runs_settings_are_read_as_stated_ones_are():
+    base = load_profile("torchtitan")
+    assert with_settings(base, {"compile": "yes", "gradient_bucket_mb": "25"}) == with_settings(
+        base, {"compile": True, "gradient_bucket_mb": 25}
+    )
+    odd = {"compile": "perhaps", "mystery": 1, "attention_kernel": 7, "async_tp": None}
+    assert with_settings(base, odd) == base
+    assert passed_over(odd) == ["compile=perhaps", "mystery", "attention_kernel=7"]
+
+
+def test_what_changes_nothing_is_a_note():
+    found = perfmodel.predict(**JOB, profile="megatron", settings={"compile": True, "tp_async": False})
+    assert found.warnings == ("setting compile: changes nothing about megatron, which has it so already or does not depend on it",)
 
 
 @pytest.mark.parametrize(
@@ -133,3 +164,16 @@ def test_a_profile_of_ones_own_takes_settings_too(tmp_path):
     (tmp_path / "plus.yaml").write_text("base: generic\nname: my+own\nsource: here\n")
     with pytest.raises(InputError, match="stands before a setting"):
         load_profile(tmp_path / "plus.yaml")
+
+
+def test_the_page_lists_every_setting():
+    """docs/settings.md and the code say the same: names, values, what they change."""
+
+    def values(of):
+        if not of:
+            return "yes, no"
+        return ", ".join(f"`{each}`" for each in of) if isinstance(of[0], str) else f"{of[0]:g} to {of[1]:.7g}"
+
+    page = (resource_dir("strategies").parent / "docs" / "settings.md").read_text(encoding="utf-8")
+    rows = [f"| `{name}` | {values(setting.values)} | {setting.says} |" for name, setting in KNOWN.items()]
+    assert [line for line in page.splitlines() if line.startswith("| `")] == rows, "\n".join(rows)

@@ -103,6 +103,31 @@ def test_a_setting_that_nobody_knows_is_told():
     assert "fused_rms; did you mean 'fused_rmsnorm'" in note
 
 
+def test_a_value_that_nobody_knows_is_told_too():
+    found = perfmodel.fit_runs([changed(0, settings={"compile": "perhaps"})], profile=BASE)
+    assert "settings that nothing is known of, passed over: compile=perhaps" in found.notes
+
+
+def test_settings_may_be_said_of_all_runs_and_come_with_their_plan(tmp_path):
+    asked = {
+        "model": "llama-3-8b",
+        "cluster": "h100-sxm-80gb",
+        "chips": 16,
+        "global_batch": 64,
+        "seq_len": 4096,
+        "fsdp": 16,
+        "micro_batch": 1,
+    }
+    compiled = perfmodel.predict(**asked, profile="torch-fsdp2", settings={"compile": True})
+    write_plan(compiled.plan, tmp_path / "plan.yaml")
+    stated = {"framework": "torch-fsdp2", "step_time": compiled.step_time}
+    by_plan = perfmodel.fit_runs({**stated, "plan": str(tmp_path / "plan.yaml")})
+    by_flag = perfmodel.fit_runs(stated, **asked, settings=["compile"])
+    by_row = perfmodel.fit_runs({**stated, "settings": {"compile": "yes"}}, **asked, settings={"compile": False})
+    for found in (by_plan, by_flag, by_row):
+        assert found.error_before == pytest.approx(0.0, abs=1e-9)
+
+
 def test_the_next_run_is_a_plan_on_the_same_chips_that_was_not_measured(found):
     (suggested,) = found.next_runs
     assert suggested.plan.num_chips == 16
