@@ -38,8 +38,20 @@ class Trust:
         return "; ".join((str(self.grade), *self.reasons))
 
 
-def trust_in(residuals: Residuals, *, family: str, chip: str, model: TransformerConfig, is_calibrated: bool, fitted: FittedTo) -> Trust:
-    """By distance to the runs that predictions were held against: published ones of the family, of all where it has none, or one's own."""
+def trust_in(
+    residuals: Residuals,
+    *,
+    family: str,
+    chip: str,
+    model: TransformerConfig,
+    is_calibrated: bool,
+    fitted: FittedTo,
+    trains_all: bool = True,
+) -> Trust:
+    """By distance to the runs that predictions were held against: published ones of the family, of all where it has none, or one's own.
+
+    trains_all   all of the model is trained, as in those runs
+    """
     own = [each for each in residuals.models if each.family == family]
     seen = [each for each in own if each.chip == chip]
     if fitted.num_runs:
@@ -55,6 +67,8 @@ def trust_in(residuals: Residuals, *, family: str, chip: str, model: Transformer
         grade, reasons = Grade.OTHER_CHIP, [_runs(own)]
     else:
         grade, reasons = Grade.NO_CALIBRATION, [f"{_runs(own)}; {chip} by its relatives"]
+    if not trains_all:
+        reasons.append("these trained all weights, this trains adapters only")
     far = _far(model, fitted.models if fitted.num_runs else [each.model for each in own or residuals.models])
     return Trust(grade=Grade.OUTSIDE, reasons=(str(grade), *far, *reasons)) if far else Trust(grade=grade, reasons=tuple(reasons))
 

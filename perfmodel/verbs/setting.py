@@ -330,7 +330,15 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             is_calibrated=calibrated,
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
         )
-    trust = trust_in(residuals, family=family, chip=chip, model=plan.job.transformer, is_calibrated=calibrated, fitted=fitted)
+    trust = trust_in(
+        residuals,
+        family=family,
+        chip=chip,
+        model=plan.job.transformer,
+        is_calibrated=calibrated,
+        fitted=fitted,
+        trains_all=plan.job.train.is_full,
+    )
     return replace(found, trust=str(trust))
 
 

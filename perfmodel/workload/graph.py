@@ -332,12 +332,14 @@ class Repeat:
     carried  the tensor that a run reads of the run before it. The first reads what comes before in the same layout, and what follows
              reads the last: the boundaries are identity operators
     turn     repeats of one name here run in turn, each as its share of the others has run; "": one repeat after the other
+    host_layers   transformer layers whose launches take the host as long
     """
 
     layer: str
     count: int
     carried: str
     turn: str = ""
+    host_layers: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +371,8 @@ def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping
     def region(name: str) -> Region:
         repeat = by_layer.get(name)
         if repeat is not None:
-            return Region(name=name, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
+            carried, turn, host = repeat.carried, repeat.turn, repeat.host_layers
+            return Region(name=name, count=repeat.count, is_block=True, carried=carried, turn=turn, host_layers=host)
         if blocks and name in blocks:
             return Region(name=name, is_block=True, host_layers=blocks[name])
         return Region(name=name)

@@ -101,6 +101,7 @@ def _job(rng: random.Random, model: Any = "gpt2", chips: int = 8) -> Any:
         seq_len=rng.choice((1, 128, 1024, 1024, 4096)),
         precision=rng.choice(("bf16-mixed", "bf16-mixed", "fp16-mixed", "bf16", "fp32")),
         optimizer=rng.choice(("sgd", "momentum", "adam", "adamw")),
+        train=rng.choice(("full", "full", "full", "lora:8", "qlora:1", "lora:16:q_proj+up_proj")),
     )
 
 
@@ -308,6 +309,7 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "--recompute": ("none", "selective", "full"),
     "--precision": ("fp32", "bf16-mixed"),
     "--optimizer": ("sgd", "adamw"),
+    "--train": ("full", "lora:8", "qlora:4:q_proj"),
     "--attention": ("flash", "unfused"),
     "--profile": ("megatron", "torchtitan"),
     "--calibration": ("spec-sheet", "prior", "h100"),
@@ -387,8 +389,8 @@ _VALUES: dict[str, tuple[Any, ...]] = {
     "chips": (8, 16), "global_batch": (64,), "seq_len": (128, 1024), "model": ("gpt2",), "cluster": ("dgx-h100",), "tp": (1, 2), "pp":
     (1, 2), "cp": (1, 2), "dp_replicate": (1,), "dp_shard": (1, 2), "zero": (0, 3), "micro_batch": (1, 2), "virtual_stages": (1,),
     "schedule": ("1f1b",), "recompute": ("none", "full"), "sequence_parallel": (True, False), "order": (list(DEFAULT_ORDER),),
-    "attention": ("flash",), "precision": ("fp32",), "optimizer": ("sgd",), "profile": ("megatron",), "calibration": ("h100",),
-    "memory_headroom": (0.1, "10%"),
+    "attention": ("flash",), "precision": ("fp32",), "optimizer": ("sgd",), "train": ("lora:4",), "profile": ("megatron",),
+    "calibration": ("h100",), "memory_headroom": (0.1, "10%"),
 }  # fmt: skip
 _JOB_NAMES = ("model", "cluster", "chips", "global_batch", "seq_len")
 

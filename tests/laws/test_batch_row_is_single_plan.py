@@ -1,5 +1,7 @@
 """A plan costs the same alone and among a million, to the last bit: the search and the prediction run the same formulas."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
+from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, sweep_all
 from tests.cost.machines import make_tier
 from tests.marks import mostly_slow
@@ -54,14 +57,15 @@ models = st.builds(
     st.booleans(),
 )  # fmt: skip
 jobs = st.builds(
-    lambda model, batch, seq_len, precision, optimizer: make_job(
-        model, batch=batch, seq_len=seq_len, precision=precision, optimizer=optimizer
+    lambda model, batch, seq_len, precision, optimizer, train: replace(
+        make_job(model, batch=batch, seq_len=seq_len, precision=precision, optimizer=optimizer), train=training_of(train)
     ),
     models,
     st.sampled_from([4, 6, 8, 16, 24]),
     st.sampled_from([64, 96, 128, 512]),
     st.sampled_from(Precision),
     st.sampled_from(Optimizer),
+    st.sampled_from(["full", "full", "lora:4", "qlora:2:o_proj+up_proj"]),
 )
 
 
