@@ -50,6 +50,12 @@ def search(
     ties: Annotated[
         str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
     ] = f"{100 * TIES:g}%",
+    risk: Annotated[
+        str,
+        typer.Option(
+            "--risk", metavar="SHARE", help="Probability of not fitting that a plan may have, such as 5%, in place of --memory-headroom."
+        ),
+    ] = "",
     only_runnable: Annotated[
         bool, typer.Option("--only-runnable", help="Search only what the assumed framework can run (`perfmodel profiles NAME`).")
     ] = False,
@@ -68,6 +74,7 @@ def search(
     files.check(json=json)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     near = options.parse_fraction(ties, "ties")
+    allowed = options.parse_fraction(risk, "risk") if risk else None
     num_tokens = options.parse_tokens(tokens)
     requests = make_requests(asked, spelled=flag)
     headroom = requests[0].memory_headroom
@@ -82,7 +89,15 @@ def search(
         try:
             setting = setting_of_request(request)
             result, was_interrupted = _search_once(
-                setting, knobs, maximum, objective=objective, top=top, headroom=headroom, ties=near, only_runnable=only_runnable
+                setting,
+                knobs,
+                maximum,
+                objective=objective,
+                top=top,
+                headroom=headroom,
+                risk=allowed,
+                ties=near,
+                only_runnable=only_runnable,
             )
         except InputError as error:
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
@@ -106,12 +121,21 @@ def search(
         return 0
     sys.stdout.flush()
     setting, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
-    print(f"perfmodel: {_nothing_fits(setting, result, knobs, maximum, headroom)}", file=sys.stderr)
+    print(f"perfmodel: {_nothing_fits(setting, result, knobs, maximum, headroom, allowed)}", file=sys.stderr)
     return EXIT_NOTHING_FITS
 
 
 def _search_once(
-    setting: Setting, knobs: Knobs, maximum: dict[str, int], *, objective: str, top: int, headroom: float, ties: float, only_runnable: bool
+    setting: Setting,
+    knobs: Knobs,
+    maximum: dict[str, int],
+    *,
+    objective: str,
+    top: int,
+    headroom: float,
+    risk: float | None,
+    ties: float,
+    only_runnable: bool,
 ) -> tuple[SearchResult, bool]:
     """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
     from perfmodel.verbs.searching import search_in
@@ -130,6 +154,7 @@ def _search_once(
             objective=objective,
             top=top,
             memory_headroom=headroom,
+            risk=risk,
             ties=ties,
             only_runnable=only_runnable,
             progress=report,
@@ -209,6 +234,7 @@ def _show_one(result: SearchResult, *, tokens: float) -> None:
     from perfmodel.report.searches import (
         baselines_lines,
         beside_lines,
+        certainty_table,
         marked_lines,
         plans_legend,
         plans_table,
@@ -236,10 +262,12 @@ def _show_one(result: SearchResult, *, tokens: float) -> None:
             headline(result.plans[0], tokens=tokens),
         )
         print_tables([parts_table(result.plans[0])])
-    print_tables([rejected_table(result)])
+    print_tables([*([certainty_table(result)] if result.certainty else []), rejected_table(result)])
 
 
-def _nothing_fits(setting: Setting, result: SearchResult, knobs: Knobs, maximum: dict[str, int], headroom: float) -> str:
+def _nothing_fits(
+    setting: Setting, result: SearchResult, knobs: Knobs, maximum: dict[str, int], headroom: float, risk: float | None
+) -> str:
     """One sentence: how much is missing, and what would make it fit."""
     from perfmodel.foundation.units import format_bytes
     from perfmodel.report.predictions import plan_line
@@ -249,12 +277,13 @@ def _nothing_fits(setting: Setting, result: SearchResult, knobs: Knobs, maximum:
     least = result.least_memory[0]
     with Progress("looking for what would fit") as progress:
         progress.share(0.0)
-        chips = least_chips_that_fit(setting, knobs, maximum, memory_headroom=headroom)
+        chips = least_chips_that_fit(setting, knobs, maximum, memory_headroom=headroom, risk=risk)
     remedy = f"{chips:,} chips would be enough" if chips else "use chips with more memory, a smaller model or shorter sequences"
     if knobs.given() or maximum:
         remedy += ", or free some of the knobs that were given"
-    free = f" less {percent(headroom)} kept free" if headroom else ""
-    tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, --memory-headroom 0 ranks them)" if result.num_tight else ""
+    free = f" at a risk of {percent(risk)}" if risk else f" less {percent(headroom)} kept free" if headroom else ""
+    ranks = "a larger --risk" if risk else "--memory-headroom 0"
+    tight = f" ({result.num_tight:,} plans are tight: they fit into all of it, {ranks} ranks them)" if result.num_tight else ""
     return (
         f"no plan fits: the least that any of {result.num_evaluated:,} plans needs is {format_bytes(least.memory['total'])} a chip, of "
         f"{format_bytes(result.memory_usable)} usable{free}{tight} ({plan_line(least.plan)}); {remedy}"

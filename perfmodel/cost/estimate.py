@@ -39,18 +39,20 @@ from perfmodel.cost.step import (
 )
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryRule, fit_probability, memory_rule
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
 from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
 from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
@@ -179,10 +181,14 @@ class Estimator:
             )
         return self.parameter_programs[key]
 
-    def predict(self, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> Prediction:
-        """The plan's step, with every part named. `memory_headroom`: share of the usable memory to keep free."""
+    def predict(self, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> Prediction:
+        """The plan's step, with every part named.
+
+        memory_headroom   share of the usable memory that a plan that fits leaves free
+        risk              in its place, the probability that a plan that fits does not
+        """
         row = evaluate_plan(self, plan)
-        return _prediction(self, plan, row, memory_headroom)
+        return _prediction(self, plan, row, memory_rule(memory_headroom, risk))
 
 
 def make_estimator(
@@ -257,13 +263,15 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
     return memory_row(plan, columns, estimator.once(micro, ("activations", plan.recompute), make), estimator=estimator)
 
 
-def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float) -> Prediction:
+def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule) -> Prediction:
     time = row.step_time
     machine, tokens = estimator.machine, plan.job.tokens_per_step
     palm, causal = _model_flops(estimator, plan)
     scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
-    memory, total, moment = fullest_by_class(row.memory_row)
+    memory, _, moment = fullest_by_class(row.memory_row)
+    doubt = memory_doubt(estimator.profile)
+    ranks = row.memory_row.needs(plan, doubt)
     return Prediction(
         plan=plan,
         step_time=time,
@@ -278,7 +286,10 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, headroom: float)
         memory_moment=moment,
         memory_capacity=machine.memory_capacity,
         memory_usable=machine.memory_usable,
-        verdict=verdict(total, machine.memory_usable, headroom),
+        memory_low=max(rank.at_least(doubt.ratio_at(TAIL)) for rank in ranks),
+        memory_high=max(rank.at_most(doubt.ratio_at(1.0 - TAIL)) for rank in ranks),
+        fit_probability=fit_probability(ranks, machine.memory_usable, doubt),
+        verdict=rule.verdict(ranks, machine.memory_usable, doubt),
         rests_on=_rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
     )

@@ -28,9 +28,13 @@ from perfmodel.cost.moments import ActivationTerms, At, Moment, keeps_gathered, 
 from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.stages import Stages
 from perfmodel.cost.step import Bytes, ParameterTerms
+from perfmodel.foundation.memory_room import MemoryDoubt, RankNeed
+from perfmodel.parallel.crowding import crowding
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.network_model import NetworkModel
 
 if TYPE_CHECKING:
     from perfmodel.cost.assemble import PlanColumns
@@ -143,6 +147,14 @@ class MemoryRow:
     ranks: tuple[RankHolding, ...]
     total: tuple[float, ...]
 
+    def needs(self, plan: Plan, doubt: MemoryDoubt) -> tuple[RankNeed, ...]:
+        """What the plan fits by."""
+        more = crowding_of(plan.job.model, plan.layout.pp, self.of.stages, doubt)
+        return tuple(
+            RankNeed(total=total, sure=float(rank.fixed), outside=rank.outside, crowding=crowded)
+            for rank, total, crowded in zip(self.ranks, self.total, more, strict=True)
+        )
+
 
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
     """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
@@ -181,6 +193,13 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
     ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(stages.num_ranks))
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(_most, ranks, kept)))
+
+
+def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[float, ...]:
+    """Of the ranks told apart, the layers that each may hold over those that it is predicted with."""
+    if doubt.moves_layers and num_ranks > 1 and isinstance(model, TransformerConfig):
+        return crowding(model, num_ranks, [scalar(stages.blocks(rank)) for rank in range(stages.num_ranks)])
+    return (1.0,) * stages.num_ranks
 
 
 def _most(rank: RankHolding, kept: Kept) -> float:

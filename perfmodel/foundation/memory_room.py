@@ -1,8 +1,16 @@
-"""Whether a plan fits: what it needs against what a runtime offers, with some of that kept free. No plan is asked here."""
+"""Whether a plan fits: what it needs against what a runtime offers, with some of that kept free or to a probability. No plan is asked here.
+
+Weights, gradients and optimizer states are sure. What comes and goes beside them, and what an allocator and libraries hold, is not: the
+logarithm of how far it lies from its prediction has a distribution.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from perfmodel.foundation.errors import InputError
 
@@ -15,22 +23,126 @@ more. A plan that dies costs more than one that is a little slower, so the secon
 """
 
 
+DEFAULT_RISK = 0.3
+"""Probability of not fitting that a plan that fits may have, beside the headroom.
+
+Under the doubt of known frameworks the headroom asks for more; of a framework that nobody knows it refuses pipelines whose stages would be
+too full if layers were dealt out otherwise, and nothing else.
+"""
+
+
 class Verdict(StrEnum):
     FITS = "fits"
     TIGHT = "tight"
     DOES_NOT_FIT = "does not fit"
 
 
-def room(usable: float, headroom: float) -> float:
-    """What a plan that fits may need. [byte]"""
-    return usable * (1.0 - headroom)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDoubt:
+    """log(needed / predicted) of what is not sure, as a logistic distribution.
+
+    centre, scale   its median, and the distance from it to 73 %
+    moves_layers    whether the stages of a pipeline may hold other layers than even ones, because nobody knows how they are cut
+    rests_on        what it was seen on
+    """
+
+    centre: float
+    scale: float
+    moves_layers: bool = False
+    rests_on: str = ""
+
+    def probability_below(self, log_ratio: float) -> float:
+        """That no more than exp(log_ratio) times what was predicted is needed."""
+        distance = (log_ratio - self.centre) / self.scale
+        return 1.0 / (1.0 + math.exp(-distance)) if distance > -_FARTHEST else 0.0
+
+    def ratio_at(self, probability: float) -> float:
+        """What needed / predicted does not exceed with that probability."""
+        return math.exp(self.centre + self.scale * math.log(probability / (1.0 - probability)))
 
 
-def verdict(needed: float, usable: float, headroom: float) -> Verdict:
-    """Fits: `headroom` of the usable bytes stays free. Tight: less does, so that fragments or another release may end it."""
-    if needed <= room(usable, headroom):
-        return Verdict.FITS
-    return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
+_FARTHEST = 700.0
+"""Scales beyond which a probability is nothing, and an exponential cannot be had."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNeed:
+    """What a pipeline rank needs, as numbers or as columns. [byte]
+
+    sure      of that what stays all through a step: to the byte
+    outside   of what is not sure: what does not grow with the layers
+    crowding  layers that it may hold over those that it is predicted with
+    """
+
+    total: Any
+    sure: Any
+    outside: Any = 0.0
+    crowding: float = 1.0
+
+    def room(self, usable: float, ratio: float) -> Any:
+        """What may be predicted of it so that it fits though all that is not sure is `ratio` times that. [byte]"""
+        return self.sure + (self._usable(usable) - self.sure) / ratio
+
+    def log_room(self, usable: float) -> float:
+        """By how much what is not sure may grow, as a logarithm."""
+        left = self._usable(usable) - self.sure
+        if left <= 0.0:
+            return -math.inf
+        return math.log(left / (self.total - self.sure)) if self.total > self.sure else math.inf
+
+    def at_least(self, ratio: float) -> float:
+        """What it needs if all that is not sure is `ratio` times what was predicted. [byte]"""
+        return float(self.sure + (self.total - self.sure) * ratio)
+
+    def at_most(self, ratio: float) -> float:
+        """The same where it holds as many layers as it may. [byte]"""
+        return (self.at_least(ratio) - self.outside) * self.crowding + self.outside
+
+    def _usable(self, usable: float) -> float:
+        return (usable - self.outside) / self.crowding + self.outside
+
+
+def fit_probability(ranks: Iterable[RankNeed], usable: float, doubt: MemoryDoubt) -> float:
+    """That every rank fits: of the one that comes nearest to what is usable, for all have the same allocator."""
+    return doubt.probability_below(min(rank.log_room(usable) for rank in ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRule:
+    """When a plan is said to fit: so much of the usable memory stays free, and it does not fit with so much probability at most.
+
+    risk   1: whatever the probability
+    """
+
+    headroom: float = DEFAULT_HEADROOM
+    risk: float = DEFAULT_RISK
+
+    def room(self, usable: float) -> float:
+        """What a plan that fits may be predicted to need, whatever of that is sure. [byte]"""
+        return usable * (1.0 - self.headroom)
+
+    def verdict(self, ranks: Sequence[RankNeed], usable: float, doubt: MemoryDoubt) -> Verdict:
+        """Tight: it would fit, but too little stays free, or too much is unsure."""
+        needed = max(rank.total for rank in ranks)
+        if needed <= self.room(usable) and all(rank.total <= self.surely(rank, usable, doubt) for rank in ranks):
+            return Verdict.FITS
+        return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
+
+    def surely(self, rank: RankNeed, usable: float, doubt: MemoryDoubt) -> Any:
+        """What may be predicted of a rank so that it fits but for the risk. [byte]"""
+        return rank.room(usable, doubt.ratio_at(1.0 - self.risk)) if self.risk < 1.0 else math.inf
+
+
+def memory_rule(memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> MemoryRule:
+    """What somebody asked for: whoever says one of the two means that alone; whoever says nothing gets both defaults."""
+    if risk is None:
+        return MemoryRule(headroom=memory_headroom, risk=DEFAULT_RISK if memory_headroom == DEFAULT_HEADROOM else 1.0)
+    return MemoryRule(headroom=0.0 if memory_headroom == DEFAULT_HEADROOM else memory_headroom, risk=risk)
+
+
+def check_risk(risk: float) -> None:
+    if not 0.0 < risk < 1.0:
+        raise InputError(f"risk={risk}: must be a probability between 0 and 1; write 5% or 0.05")
 
 
 def check_headroom(memory_headroom: float) -> None:

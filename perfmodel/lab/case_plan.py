@@ -13,8 +13,9 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.frameworks import Framework, framework_of, stage_layers_by_cost, stage_layers_with_ends
+from perfmodel.lab.frameworks import Framework, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
+from perfmodel.parallel.crowding import stage_layers_by_cost
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.settings import with_settings

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.profile import GENERIC
-from perfmodel.workload.config import TransformerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,28 +80,6 @@ def framework_of(name: object) -> Framework:
     """The framework that a run names; an unknown or missing name is nobody's: `generic`, and ZeRO 1 where there are replicas."""
     text = name.lower()[:200] if isinstance(name, str) else ""
     return next(framework for framework in FRAMEWORKS if re.match(f".*(?:{framework.pattern})", text, re.DOTALL))
-
-
-def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage where blocks are placed by their cumulative cost, as nanotron does.
-
-    A block starts the next stage once the running sum of costs has reached k / p of the total; the head is a block too and ends on the
-    last stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else nothing.
-
-    Source: nanotron v0.5, `get_block_compute_costs` and the placement in `models/base.py`.
-    """
-    if num_stages > model.num_hidden_layers:
-        raise InputError(f"pp={num_stages}: must not exceed num_hidden_layers={model.num_hidden_layers}; use fewer stages")
-    h, f = model.hidden_size, model.intermediate_size
-    layer = 4 * h * model.num_attention_heads * model.head_dim + 3 * h * f
-    total = model.num_hidden_layers * layer + model.vocab_size * h
-    layers, stage, running = [0] * num_stages, 0, 0
-    for _ in range(model.num_hidden_layers):
-        if stage < num_stages - 1 and running * num_stages >= total * (stage + 1):
-            stage += 1
-        layers[stage] += 1
-        running += layer
-    return tuple(layers)
 
 
 def stage_layers_with_ends(num_layers: int, num_stages: int) -> tuple[int, ...] | None:

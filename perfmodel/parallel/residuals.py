@@ -19,7 +19,9 @@ from perfmodel.workload.config import TransformerConfig
 COVERAGE = 0.8
 """Share of measured times that an interval is to hold."""
 
-_TAIL = (1.0 - COVERAGE) / 2.0
+TAIL = (1.0 - COVERAGE) / 2.0
+"""On either side of it."""
+
 NORMAL = 1.2816
 """Standard deviations to that quantile of a normal distribution."""
 
@@ -145,7 +147,7 @@ def interval(
     elif all(each.chip != chip for each in own):
         widened += (residuals.between_chips if is_calibrated else residuals.between_calibrations) ** 2
         words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
-    low, middle, high = (_quantile(chosen, share) for share in (_TAIL, 0.5, 1.0 - _TAIL))
+    low, middle, high = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
     more = NORMAL * math.sqrt(widened)
     families = family if any(each.family == family for each in chosen) else "all families"
     at_scale = f" on {scale}" if chosen is not own else ""
@@ -171,7 +173,7 @@ def stranger_interval(strangers: Sequence[StrangerResiduals], *, without: str = 
     medians = [_place(sorted((point, 1.0) for point in each.quantiles), 0.5 * len(each.quantiles)) for each in chosen]
     centre = sum(medians) / len(medians)
     variance = sum((value - centre) ** 2 for value in medians) / max(1, len(medians) - 1)
-    low, middle, high = (_place(points, share * len(chosen)) for share in (_TAIL, 0.5, 1.0 - _TAIL))
+    low, middle, high = (_place(points, share * len(chosen)) for share in (TAIL, 0.5, 1.0 - TAIL))
     more = NORMAL * math.sqrt(variance / len(chosen))
     return math.exp(min(middle - math.hypot(middle - low, more), 0.0)), math.exp(max(middle + math.hypot(high - middle, more), 0.0))
 

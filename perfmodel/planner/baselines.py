@@ -26,9 +26,11 @@ MEANINGS = {
 }
 
 
-def baselines(estimator: Estimator, space: Space, *, memory_headroom: float, attention: AttentionKernel) -> tuple[Baseline, ...]:
+def baselines(
+    estimator: Estimator, space: Space, *, memory_headroom: float, risk: float | None = None, attention: AttentionKernel
+) -> tuple[Baseline, ...]:
     """Plain data parallelism, FSDP over all chips, and the Megatron rule of thumb, within the space that is searched."""
-    within = _Within(estimator=estimator, space=space, headroom=memory_headroom, attention=attention)
+    within = _Within(estimator=estimator, space=space, headroom=memory_headroom, risk=risk, attention=attention)
     job, chips = estimator.job, estimator.cluster.num_chips
     flat: Fixed = {"pp": 1, "tp": 1, "cp": 1}
     too_many = f"global_batch={job.global_batch} has fewer sequences than there are chips, or does not divide among {chips}"
@@ -48,6 +50,7 @@ class _Within:
     estimator: Estimator
     space: Space
     headroom: float
+    risk: float | None
     attention: AttentionKernel
 
     def first_that_fits(self, name: str, steps: Sequence[Fixed], reason: str, *, least: Recompute = Recompute.NONE) -> Baseline:
@@ -78,11 +81,12 @@ class _Within:
 
     def _sweep(self, fixed: Fixed) -> Sweep:
         space = replace(self.space, fixed={**self.space.fixed, **fixed}, orders=self.space.orders[:1])
-        return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, attention=self.attention)
+        return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
 
     def _baseline(self, name: str, found: Sweep) -> Baseline:
         ids = found.best_time.ids if found.num_feasible else found.least.ids
-        return Baseline(name=name, prediction=(self.estimator.predict(found.plan(int(ids[0])), memory_headroom=self.headroom),), reason="")
+        found_best = self.estimator.predict(found.plan(int(ids[0])), memory_headroom=self.headroom, risk=self.risk)
+        return Baseline(name=name, prediction=(found_best,), reason="")
 
 
 def megatron_rule_of_thumb(within: _Within) -> Baseline:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError, bad_field, shown, suggest, whole_number
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, room
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, memory_rule
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_set_of, told_rules
@@ -219,12 +219,13 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
     other = estimator.predict(state.plan(int(ids[0])), memory_headroom=headroom)
     difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
     if not other.fits:
-        lacking = other.memory["total"] - room(own.memory_usable, headroom)
+        lacking = other.memory["total"] - memory_rule(headroom).room(own.memory_usable)
         largest = other.largest_memory_class
         none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
+        much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fit_probability:.0%} only"
         reason = (
             f"{named}: {none} needs {format_bytes(other.memory['total'])}, "
-            f"{format_bytes(lacking)} too much (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])})"
+            f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])})"
         )
     else:
         reason = f"{named}: {_change(other, own, difference)}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import room
+from perfmodel.foundation.memory_room import memory_rule
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
@@ -144,7 +144,7 @@ class Prober:
     def allowed(self) -> float:
         """Memory that a plan that fits may take. [byte]"""
         machine = next(iter(self.estimators.values())).machine
-        return room(machine.memory_usable, self.headroom)
+        return memory_rule(self.headroom).room(machine.memory_usable)
 
     def fastest(self, state: Sweep) -> tuple[Prediction, ...]:
         ids = state.best_time.ids[: min(1, state.num_feasible)]
@@ -155,10 +155,11 @@ class Prober:
         if not len(state.least.ids):
             return "divisibility", f"no plan has {what}: no degrees that were left divide it", ""
         least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom)
-        allowed, largest = room(least.memory_usable, self.headroom), least.largest_memory_class
+        allowed, largest = memory_rule(self.headroom).room(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
+        much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fit_probability:.0%} only into"
         sentence = (
-            f"{what} would need {format_bytes(lacking)} more than the {format_bytes(allowed)} that may be used "
+            f"{what} {much} the {format_bytes(allowed)} that may be used "
             f"(mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"
         )
         return "memory", sentence, largest
@@ -267,7 +268,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    least = _least_state(estimator) / room(estimator.machine.memory_usable, prober.headroom)
+    least = _least_state(estimator) / memory_rule(prober.headroom).room(estimator.machine.memory_usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]

@@ -39,10 +39,18 @@ class AlikePlans:
     alike: tuple[Plan, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certainty:
+    """The fastest plan that does not fit with `risk` at most; none where no plan is as sure."""
+
+    risk: float
+    prediction: tuple[Prediction, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchResult:
     """num_evaluated   plans of the written space, each with its time and memory
-    num_feasible    those that fit with the headroom; num_tight: those that fit without it only
+    num_feasible    those that fit with the headroom, or at the risk; num_tight: those that fit without it only
     rejected        reason -> plans; together with num_feasible they are all that were evaluated
     left_out        reason -> layouts (degrees whose product is the number of chips) that the space does not admit
     search_time     CPU seconds in the search itself (it runs on one core)
@@ -52,6 +60,7 @@ class SearchResult:
     least_time      of any plan that fits (infinite where none does)   [s]
     kinds           the best plans once more, those that are nearly the same once
     pareto          the front of time against memory among those that fit, fastest first
+    risk            that was asked for; certainty: what others would cost, where one was
     least_memory    the plan that needs the least (none where the space is empty)
     """
 
@@ -74,6 +83,8 @@ class SearchResult:
     memory_usable: float
     memory_headroom: float
     interrupted: bool
+    risk: float | None = None
+    certainty: tuple[Certainty, ...] = ()
 
     @property
     def best(self) -> Prediction:

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, check_risk, memory_rule
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import baselines
 from perfmodel.planner.reasons import layouts_left_out
-from perfmodel.planner.result import AlikePlans, Baseline, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, Objective, SearchResult
 from perfmodel.planner.ties import kind_of, preference, shared_places
 from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, OUT_OF_MEMORY_STATIC, TIGHT, Sweep, sweep
@@ -26,6 +26,9 @@ __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_pl
 #: Of ties as many of the best are compared, and all of the front of time against memory.
 CANDIDATES = 256
 
+#: Risks of which a search with one says what they cost.
+CERTAINTY = (0.2, 0.05, 0.01)
+
 
 def search_plans(
     estimator: Estimator,
@@ -34,6 +37,7 @@ def search_plans(
     objective: Objective | str = Objective.TIME,
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
+    risk: float | None = None,
     ties: float = 0.0,
     attention: AttentionKernel | None = None,
     with_baselines: bool = True,
@@ -41,6 +45,7 @@ def search_plans(
 ) -> SearchResult:
     """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
 
+    risk   probability of not fitting that a plan may have, in place of the headroom; the result then says what more certainty costs
     ties   plans within this share of the best are as good: the simplest of them comes first, of these the smallest; 0: the exact order
     """
     try:
@@ -50,14 +55,18 @@ def search_plans(
     if top < 1:
         raise InputError(f"top={top}: must be at least 1; ask for the ten best with 10")
     check_headroom(memory_headroom)
+    if risk is not None:
+        check_risk(risk)
     if not 0.0 <= ties < 1.0:
         raise InputError(f"ties={ties}: must be a share from 0 to below 1; use 1% or 0.01")
     space = space or Space()
     begin = clock.process_time()
     kept = max(top * len(space.orders), CANDIDATES if ties else 0)
-    state = sweep(estimator, space, top=kept, memory_headroom=memory_headroom, attention=attention, progress=progress)
+    state = sweep(estimator, space, top=kept, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
     elapsed = clock.process_time() - begin
-    known = baselines(estimator, space, memory_headroom=memory_headroom, attention=state.attention) if with_baselines else ()
+    known: tuple[Baseline, ...] = ()
+    if with_baselines:
+        known = baselines(estimator, space, memory_headroom=memory_headroom, risk=risk, attention=state.attention)
     ranking = _ranking(state, objective, ties, at_most=_best_cost(known, objective))
 
     predicted: dict[Plan, Prediction] = {}
@@ -66,7 +75,7 @@ def search_plans(
         plans = tuple(plans)
         for plan in plans:
             if plan not in predicted:
-                predicted[plan] = estimator.predict(plan, memory_headroom=memory_headroom)
+                predicted[plan] = estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
         return tuple(predicted[plan] for plan in plans)
 
     best = ranking[:top]
@@ -95,9 +104,21 @@ def search_plans(
         num_tight=state.num_tight,
         memory_capacity=estimator.machine.memory_capacity,
         memory_usable=estimator.machine.memory_usable,
-        memory_headroom=memory_headroom,
+        memory_headroom=memory_rule(memory_headroom, risk).headroom,
+        risk=risk,
+        certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention),
         interrupted=state.interrupted,
     )
+
+
+def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel) -> tuple[Certainty, ...]:
+    """The fastest plan at each of some risks; the smaller ones may have none."""
+    found = []
+    for risk in CERTAINTY:
+        state = sweep(estimator, space, top=1, risk=risk, attention=attention)
+        plans = [state.plan(int(i)) for i in state.best_time.ids[:1]] if state.num_feasible else []
+        found.append(Certainty(risk=risk, prediction=tuple(estimator.predict(plan, risk=risk) for plan in plans)))
+    return tuple(found)
 
 
 def _best_cost(known: Iterable[Baseline], objective: Objective) -> float:

@@ -53,7 +53,9 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "memory_capacity": prediction.memory_capacity,
         "memory_usable": prediction.memory_usable,
         "memory_spare": prediction.memory_spare,
+        "memory_interval": [prediction.memory_low, prediction.memory_high],
         "fits": prediction.fits,
+        "fits_probability": prediction.fit_probability,
         "verdict": str(prediction.verdict),
     }
     if tokens:
@@ -171,6 +173,12 @@ def room_text(total: float, usable: float, verdict: Verdict) -> str:
     return f"{format_bytes(total)} of {format_bytes(usable)} usable ({percent(total / usable)}): {said}, {left}"
 
 
+def fits_text(probability: float) -> str:
+    """`fits with 97 %`; nothing is said to be certain."""
+    share = "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
+    return f"fits with {share}"
+
+
 def fits_cell(verdict: Verdict) -> str:
     """The verdict in a column `fits`."""
     return {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "NO"}[verdict]
@@ -192,12 +200,17 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
         ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, attention below the diagonal only, with what is computed again)"),
         ("", f"each of {format_flop_rate(prediction.peak_flop_rate)} a chip, dense {prediction.peak_dtype}"),
         ("memory", memory_line(prediction)),
+        ("", f"{fits_text(prediction.fit_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
     ]
     if tokens:
         days, chip_hours = training_time(prediction, tokens)
         lines.append(("training", f"{format_count(tokens)} tokens take {days:,.1f} days, {format_count(chip_hours)} chip-hours"))
     lines += [("rests on" if i == 0 else "", line) for i, line in enumerate(rests_on_lines(prediction))]
     return lines + [("note", warning) for warning in notes(prediction)]
+
+
+def _between(low: float, high: float) -> str:
+    return f"{format_bytes(low)} to {format_bytes(high)}"
 
 
 def _assumed(plan: Plan) -> str:

@@ -28,7 +28,10 @@ def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, 
         "memory_total": prediction.memory["total"],
         "memory_usable": prediction.memory_usable,
         "memory_spare": prediction.memory_spare,
+        "memory_low": prediction.memory_low,
+        "memory_high": prediction.memory_high,
         "fits": prediction.fits,
+        "fits_probability": prediction.fit_probability,
         "verdict": str(prediction.verdict),
     }
     if tokens:

@@ -11,12 +11,12 @@ from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.algebra.rules import told_rules
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import AlikePlans, Baseline, SearchResult
-from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, plan_cells, prediction_object
+from perfmodel.planner.result import AlikePlans, Baseline, Certainty, SearchResult
+from perfmodel.report.predictions import PLAN_HEADERS, PLAN_LEGEND, fits_cell, fits_text, plan_cells, plan_line, prediction_object
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.trust import trust_object
 
@@ -46,6 +46,8 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "memory_capacity": result.memory_capacity,
         "memory_usable": result.memory_usable,
         "memory_headroom": result.memory_headroom,
+        "risk": result.risk,
+        "certainty": [_certainty_object(each) for each in result.certainty],
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
         "ties": result.ties,
         "plans": [each | {"place": place} for each, place in zip(described(result.plans), result.places, strict=True)],
@@ -53,6 +55,38 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "pareto": described(result.pareto),
         "least_memory": described(result.least_memory)[0] if result.least_memory else {},
     }
+
+
+def _certainty_object(each: Certainty) -> dict[str, Any]:
+    """A risk, and the fastest plan at it; null where there is none."""
+    best = each.prediction[0] if each.prediction else None
+    return {
+        "risk": each.risk,
+        "step_time": best.step_time if best else None,
+        "fits_probability": best.fit_probability if best else None,
+        "plan": plan_to_dict(best.plan) if best else None,
+    }
+
+
+def certainty_table(result: SearchResult) -> Table:
+    """What more certainty costs in time."""
+    best = [each.prediction[0].step_time for each in result.certainty if each.prediction]
+    step = times_like(min(best, default=1.0))
+
+    def row(each: Certainty) -> tuple[str, ...]:
+        if not each.prediction:
+            return percent(each.risk), "-", "-", "-", "no plan is so sure"
+        found = each.prediction[0]
+        against = _against(found.step_time, best[0])
+        return percent(each.risk), step(found.step_time), against, fits_text(found.fit_probability), plan_line(found.plan)
+
+    return Table(
+        title="What more certainty costs: the fastest plan at each risk",
+        headers=("risk", "step time", "more", "certainty", "plan"),
+        rows=tuple(map(row, result.certainty)),
+        right=("risk", "step time", "more"),
+        fold=("plan",),
+    )
 
 
 def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
@@ -72,7 +106,9 @@ def _rate_text(result: SearchResult) -> str:
 def search_line(result: SearchResult) -> str:
     rate = _rate_text(result)
     room = f"{format_bytes(result.memory_usable)} usable"
-    if result.memory_headroom:
+    if result.risk is not None:
+        room += f" at a risk of {percent(result.risk)} at most"
+    elif result.memory_headroom:
         room += f" less {percent(result.memory_headroom)} kept free"
     return (
         f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "

@@ -102,6 +102,7 @@ def find_plans(
     objective: str = "time",
     top: int = 10,
     ties: float | str = TIES,
+    risk: float | str | None = None,
     only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | Any:
@@ -113,6 +114,7 @@ def find_plans(
     objective   time, memory or chip-time
     top         how many plans the result holds
     ties        plans within this share of the best are as good: of these the simplest, then the smallest comes first; 0: the exact order
+    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
     only_runnable   search only what the assumed framework can run (the group `runs` of its profile)
     progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
     """
@@ -124,6 +126,7 @@ def find_plans(
             objective=objective,
             top=top,
             memory_headroom=request.memory_headroom,
+            risk=None if risk is None else share(risk, "risk"),
             ties=share(ties, "ties"),
             only_runnable=only_runnable,
             progress=progress,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, shown
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, room
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, check_headroom, memory_rule
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.foundation.values import is_path, seconds, share
 from perfmodel.foundation.words import Words, takes
@@ -221,7 +221,7 @@ def shard_network(
     memory_headroom = share(asked.memory_headroom, "memory_headroom")
     check_headroom(memory_headroom)
     setting, found, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
-    limit = room(setting.estimator.machine.memory_usable, memory_headroom)
+    limit = memory_rule(memory_headroom).room(setting.estimator.machine.memory_usable)
     searches: dict[int, NetworkSearch[Prediction]] = {}
     planners: dict[int, NetworkPlanner[Prediction]] = {}
     reasons: list[InputError] = []
@@ -373,7 +373,7 @@ def shard_pipeline(
                 setting.estimator,
                 cluster=setting.reference,
                 zero=stage,
-                memory_limit=room(setting.estimator.machine.memory_usable, memory_headroom),
+                memory_limit=memory_rule(memory_headroom).room(setting.estimator.machine.memory_usable),
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((each.step_time for each in found.values()), default=math.inf),

@@ -37,6 +37,7 @@ def search_in(
     objective: str = "time",
     top: int = 10,
     memory_headroom: float = DEFAULT_HEADROOM,
+    risk: float | None = None,
     ties: float = TIES,
     only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
@@ -58,6 +59,7 @@ def search_in(
         objective=objective,
         top=top,
         memory_headroom=memory_headroom,
+        risk=risk,
         ties=ties,
         attention=attention,
         progress=progress,
@@ -75,6 +77,7 @@ def search_in(
         pareto=named(result.pareto),
         least_memory=named(result.least_memory),
         baselines=tuple(replace(each, prediction=named(each.prediction)) for each in result.baselines),
+        certainty=tuple(replace(each, prediction=named(each.prediction)) for each in result.certainty),
     )
 
 
@@ -132,7 +135,9 @@ def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult) -> str:
     return f"no plan with these knobs: {'; '.join(rules[:3]) or 'the bounds exclude every layout'}; free a knob or change the chips"
 
 
-def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, memory_headroom: float = DEFAULT_HEADROOM) -> int:
+def least_chips_that_fit(
+    setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None
+) -> int:
     """The chips that would be enough, doubling them up to eight times; 0 where no such number is."""
     from perfmodel.planner.search import sweep
 
@@ -155,6 +160,6 @@ def least_chips_that_fit(setting: Setting, knobs: Knobs, maximum: Mapping[str, i
         )
         space, attention = space_in(larger, knobs, maximum)
         first = replace(space, orders=space.orders[:1])  # memory does not depend on where the axes lie
-        if sweep(larger.estimator, first, top=1, memory_headroom=memory_headroom, attention=attention).num_feasible:
+        if sweep(larger.estimator, first, top=1, memory_headroom=memory_headroom, risk=risk, attention=attention).num_feasible:
             return chips
     return 0

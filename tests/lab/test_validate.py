@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import plan_of_case
 from perfmodel.lab.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
-from perfmodel.lab.frameworks import framework_of, stage_layers_by_cost, stage_layers_with_ends
+from perfmodel.lab.frameworks import framework_of, stage_layers_with_ends
 from perfmodel.lab.judgement import summarise
 from perfmodel.lab.validate import COLUMNS, CasePredictor, validate_cases
 from perfmodel.parallel.profile import load_profile

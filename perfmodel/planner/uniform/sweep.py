@@ -22,12 +22,13 @@ from perfmodel.cost.memory import fixed_memory, outside_bytes, reserve_factor, r
 from perfmodel.cost.microbatch import microbatch_depends_on
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
-from perfmodel.cost.plan_memory import Holding, activations_as, rank_holding, replicas
+from perfmodel.cost.plan_memory import Holding, activations_as, crowding_of, rank_holding, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, room
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, MemoryRule, RankNeed, memory_rule
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.uniform.schedules import pipeline_times, schedule_columns, wider
@@ -62,7 +63,7 @@ BLOCK_CELLS = 1 << 16
 
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
 OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
-TIGHT = "tight: within the memory, but with less than the headroom left"
+TIGHT = "tight: within the memory, but with less than the headroom left, or too likely not to fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,7 +83,8 @@ class _Segment:
 class Sweep:
     """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
 
-    capacity     what a plan that fits may take: the usable memory less the headroom   [byte]
+    rule, doubt  when a plan fits, and how far what it needs lies from what is predicted
+    capacity     what a plan that fits may take at most: the usable memory less the headroom   [byte]
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
     needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
@@ -91,6 +93,8 @@ class Sweep:
 
     estimator: Estimator
     space: Space
+    rule: MemoryRule
+    doubt: MemoryDoubt
     capacity: float
     attention: AttentionKernel
     recompute_operators: tuple[str, ...]
@@ -150,6 +154,7 @@ def sweep(
     *,
     top: int,
     memory_headroom: float = DEFAULT_HEADROOM,
+    risk: float | None = None,
     attention: AttentionKernel | None = None,
     recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
     progress: Callable[[float], bool | None] | None = None,
@@ -158,14 +163,18 @@ def sweep(
 ) -> Sweep:
     """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
 
+    risk          in place of the headroom, the probability that a plan that fits does not
     needless      see `Sweep`
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
-    capacity = room(estimator.machine.memory_usable, memory_headroom)
+    rule = memory_rule(memory_headroom, risk)
+    capacity = rule.room(estimator.machine.memory_usable)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
         estimator=estimator,
         space=space,
+        rule=rule,
+        doubt=memory_doubt(estimator.profile),
         capacity=capacity,
         attention=attention,
         recompute_operators=recompute_operators,
@@ -311,6 +320,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
     rule, activation_bytes = block.rule, block.activation_bytes
     ranks = _ranks_to_compare(profile, pipelines, pp)
     factor, outside = reserve_factor(profile, machine), outside_bytes(profile, machine)
+    crowded = crowding_of(estimator.job.model, pp, stages, state.doubt)
     least = 1 if state.space.runs.few_microbatches else pp
     kept, live, legal = schedule_columns(estimator, activations, stages, activation_bytes, pp, m, choices, pipelines.apart, ranks, least)
     num_micro, num_recompute, num_choices = kept[0][At.BLOCKS].shape[1:]
@@ -354,17 +364,21 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         )
         memory: Any = None
         alone: Any = 0.0
+        is_sure: Any = True
         for rank in ranks:
             here = rank_holding(holding, rank, live[rank], each=wider)
+            most = _surely(state, here.fixed, outside, crowded[rank])
             # where gradients wait, each moment has others beside it, whatever is under way then
             times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(kept[rank])
             for at in times:
                 base = np.broadcast_to(here.base(at, times), (end - begin, num_micro, num_recompute))[..., None]
                 under_way = kept[rank].get(at, kept[rank][At.BLOCKS])
                 need = reserved_memory(under_way[part], base, here.unreduced.at(at))
+                if most is not None:
+                    is_sure = is_sure & (need <= most)
                 memory = need if memory is None else np.maximum(memory, need, out=memory)
             alone = np.maximum(alone, here.fixed)
-        fits = memory <= state.capacity
+        fits = (memory <= state.capacity) & is_sure
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
             _Segment(
@@ -399,6 +413,18 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             state.best_memory.offer(flat_memory, state.next_id, flat)
             state.front.offer(flat, np.minimum(flat_memory, state.capacity), state.next_id)
         state.next_id += memory.size
+
+
+def _surely(state: Sweep, sure: Any, outside: float, crowding: float) -> Any:
+    """What may be predicted of a rank so that it fits but for the risk, as columns; None where the headroom asks for more. [byte]"""
+    if state.rule.risk >= 1.0:
+        return None
+    usable = state.estimator.machine.memory_usable
+    nothing_sure = RankNeed(total=0.0, sure=0.0, outside=outside, crowding=crowding)
+    if crowding == 1.0 and state.rule.surely(nothing_sure, usable, state.doubt) >= state.capacity:
+        return None
+    found = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding)
+    return np.asarray(state.rule.surely(found, usable, state.doubt))[..., None]
 
 
 def _column_grid(grid: LayoutGrid) -> LayoutGrid:

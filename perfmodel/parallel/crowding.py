@@ -1,0 +1,44 @@
+"""How frameworks deal layers out to the stages of a pipeline where nobody says it: even, or by what layers and the head cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.config import TransformerConfig
+
+
+@lru_cache(maxsize=4096)
+def stage_layers_by_cost(model: TransformerConfig, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage where blocks are placed by their cumulative cost, as nanotron does.
+
+    A block starts the next stage once the running sum of costs has reached k / p of the total; the head is a block too and ends on the
+    last stage. Costs: a layer 4 h^2 + 3 h f, the head V h, all else nothing.
+
+    Source: nanotron v0.5, `get_block_compute_costs` and the placement in `models/base.py`.
+    """
+    if num_stages > model.num_hidden_layers:
+        raise InputError(f"pp={num_stages}: must not exceed num_hidden_layers={model.num_hidden_layers}; use fewer stages")
+    h, f = model.hidden_size, model.intermediate_size
+    layer = 4 * h * model.num_attention_heads * model.head_dim + 3 * h * f
+    total = model.num_hidden_layers * layer + model.vocab_size * h
+    layers, stage, running = [0] * num_stages, 0, 0
+    for _ in range(model.num_hidden_layers):
+        if stage < num_stages - 1 and running * num_stages >= total * (stage + 1):
+            stage += 1
+        layers[stage] += 1
+        running += layer
+    return tuple(layers)
+
+
+def crowding(model: TransformerConfig, num_stages: int, held: Sequence[float]) -> tuple[float, ...]:
+    """Of the first rank, of those between and of the last the layers that it would hold by cost over those that it holds, 1 at least.
+
+    held   layers of each of the ranks that are told apart
+    """
+    if num_stages > model.num_hidden_layers:
+        return (1.0,) * len(held)
+    first, *between, last = stage_layers_by_cost(model, num_stages)
+    by_cost = (first, *([max(between, default=0)] if len(held) > 2 else []), last)
+    return tuple(max(count / own, 1.0) if own else 1.0 for count, own in zip(by_cost, held, strict=True))

@@ -1,0 +1,55 @@
+"""How far the memory that a job needs lies from its prediction, by whether its framework is known.
+
+Only two numbers of each kind ship (`strategies/memory_doubts.yaml`, written by `python -m perfmodel.lab.residuals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from perfmodel.foundation.errors import InputError, bad_field, shown
+from perfmodel.foundation.memory_room import MemoryDoubt
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile
+from perfmodel.parallel.settings import framework_named
+
+KNOWN, UNKNOWN = "known", "unknown"
+
+
+def memory_doubt(profile: ExecutionProfile) -> MemoryDoubt:
+    """Of a framework. Runs of one's own give times, which say nothing of memory: a fitted profile is doubted as what it started from."""
+    name = framework_named(profile.fitted.base or profile.name)
+    return load_memory_doubts()[UNKNOWN if name == GENERIC else KNOWN]
+
+
+def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDoubt]:
+    """The shipped ones by kind, or those of a file."""
+    return _load(resource_dir("strategies") / "memory_doubts.yaml" if path is None else Path(path))
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path) -> Mapping[str, MemoryDoubt]:
+    from perfmodel.foundation.files import read_yaml
+
+    try:
+        data = read_yaml(path)
+        return {
+            kind: MemoryDoubt(
+                centre=_within(data[kind]["centre"], -5.0),
+                scale=_within(data[kind]["scale"], 1e-4),
+                moves_layers=kind == UNKNOWN,
+                rests_on=str(data[kind]["rests_on"]),
+            )
+            for kind in (KNOWN, UNKNOWN)
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"memory_doubts={path}: cannot be read ({reason}); write it with `python -m perfmodel.lab.residuals`") from None
+
+
+def _within(value: object, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 5.0:
+        raise bad_field("number", shown(value), f"must be from {least:g} to 5")
+    return float(value)
