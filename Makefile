@@ -76,7 +76,7 @@ accuracy: $(READY)
 	mkdir -p build
 	$(BIN)/python -m perfmodel.lab.generic
 	$(BIN)/python -m perfmodel.lab.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
-	$(BIN)/python -m perfmodel.lab.residuals $(CASES) --left-out build/left_out.csv
+	$(BIN)/python -m perfmodel.lab.residuals $(CASES) --left-out build/left_out.csv --out-of-memory $(OUT_OF_MEMORY)
 	$(BIN)/python -m perfmodel.lab.accuracy $(CASES) $(OUT_OF_MEMORY) --left-out build/left_out.csv --out docs/accuracy.md
 
 wheel-check: $(READY)

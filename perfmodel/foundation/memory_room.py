@@ -24,10 +24,10 @@ more. A plan that dies costs more than one that is a little slower, so the secon
 
 
 DEFAULT_RISK = 0.3
-"""Probability of not fitting that a plan that fits may have, beside the headroom.
+"""Probability of not fitting that a plan of a framework that nobody knows may have, beside the headroom.
 
-Under the doubt of known frameworks the headroom asks for more; of a framework that nobody knows it refuses pipelines whose stages would be
-too full if layers were dealt out otherwise, and nothing else.
+It refuses pipelines whose stages would be too full if layers were dealt out otherwise, and next to nothing else: of 340 runs of nanotron
+that ran out of memory, its name hidden, 1 is told to fit and not 29. Of a known framework the headroom stands for it.
 """
 
 
@@ -111,11 +111,11 @@ def fit_probability(ranks: Iterable[RankNeed], usable: float, doubt: MemoryDoubt
 class MemoryRule:
     """When a plan is said to fit: so much of the usable memory stays free, and it does not fit with so much probability at most.
 
-    risk   1: whatever the probability
+    risk   1: whatever the probability; None: the default, of frameworks that nobody knows
     """
 
     headroom: float = DEFAULT_HEADROOM
-    risk: float = DEFAULT_RISK
+    risk: float | None = None
 
     def room(self, usable: float) -> float:
         """What a plan that fits may be predicted to need, whatever of that is sure. [byte]"""
@@ -130,13 +130,17 @@ class MemoryRule:
 
     def surely(self, rank: RankNeed, usable: float, doubt: MemoryDoubt) -> Any:
         """What may be predicted of a rank so that it fits but for the risk. [byte]"""
-        return rank.room(usable, doubt.ratio_at(1.0 - self.risk)) if self.risk < 1.0 else math.inf
+        risk = self.risk_of(doubt)
+        return rank.room(usable, doubt.ratio_at(1.0 - risk)) if risk < 1.0 else math.inf
+
+    def risk_of(self, doubt: MemoryDoubt) -> float:
+        return self.risk if self.risk is not None else DEFAULT_RISK if doubt.moves_layers else 1.0
 
 
 def memory_rule(memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> MemoryRule:
     """What somebody asked for: whoever says one of the two means that alone; whoever says nothing gets both defaults."""
     if risk is None:
-        return MemoryRule(headroom=memory_headroom, risk=DEFAULT_RISK if memory_headroom == DEFAULT_HEADROOM else 1.0)
+        return MemoryRule(headroom=memory_headroom, risk=None if memory_headroom == DEFAULT_HEADROOM else 1.0)
     return MemoryRule(headroom=0.0 if memory_headroom == DEFAULT_HEADROOM else memory_headroom, risk=risk)
 
 

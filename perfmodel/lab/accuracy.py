@@ -25,8 +25,9 @@ from perfmodel.lab.accuracy_lines import LINES, AccuracyLine, cause_of
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
+from perfmodel.lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
 from perfmodel.lab.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
-from perfmodel.lab.strangers import StrangerFigures, StrangerFits, Strangers, choices_of, choices_text, figures_of, fits_text, over_groups
+from perfmodel.lab.strangers import StrangerFigures, Strangers, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
 from perfmodel.lab.tables import choice_table, error_table, fit_table, memory_table, reason_table
 from perfmodel.lab.validate import validate_cases
 from perfmodel.parallel.profile import list_profiles, load_profile
@@ -45,8 +46,8 @@ class AccuracyReport:
     names      files of the cases, as they were given
     result     every case, as `perfmodel validate` predicts it
     left_out   id -> step time predicted by a fit that did not see the run's model; empty: not made
-    strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; choices, fits: of the
-               first
+    strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; choices, outcomes (of
+               memory): of the first
     """
 
     result: ValidationResult
@@ -54,7 +55,7 @@ class AccuracyReport:
     names: tuple[str, ...]
     strangers: tuple[Mapping[str, StrangerFigures], Mapping[str, StrangerFigures]] = ({}, {})
     choices: PlanChoices | None = None
-    fits: StrangerFits | None = None
+    outcomes: tuple[MemoryOutcome, ...] = ()
 
     @property
     def scored(self) -> list[ValidationRow]:
@@ -314,9 +315,29 @@ that of the groups of other frameworks.
 
 """
     text += markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[1:]))
-    told = [choices_text(report.choices)] if report.choices is not None and report.choices.groups else []
-    told += [fits_text(report.fits)] if report.fits is not None else []
-    return "\n\n".join([text, *(f"{line}." for line in told)])
+    if report.choices is not None and report.choices.groups:
+        text += f"\n\n{choices_text(report.choices)}."
+    return text + _reliability(report.outcomes)
+
+
+def _reliability(outcomes: Sequence[MemoryOutcome]) -> str:
+    """Whether the runs of a framework that nobody knows fit, and the probability that was stated."""
+    if not outcomes:
+        return ""
+    bins = reliability(outcomes)
+    headers, *rows = reliability_rows(bins)
+    text = f"""
+
+### Whether it fits
+
+{fits_text(fits_of(outcomes))[:1].upper()}{fits_text(fits_of(outcomes))[1:]}.
+
+`fits_probability` of these runs against what happened. The profile is made without nanotron; how far what is needed lies from what is
+predicted (two numbers, `strategies/memory_doubts.yaml`) is fitted to its outcomes, here for each of its models to the outcomes of the
+other: no other sweep with failures is published. Off: in points. {reliability_line(bins).capitalize()}.
+
+"""
+    return text + markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers))
 
 
 def _intervals(report: AccuracyReport) -> str:
@@ -470,7 +491,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         names=tuple(str(path) for path in cases),
         strangers=strangers,
         choices=choices_of(runs) if strangers[0] else None,
-        fits=known.fits(every) if strangers[0] else None,
+        outcomes=tuple(known.outcomes(every)) if strangers[0] else (),
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

@@ -26,7 +26,7 @@ from perfmodel.parallel.runs import ANYTHING
 _LENT_BY_NOBODY = frozenset({"host_layer_time_per_tp_across_nodes", "places_layers_by_cost"})
 
 #: What a job needs beside its tensors where nobody says: an allocator that holds a fifth more of what comes and goes, NCCL's groups and the
-#: spread of its buffers, and a loss in float32. Half of the frameworks publish what is in tensors and say nothing of these; a job dies of
+#: spread of its buffers. Half of the frameworks publish what is in tensors and say nothing of these; a job dies of
 #: them all the same. Source: reserved memory and failures of nanotron (434 and 342 runs), reserved memory of torchtitan.
 SAFE_MEMORY = {
     "reserve_factor": 1.2,
@@ -35,8 +35,10 @@ SAFE_MEMORY = {
     "delayed_collectives": 0.0,
     "waiting_gradient_fraction": 0.0,
     "gradient_copy_bytes": 0.0,
-    "loss_peak_bytes": 8.0,
 }
+
+#: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
+_MOST = ("loss_peak_bytes",)
 
 
 def known_families(*, without: Iterable[str] = ()) -> dict[str, list[ExecutionProfile]]:
@@ -69,6 +71,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
                 values[field.name] = max(sorted(votes, key=str), key=lambda habit: votes[habit])
             case "float":
                 values[field.name] = _mean(known.values(), field.name)
+    values |= {name: _most(known.values(), name) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
     own = {
@@ -95,6 +98,10 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
         return 1.0 if _is_ratio(name) else 0.0
     mean = float(np.mean(means))
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
+
+
+def _most(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
+    return max(_mean([profiles], name) for profiles in families)
 
 
 HEAD = "# Written by `python -m perfmodel.lab.generic`: the mean of the profiles that name their family. Not edited by hand.\n"

@@ -1,6 +1,7 @@
-"""strategies/residuals.yaml: how far published runs were from their predictions, from one command.
+"""strategies/residuals.yaml: how far published runs were from their predictions, from one command; with the runs that ran out of memory,
+strategies/memory_doubts.yaml beside it.
 
-    python -m perfmodel.lab.residuals CASES.jsonl [--left-out FILE.csv] [--out strategies/residuals.yaml]
+    python -m perfmodel.lab.residuals CASES.jsonl [--left-out FILE.csv] [--out-of-memory FAILED.jsonl] [--out strategies/residuals.yaml]
 
 `--left-out` is what `python -m perfmodel.lab.left_out` writes: predictions by fits that did not see a run's model. With it the
 residuals of those runs are of unseen models; without it they are in-sample.
@@ -14,19 +15,22 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.memory_room import MemoryDoubt
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.lab.accuracy import predicted_as, read_left_out
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.judgement import NO_TIMES, ValidationRow
+from perfmodel.lab.memory_outcomes import likeliest_doubt, own_figures, own_outcomes
 from perfmodel.lab.plan_choice import BROKEN_NVLINK
-from perfmodel.lab.strangers import Strangers, quantiles_of, residuals_of_strangers
+from perfmodel.lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
 from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN
 from perfmodel.parallel.residuals import ModelResiduals, Residuals, StrangerResiduals, scale_of, stranger_interval
 
 _FEWEST_OF_A_MODEL = 3
@@ -187,6 +191,34 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
+def memory_doubts(cases: Sequence[Case]) -> dict[str, MemoryDoubt]:
+    """By kind of framework: known, with their own profiles; unknown, each as predicted by who does not know it."""
+    predictor, strangers = CasePredictor(has_intervals=False), Strangers()
+    swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), strangers.outcomes(cases)
+    held = list(own_figures(cases, predictor, HELD))
+    counts = Counter(each.ran for each in swept)
+    sweep = f"{counts[True]} runs of {SWEPT} that ran and {counts[False]} that ran out of memory"
+    known = likeliest_doubt((swept, ()), ((), held), rests_on=f"{sweep}, and what {len(held)} of {HELD} held, with their own profiles")
+    unknown = likeliest_doubt((hidden, ()), rests_on=f"{sweep}, predicted with the mean of other frameworks; no surer than known ones")
+    return {KNOWN: known, UNKNOWN: replace(unknown, scale=max(unknown.scale, known.scale))}
+
+
+HELD = "torchtitan"
+"""Whose runs say what its allocator held."""
+
+
+def memory_doubts_text(doubts: Mapping[str, MemoryDoubt]) -> str:
+    """As YAML."""
+    lines = [
+        "# log(needed / predicted) of the memory that does not stay all through a step: a logistic distribution.",
+        "# Written by `python -m perfmodel.lab.residuals --out-of-memory`; probabilities of fitting are made from it",
+        "# (perfmodel/foundation/memory_room.py).",
+    ]
+    for kind, each in doubts.items():
+        lines.append(f"{kind}: {{centre: {each.centre:g}, scale: {each.scale:g}, rests_on: {_quoted(each.rests_on)}}}")
+    return "\n".join(lines) + "\n"
+
+
 def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) -> list[ValidationRow]:
     """Rows with the predictions of fits that did not see their model, where there are such."""
     return [predicted_as(row, left_out[row.id]) if row.id in left_out and row.is_predicted else row for row in rows]
@@ -196,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.residuals")
     parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
+    parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="runs that failed: memory_doubts.yaml is written too")
     parser.add_argument("--out", type=Path, default=Path("strategies/residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
     try:
@@ -216,6 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             strangers=residuals_of_strangers(Strangers().times(cases)),
         )
         write_atomically(options.out, residuals_text(residuals))
+        if options.out_of_memory is not None:
+            doubts = memory_doubts([*cases, *read_cases(options.out_of_memory)])
+            write_atomically(options.out.with_name("memory_doubts.yaml"), memory_doubts_text(doubts))
     except PerfModelError as error:
         print(error, file=sys.stderr)
         return 2

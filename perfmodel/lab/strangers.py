@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab import accuracy_lines as rules
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.generic import generic_profile, known_families
+from perfmodel.lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
 from perfmodel.lab.plan_choice import BROKEN_NVLINK, LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
 from perfmodel.lab.run_labels import labels_of
 from perfmodel.lab.validate import CasePredictor
@@ -152,24 +154,34 @@ class Strangers:
             choice = choice_of(case, plan_of_case(case.inputs), predicted=time)
             yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice)
 
-    def fits(self, cases: Iterable[Case]) -> StrangerFits:
+    def outcomes(self, cases: Iterable[Case]) -> list[MemoryOutcome]:
         """Of nanotron's runs, the framework whose failures are published."""
-        counts = {True: [0, 0], False: [0, 0]}
+        found = []
         for case in cases:
             if case.ran is None or case.reason or case.trains_adapters:
                 continue
             try:
                 name, planned = self.planned(case)
-                if name != "nanotron":
-                    continue
-                verdict = self.predictor.predict(planned).verdict
+                if name == SWEPT:
+                    found.append(outcome_of(case, planned, self.predictor))
             except InputError:
                 continue
-            counts[case.ran][0] += 1
-            counts[case.ran][1] += verdict == ("does not fit" if case.ran else "fits")
-        return StrangerFits(
-            num_failed=counts[False][0], failed_but_fit=counts[False][1], num_ran=counts[True][0], ran_but_not=counts[True][1]
-        )
+        return found
+
+
+SWEPT = "nanotron"
+"""Whose failures are published."""
+
+
+def fits_of(outcomes: Iterable[MemoryOutcome]) -> StrangerFits:
+    found = list(outcomes)
+    failed, ran = [each for each in found if not each.ran], [each for each in found if each.ran]
+    return StrangerFits(
+        num_failed=len(failed),
+        failed_but_fit=sum(each.verdict is Verdict.FITS for each in failed),
+        num_ran=len(ran),
+        ran_but_not=sum(each.verdict is Verdict.DOES_NOT_FIT for each in ran),
+    )
 
 
 def by_group(strangers: Iterable[Stranger]) -> dict[str, list[Stranger]]:
@@ -280,7 +292,7 @@ def table_text(figures: Mapping[str, StrangerFigures]) -> str:
 
 def fits_text(fits: StrangerFits) -> str:
     return (
-        f"fits, default headroom: {fits.failed_but_fit} of {fits.num_failed} runs of nanotron that ran out of memory are told to fit "
+        f"fits, by default: {fits.failed_but_fit} of {fits.num_failed} runs of nanotron that ran out of memory are told to fit "
         f"({fits.failed_but_fit / max(1, fits.num_failed):.1%}), {fits.ran_but_not} of {fits.num_ran} that ran not to "
         f"({fits.ran_but_not / max(1, fits.num_ran):.1%})"
     )
@@ -297,7 +309,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = list(strangers.times(cases))
             print(f"name hidden, {title}:\n{table_text(figures_of(found))}")
             print(choices_text(choices_of(found)))
-            print(fits_text(strangers.fits(cases)) + "\n")
+            outcomes = strangers.outcomes(cases)
+            print(fits_text(fits_of(outcomes)))
+            if outcomes:
+                bins = reliability(outcomes)
+                print(f"probability of fitting, stated and happened:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
+            print()
     except PerfModelError as error:
         print(error, file=sys.stderr)
         return 2

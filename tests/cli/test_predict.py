@@ -6,7 +6,7 @@ import math
 import pytest
 
 import perfmodel
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, verdict
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
 from perfmodel.hardware.writer import save_cluster
 from perfmodel.parallel.plan_file import plan_from_dict
 from tests.cli.conftest import JOB, with_flags
@@ -97,6 +97,15 @@ def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
     assert "DOES NOT FIT" in out
 
 
+def test_it_fits_with_a_probability_and_memory_has_an_interval(call, call_json):
+    found = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
+    low, high = found["memory_interval"]
+    assert low < found["memory"]["total"] < high
+    assert 0.9 < found["fits_probability"] <= 1.0
+    assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--profile", "megatron")["fits_probability"] > 0.9
+    assert "fits with over 99 %; 80 % interval" in call("predict", *JOB, "--tp", 2, "--pp", 2)[1]
+
+
 def test_headroom_can_make_it_not_fit(call_json):
     prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2)
     share = prediction["memory"]["total"] / prediction["memory_usable"]
@@ -111,7 +120,7 @@ def test_what_the_driver_keeps_is_not_memory_to_use(call, call_json):
     total = prediction["memory"]["total"]
     assert prediction["memory_usable"] == 39.38 * 2**30 < prediction["memory_capacity"] == 40 * 2**30
     assert prediction["memory_spare"] == prediction["memory_usable"] - total
-    assert prediction["verdict"] == verdict(total, prediction["memory_usable"], DEFAULT_HEADROOM)
+    assert prediction["fits"] == (total <= prediction["memory_usable"] * (1 - DEFAULT_HEADROOM))
     out = call("predict", *job)[1]
     assert "of 39.4 GiB usable" in out
     assert ("GiB to spare" in out) == (prediction["memory_spare"] >= 0)

@@ -307,3 +307,27 @@ def test_plans_that_the_framework_cannot_run_are_starred_or_left_out(call, call_
     assert all(each["runnable"] for each in some["plans"])
     assert some["baselines"]["FSDP"] == {"fits": False, "reason": "not what the framework runs"}
     assert some["num_evaluated"] < starred["num_evaluated"]
+
+
+def test_a_risk_limits_the_plans_and_more_certainty_has_its_price(call, call_json):
+    job = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 32, "--seq-len", 8192, "--tp", 2]
+    found = call_json("search", *job, "--risk", "5%")
+    assert found["risk"] == 0.05
+    assert all(each["fits_probability"] >= 0.95 for each in found["plans"])
+    assert [each["risk"] for each in found["certainty"]] == [0.2, 0.05, 0.01]
+    times = [each["step_time"] for each in found["certainty"]]
+    assert times == sorted(times)
+    assert found["num_feasible"] < call_json("search", *job)["num_feasible"]
+    code, out, err = call("search", *job, "--risk", "5%", "--top", 1)
+    assert (code, err) == (0, "")
+    assert "usable at a risk of 5.0 % at most" in out
+    assert "What more certainty costs: the fastest plan at each risk" in out
+
+
+@pytest.mark.parametrize("risk", ["0", "100%", "five"])
+def test_a_risk_is_a_probability(call, risk):
+    code, _, err = call(
+        "search", "--model", "gpt2", "--cluster", "dgx-a100", "--chips", 8, "--global-batch", 8, "--seq-len", 1024, "--risk", risk
+    )
+    assert code == 2
+    assert "risk=" in err

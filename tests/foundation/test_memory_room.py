@@ -1,7 +1,29 @@
+"""Whether something fits: by what stays free, and by how likely it is."""
+
+import math
+
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, check_headroom, verdict
+from perfmodel.foundation.memory_room import (
+    DEFAULT_HEADROOM,
+    DEFAULT_RISK,
+    MemoryDoubt,
+    RankNeed,
+    Verdict,
+    check_headroom,
+    check_risk,
+    fit_probability,
+    memory_rule,
+)
+
+KNOWN = MemoryDoubt(centre=0.0, scale=0.1)
+UNKNOWN = MemoryDoubt(centre=0.0, scale=0.1, moves_layers=True)
+
+
+def told(needed, *, doubt=KNOWN, sure=0.0, crowding=1.0, outside=0.0, **asked):
+    rank = RankNeed(total=needed, sure=sure, outside=outside, crowding=crowding)
+    return memory_rule(**asked).verdict([rank], 100.0, doubt)
 
 
 @pytest.mark.parametrize(
@@ -16,11 +38,53 @@ from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, Verdict, check_he
         (96, DEFAULT_HEADROOM, Verdict.TIGHT),
     ],
 )
-def test_three_verdicts(needed, headroom, expected):
-    assert verdict(needed, 100.0, headroom) is expected
+@pytest.mark.parametrize("doubt", [KNOWN, UNKNOWN])
+def test_three_verdicts(needed, headroom, expected, doubt):
+    assert told(needed, memory_headroom=headroom, doubt=doubt) is expected
+
+
+def test_what_nobody_knows_has_to_be_likely_too_unless_something_is_asked_for():
+    assert (told(94), told(94, doubt=UNKNOWN)) == (Verdict.FITS, Verdict.TIGHT)
+    assert told(94, doubt=UNKNOWN, memory_headroom=0.01) is Verdict.FITS
+    assert told(80, doubt=UNKNOWN, crowding=1.0) is Verdict.FITS
+    assert told(80, doubt=UNKNOWN, crowding=1.25) is Verdict.TIGHT
+
+
+@pytest.mark.parametrize("risk", [0.5, 0.2, DEFAULT_RISK, 0.05, 0.01])
+@pytest.mark.parametrize(("sure", "crowding", "outside"), [(0.0, 1.0, 0.0), (40.0, 1.0, 6.0), (40.0, 1.5, 6.0)])
+def test_a_risk_is_where_the_probability_is(risk, sure, crowding, outside):
+    doubt = MemoryDoubt(centre=0.03, scale=0.08)
+    most = memory_rule(risk=risk).surely(RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding), 100.0, doubt)
+    rank = RankNeed(total=most, sure=sure, outside=outside, crowding=crowding)
+    assert fit_probability([rank], 100.0, doubt) == pytest.approx(1.0 - risk)
+    assert rank.at_most(doubt.ratio_at(1.0 - risk)) == pytest.approx(100.0)
+    assert told(most * 0.999, risk=risk, doubt=doubt, sure=sure, crowding=crowding, outside=outside) is Verdict.FITS
+    assert told(most * 1.001, risk=risk, doubt=doubt, sure=sure, crowding=crowding, outside=outside) is not Verdict.FITS
+
+
+def test_what_is_sure_fits_or_does_not():
+    def probability(**need):
+        return fit_probability([RankNeed(**need)], 100.0, KNOWN)
+
+    assert probability(total=99.0, sure=99.0) == 1.0
+    assert probability(total=101.0, sure=101.0) == 0.0
+    assert probability(total=90.0, sure=60.0) < probability(total=90.0, sure=80.0)
+    assert KNOWN.probability_below(math.inf) == 1.0
+    assert KNOWN.probability_below(-math.inf) == 0.0
+
+
+def test_the_rank_that_is_nearest_to_the_limit_decides():
+    small, full = RankNeed(total=50.0, sure=10.0), RankNeed(total=95.0, sure=10.0)
+    assert fit_probability([small, full], 100.0, KNOWN) == fit_probability([full], 100.0, KNOWN)
 
 
 @pytest.mark.parametrize("headroom", [-0.1, 1.0, float("nan")])
 def test_a_headroom_is_a_share(headroom):
     with pytest.raises(InputError, match=r"memory_headroom=.*: must be a share"):
         check_headroom(headroom)
+
+
+@pytest.mark.parametrize("risk", [0.0, 1.0, -0.1, float("nan")])
+def test_a_risk_is_a_probability(risk):
+    with pytest.raises(InputError, match=r"risk=.*: must be a probability between 0 and 1"):
+        check_risk(risk)

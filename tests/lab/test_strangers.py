@@ -5,7 +5,7 @@ import math
 import pytest
 
 from perfmodel.lab.cases import read_cases
-from perfmodel.lab.strangers import GROUPS, Stranger, Strangers, figures_of, main, over_groups
+from perfmodel.lab.strangers import GROUPS, Stranger, Strangers, figures_of, fits_of, main, over_groups
 from perfmodel.parallel.profile import GENERIC
 from tests.lab.published_cases import changed, sweep, write
 
@@ -51,7 +51,7 @@ def test_a_group_is_judged_by_the_groups_of_others():
 
 
 def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):
-    fits = Strangers().fits(read_cases(cases))
+    fits = fits_of(Strangers().outcomes(read_cases(cases)))
     assert (fits.num_failed, fits.num_ran) == (1, 6)
     assert (fits.failed_but_fit, fits.ran_but_not) in ((0, 0), (0, 1))
 

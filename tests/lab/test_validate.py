@@ -16,6 +16,7 @@ from perfmodel.lab.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.lab.frameworks import framework_of, stage_layers_with_ends
 from perfmodel.lab.judgement import summarise
 from perfmodel.lab.validate import COLUMNS, CasePredictor, validate_cases
+from perfmodel.parallel.crowding import stage_layers_by_cost
 from perfmodel.parallel.profile import load_profile
 from perfmodel.parallel.settings import with_settings
 from tests.lab.published_cases import MODEL, write

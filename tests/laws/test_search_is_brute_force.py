@@ -31,7 +31,7 @@ def front(predictions):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2", "nanotron"])
+@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2", "nanotron", "generic"])
 def half_fits(request):
     """An estimator whose chip holds half of all plans, and all of them predicted."""
     needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values
@@ -87,6 +87,18 @@ def test_headroom_is_less_memory(half_fits, headroom):
     result = search_plans(estimator, memory_headroom=headroom, with_baselines=False)
     assert result.num_feasible == sum(p.memory["total"] <= capacity for p in everything)
     assert all(p.fits and p.memory["total"] <= capacity for p in result.plans)
+
+
+@pytest.mark.parametrize("risk", [0.4, 0.01])
+def test_a_risk_is_the_probability_of_not_fitting(half_fits, risk):
+    estimator, everything = half_fits
+    result = search_plans(estimator, risk=risk, with_baselines=False)
+    usable = estimator.machine.memory_usable
+    assert result.num_feasible == sum(p.fit_probability >= 1 - risk and p.memory["total"] <= usable for p in everything)
+    assert all(p.fits and p.fit_probability >= 1 - risk for p in result.plans)
+    times = [each.prediction[0].step_time for each in result.certainty if each.prediction]
+    assert times == sorted(times)
+    assert all(p.fit_probability >= 1 - each.risk for each in result.certainty for p in each.prediction)
 
 
 def test_what_is_rejected_for_weights_alone():

@@ -417,7 +417,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
 
 def _surely(state: Sweep, sure: Any, outside: float, crowding: float) -> Any:
     """What may be predicted of a rank so that it fits but for the risk, as columns; None where the headroom asks for more. [byte]"""
-    if state.rule.risk >= 1.0:
+    if state.rule.risk_of(state.doubt) >= 1.0:
         return None
     usable = state.estimator.machine.memory_usable
     nothing_sure = RankNeed(total=0.0, sure=0.0, outside=outside, crowding=crowding)

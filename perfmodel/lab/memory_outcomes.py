@@ -1,0 +1,168 @@
+"""What runs that ran, and runs that ran out of memory, say of predicted memory: the doubt that the probability of fitting is made from.
+
+A run that ran needed no more than its chip offers, one that ran out of memory needed more: the doubt is the likeliest one for these
+outcomes. What an allocator was published to hold says the needed bytes themselves. Every source weighs one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.estimate import evaluate_memory
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
+from perfmodel.lab.case_plan import PlannedCase, plan_of_case
+from perfmodel.lab.cases import Case
+from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.memory_doubt import memory_doubt
+
+NUM_BINS = 10
+_ENOUGH = 10
+"""Runs of a bin from which its share is one."""
+
+_FARTHEST = 9.0
+"""Of a logarithm: what is sure alone is too much, or nothing is unsure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryOutcome:
+    """Of one run. log_room: by how much what is not sure might have grown, as a logarithm; verdict: by the default rule."""
+
+    id: str
+    model: str
+    log_room: float
+    ran: bool
+    verdict: Verdict
+
+
+def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> MemoryOutcome:
+    """Of a case that is known to have run, or to have run out of memory. Raises InputError where it cannot be predicted."""
+    estimator = predictor.estimator(planned)
+    ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, memory_doubt(planned.profile))
+    room = min(rank.log_room(estimator.machine.memory_usable) for rank in ranks)
+    return MemoryOutcome(
+        id=case.id,
+        model=planned.plan.job.model.name,
+        log_room=min(max(room, -_FARTHEST), _FARTHEST),
+        ran=case.ran is True,
+        verdict=predictor.predict(planned).verdict,
+    )
+
+
+def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
+    """Of a framework's runs, with its own profile."""
+    for case in cases:
+        try:
+            if case.ran is not None and not case.reason and (planned := plan_of_case(case.inputs)).framework.profile == framework:
+                yield outcome_of(case, planned, predictor)
+        except InputError:
+            continue
+
+
+def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
+    """log(needed / predicted) of what is not sure, of a framework's runs that say what its allocator held on the fullest rank."""
+    for case in cases:
+        try:
+            if math.isnan(case.measured_memory) or case.reason or (planned := plan_of_case(case.inputs)).framework.profile != framework:
+                continue
+            row = evaluate_memory(predictor.estimator(planned), planned.plan)
+            rank = max(row.needs(planned.plan, memory_doubt(planned.profile)), key=lambda each: each.total)
+        except InputError:
+            continue
+        yield math.log(max(case.measured_memory + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
+
+
+def likeliest_doubt(*sources: tuple[Sequence[MemoryOutcome], Sequence[float]], rests_on: str = "") -> MemoryDoubt:
+    """Of outcomes and of figures of some sources, each weighing one."""
+    from scipy.optimize import minimize
+
+    parts = [
+        (
+            np.array([each.log_room for each in outcomes]),
+            np.where([each.ran for each in outcomes], -1.0, 1.0),
+            np.array(figures),
+            1.0 / (len(outcomes) + len(figures)),
+        )
+        for outcomes, figures in sources
+        if outcomes or figures
+    ]
+    if not parts:
+        raise InputError("cases: none says whether it ran out of memory; give the runs that failed too (--out-of-memory)")
+
+    def loss(at: NDArray[np.float64]) -> float:
+        centre, scale = float(at[0]), math.exp(float(at[1]))
+        total = 0.0
+        for rooms, signs, figures, weight in parts:
+            distance = (figures - centre) / scale
+            total += weight * float(np.logaddexp(0.0, signs * (rooms - centre) / scale).sum())
+            total += weight * float((distance + 2.0 * np.logaddexp(0.0, -distance) + math.log(scale)).sum())
+        return total
+
+    starts = [(0.0, math.log(scale)) for scale in (0.05, 0.2)]
+    found = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda each: float(each.fun))
+    return MemoryDoubt(centre=round(float(found.x[0]), 4), scale=round(math.exp(float(found.x[1])), 4), rests_on=rests_on)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityBin:
+    """Runs of which `low` to `high` was stated. stated: the mean; happened: the share of them that ran."""
+
+    low: float
+    high: float
+    num_runs: int
+    stated: float
+    happened: float
+
+    @property
+    def error(self) -> float:
+        return abs(self.stated - self.happened)
+
+
+def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]:
+    """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
+    models = sorted({each.model for each in outcomes})
+    stated = np.empty(len(outcomes))
+    for model in models:
+        others = [each for each in outcomes if each.model != model] or outcomes
+        doubt = likeliest_doubt((others, ()))
+        for i, each in enumerate(outcomes):
+            if each.model == model:
+                stated[i] = doubt.probability_below(each.log_room)
+    ran, place = np.array([each.ran for each in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
+    return tuple(
+        ReliabilityBin(
+            low=number / NUM_BINS,
+            high=(number + 1) / NUM_BINS,
+            num_runs=int(np.count_nonzero(place == number)),
+            stated=float(stated[place == number].mean()),
+            happened=float(ran[place == number].mean()),
+        )
+        for number in range(NUM_BINS)
+        if np.any(place == number)
+    )
+
+
+def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
+    """A heading and a line for each bin."""
+    rows: list[tuple[str, ...]] = [("stated", "runs", "mean", "ran", "off by")]
+    for each in bins:
+        name = f"{each.low:.0%} to {each.high:.0%}"
+        rows.append((name, f"{each.num_runs:,}", f"{each.stated:.0%}", f"{each.happened:.0%}", f"{100 * each.error:.0f}"))
+    return rows
+
+
+def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
+    """How far off the bins are, in a sentence."""
+    every = sum(each.num_runs for each in bins)
+    mean = sum(each.num_runs * each.error for each in bins) / max(1, every)
+    worst = max((each.error for each in bins if each.num_runs >= _ENOUGH), default=0.0)
+    sure = sum(each.num_runs for each in bins if each.high <= 0.1 or each.low >= 0.9)
+    return (
+        f"off by {100 * mean:.1f} points on average over runs, by {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more; "
+        f"of {sure:,} of {every:,} runs under 10 % or over 90 % was stated"
+    )

@@ -1,0 +1,45 @@
+"""The likeliest doubt of outcomes, and how far stated probabilities are from what happened."""
+
+import numpy as np
+import pytest
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
+from perfmodel.lab.memory_outcomes import MemoryOutcome, likeliest_doubt, reliability, reliability_line, reliability_rows
+
+TRUE = MemoryDoubt(centre=0.05, scale=0.1)
+
+
+def drawn(count, model, seed):
+    """Runs whose needs follow the true doubt."""
+    numbers = np.random.default_rng(seed)
+    rooms = numbers.uniform(-0.6, 0.6, count)
+    needs = numbers.logistic(TRUE.centre, TRUE.scale, count)
+    return [
+        MemoryOutcome(id=f"{model}{i}", model=model, log_room=float(room), ran=bool(need <= room), verdict=Verdict.FITS)
+        for i, (room, need) in enumerate(zip(rooms, needs, strict=True))
+    ]
+
+
+def test_the_doubt_that_made_the_outcomes_is_found():
+    found = likeliest_doubt((drawn(3000, "a", 1), ()))
+    assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.02), pytest.approx(0.1, abs=0.015))
+    figures = np.random.default_rng(2).logistic(TRUE.centre, TRUE.scale, 2000).tolist()
+    found = likeliest_doubt(((), figures), rests_on="figures")
+    assert (found.centre, found.scale, found.rests_on) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01), "figures")
+    with pytest.raises(InputError, match="none says whether it ran out of memory"):
+        likeliest_doubt(((), ()))
+
+
+def test_stated_probabilities_that_are_right_happen():
+    bins = reliability([*drawn(2000, "a", 3), *drawn(2000, "b", 4)])
+    assert len(bins) == 10
+    assert max(each.error for each in bins) < 0.1
+    assert reliability_rows(bins)[1][0] == "0% to 10%"
+    assert "of 4,000 runs" in reliability_line(bins)
+
+
+def test_a_model_is_judged_by_the_runs_of_the_others():
+    biased = [MemoryOutcome(id="x", model="b", log_room=0.3, ran=False, verdict=Verdict.FITS)] * 50
+    bins = {each.low: each for each in reliability([*drawn(2000, "a", 5), *biased])}
+    assert bins[0.9].happened < 0.9
