@@ -74,6 +74,7 @@ OUT_OF_MEMORY := tests/golden/published_out_of_memory.jsonl.gz
 
 accuracy: $(READY)
 	mkdir -p build
+	$(BIN)/python -m perfmodel.lab.fitted $(CASES)
 	$(BIN)/python -m perfmodel.lab.generic
 	$(BIN)/python -m perfmodel.lab.left_out $(CASES) $(if $(KERNELS),--kernels $(KERNELS)) --out build/left_out.csv
 	$(BIN)/python -m perfmodel.lab.residuals $(CASES) --left-out build/left_out.csv --out-of-memory $(OUT_OF_MEMORY)

@@ -391,8 +391,8 @@ def _fitted(report: AccuracyReport) -> str:
     lines += [f"- `{name}`: {' '.join(load_calibration(name).source.split())}." for name in list_calibrations()]
     lines += [
         "",
-        "A framework's habits (`strategies/profiles/*.yaml`) hold a handful of constants set over all its runs: host time of a layer, step",
-        "constant, share of the reduction that shows, eager traffic. Their sources:",
+        "What a framework does is its source code's (`strategies/frameworks/*/habits.yaml`, each group of habits with its source); what",
+        "its runs say of it is in `fitted.yaml` beside that, written by `python -m perfmodel.lab.fitted`. The frameworks:",
         "",
     ]
     lines += [f"- `{name}`: {' '.join(load_profile(name).source.split()).rstrip('.')}." for name in list_profiles()]

@@ -49,6 +49,10 @@ class Constant:
         moved = self.prior * np.exp(spreads * self.spread) if self.is_ratio else self.prior + spreads * self.spread
         return float(min(max(moved, self.lower), self.upper))
 
+    def spread_of(self, value: float) -> float:
+        """One standard deviation there, in the constant's unit."""
+        return self.spread * abs(value) if self.is_ratio else self.spread
+
     def spreads(self, value: float) -> float:
         """How many spreads `value` is from the prior."""
         return float(np.log(value / self.prior) / self.spread) if self.is_ratio else (value - self.prior) / self.spread
@@ -56,11 +60,16 @@ class Constant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """values by name; mean_error: of |predicted / measured - 1| over the runs that were fitted (nan where there were none)."""
+    """values by name.
+
+    mean_error  of |predicted / measured - 1| over the runs that were fitted (nan where there were none)
+    spreads     one standard deviation of each value, as far as runs and priors leave it open
+    """
 
     values: Mapping[str, float]
     num_runs: int
     mean_error: float
+    spreads: Mapping[str, float]
 
 
 def fit_constants(
@@ -91,13 +100,15 @@ def fit_constants(
             columns.append((residuals(moved) - here) / step)
         return np.stack(columns, axis=1)
 
-    z = np.zeros(len(constants))
+    z, open_ = np.zeros(len(constants)), np.ones(len(constants))
     if num_runs and len(constants):
         lowest = np.array([constant.spreads(constant.lower) for constant in constants])
         highest = np.array([constant.spreads(constant.upper) for constant in constants])
         # a start on a bound is not allowed
         start = np.clip(z, lowest + 1e-3, highest - 1e-3)
-        z = least_squares(residuals, start, jac=jacobian, bounds=(lowest, highest), max_nfev=max_rounds, xtol=1e-3, ftol=1e-3).x
+        best = least_squares(residuals, start, jac=jacobian, bounds=(lowest, highest), max_nfev=max_rounds, xtol=1e-3, ftol=1e-3)
+        z, open_ = best.x, np.sqrt(np.diag(np.linalg.inv(best.jac.T @ best.jac)))
     found = values(z)
     errors = np.abs(np.expm1(np.asarray(log_errors(found)))) if num_runs else np.array([np.nan])
-    return FittedConstants(values=found, num_runs=num_runs, mean_error=float(errors.mean()))
+    spreads = {each.name: each.spread_of(found[each.name]) * float(open_[i]) for i, each in enumerate(constants)}
+    return FittedConstants(values=found, num_runs=num_runs, mean_error=float(errors.mean()), spreads=spreads)

@@ -1,6 +1,6 @@
-"""strategies/profiles/generic.yaml: what is taken of a framework that nobody knows, made from those that somebody does.
+"""strategies/frameworks/generic.yaml: what is taken of a framework that nobody knows, made from those that somebody does.
 
-    python -m perfmodel.lab.generic [--out strategies/profiles/generic.yaml]
+    python -m perfmodel.lab.generic [--out strategies/frameworks/generic.yaml]
 
 Every family of frameworks weighs one. A habit (yes or no, or a word) is that of most; a number is their mean, of rates and factors the
 geometric one, over those that know it. So the point lies between the fused and the eager end, and a new framework moves it.
@@ -109,7 +109,7 @@ HEAD = "# Written by `python -m perfmodel.lab.generic`: the mean of the profiles
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.generic")
-    parser.add_argument("--out", type=Path, default=Path("strategies/profiles/generic.yaml"), metavar="FILE.yaml")
+    parser.add_argument("--out", type=Path, default=Path("strategies/frameworks/generic.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
     try:
         write_atomically(options.out, HEAD + profile_text(generic_profile()))

@@ -51,13 +51,9 @@ def _asked(chip: str, calibration: str | Path) -> Calibration:
 
 
 @lru_cache(maxsize=4096)
-def machine_of_run(hardware: HardwareOfCase, dtype: Dtype, *, calibration: str | Path | None = None, clock: float | None = None) -> Machine:
-    """dtype: of matrix multiplies. calibration: as `calibration_of_run` is asked. clock: another sustained clock, of the boost."""
+def machine_of_run(hardware: HardwareOfCase, dtype: Dtype, *, calibration: str | Path | None = None) -> Machine:
+    """dtype: of matrix multiplies. calibration: as `calibration_of_run` is asked."""
     overlay = calibration_of_run(hardware, calibration)
-    if clock is not None:
-        # the constant is the clock of the chip that was measured; a relative's power limit lowers it further
-        limited = overlay.sustained_clock_fraction / load_calibration(overlay.name).sustained_clock_fraction
-        overlay = replace(overlay, sustained_clock_fraction=clock * limited)
     cluster = cluster_of_run(hardware)
     machine = resolve_machine(cluster, overlay, dtype=dtype)
     if dtype in _NARROW:

@@ -1,4 +1,4 @@
-"""Runs that are planned once and predicted many times with other constants of their framework and clock: what a fit evaluates."""
+"""Runs that are planned once and predicted many times with other constants of their framework: what a fit evaluates."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import RATE_FIELDS, Estimator, make_estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import PlannedCase
-from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run, machine_of_run
+from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.settings import with_settings
 
 Array = NDArray[np.float64]
-
-CLOCK = "clock."
-"""Prefix of a constant that is the sustained clock of a calibration's chips, `clock.h100`; all others are fields of a profile."""
 
 
 class PlannedRun(Protocol):
@@ -69,7 +66,6 @@ READ_LATE = frozenset(
 _MOST_COLUMNS = 4096
 """Columns that are kept, some 25 kB each."""
 
-_CLOCK_FIELDS = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022")
 _PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
 
 
@@ -92,16 +88,11 @@ class StepTimes:
         self._estimators = other._estimators
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
-        """[s] of each chosen run. `values`: by name, fields of the profile and `clock.NAME`; what is not among them stays as shipped.
-
-        Where a clock is among them, the profile's own rates of matrix multiplies are 1: they were fitted to all runs.
-        """
-        moved = {name: value for name, value in values.items() if name in _PROFILE_FIELDS}
-        if any(name.startswith(CLOCK) for name in values):
-            moved = dict.fromkeys(_CLOCK_FIELDS, 1.0) | moved
-        unknown = [name for name in values if name not in moved and not name.startswith(CLOCK)]
+        """[s] of each chosen run. `values`: by name, fields of the profile; what is not among them stays as shipped."""
+        moved = dict(values)
+        unknown = [name for name in values if name not in _PROFILE_FIELDS]
         if unknown:
-            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one, or {CLOCK}CALIBRATION")
+            raise InputError(f"constant={unknown[0]}: no field of an execution profile; name one")
         times = np.empty(len(chosen))
         batches: dict[Any, list[int]] = {}
         profiles: dict[Any, ExecutionProfile] = {}
@@ -121,9 +112,7 @@ class StepTimes:
         for key, places in batches.items():
             run = self.runs[chosen[places[0]]]
             if key[:4] not in estimators:
-                estimators[key[:4]] = self._estimator(
-                    run, key[0], profiles[key[1]], values.get(f"{CLOCK}{calibration_of_run(run.planned.hardware).name}")
-                )
+                estimators[key[:4]] = self._estimator(run, key[0], profiles[key[1]])
             times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
         return times
 
@@ -138,14 +127,14 @@ class StepTimes:
         total = step_columns(estimator, plans, kept.of(estimator)).step_time
         return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
 
-    def _estimator(self, run: PlannedRun, software: Any, profile: ExecutionProfile, clock: float | None) -> tuple[Estimator, int]:
+    def _estimator(self, run: PlannedRun, software: Any, profile: ExecutionProfile) -> tuple[Estimator, int]:
         """The estimator, and a number for what its programs and its machine are made of."""
-        machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype, clock=clock)
+        machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
         estimator = make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile)
         estimator.recomputes = ()
         compiled = (software, tuple(getattr(profile, name) for name in sorted(_PROFILE_FIELDS - READ_LATE)))
         twin = self._estimators.setdefault(compiled, estimator)
         estimator.programs, estimator.parameter_programs = twin.programs, twin.parameter_programs
         estimator.graphs = twin.graphs
-        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, clock, tuple(getattr(profile, name) for name in RATE_FIELDS))
+        made_of = (compiled, run.planned.hardware, run.planned.matmul_dtype, tuple(getattr(profile, name) for name in RATE_FIELDS))
         return estimator, self._made_of.setdefault(made_of, len(self._made_of))

@@ -168,7 +168,7 @@ class CasePredictor:
         try:
             planned = plan_of_case(case.inputs)
             prediction = self.predict(planned)
-            memory = self.measured_memory(planned)
+            memory = memory_figure(self.estimator(planned), planned)
         except InputError as error:
             return replace(row, reason=one_line(error, 400))
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError) as error:
@@ -212,19 +212,6 @@ class CasePredictor:
         )
         return found.low, found.high
 
-    def measured_memory(self, planned: PlannedCase) -> float:
-        """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
-        ranks = rank_memories(self.estimator(planned), planned.plan)
-        match planned.framework.memory_rank:
-            case "first":
-                figures: tuple[RankMemory, ...] = ranks[:1]
-            case "last":
-                figures = ranks[-1:]
-            case _:
-                figures = ranks
-        is_reserved = planned.framework.memory_kind == "reserved"
-        return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
-
     def predict(self, planned: PlannedCase) -> Prediction:
         return self.estimator(planned).predict(planned.plan)
 
@@ -244,6 +231,20 @@ class CasePredictor:
                 self.estimators[software] = estimator
             self.estimators[key] = estimator
         return self.estimators[key]
+
+
+def memory_figure(estimator: Estimator, planned: PlannedCase) -> float:
+    """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
+    ranks = rank_memories(estimator, planned.plan)
+    match planned.framework.memory_rank:
+        case "first":
+            figures: tuple[RankMemory, ...] = ranks[:1]
+        case "last":
+            figures = ranks[-1:]
+        case _:
+            figures = ranks
+    is_reserved = planned.framework.memory_kind == "reserved"
+    return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
 
 
 def _kind(case: Case) -> str:

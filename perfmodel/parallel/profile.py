@@ -10,9 +10,10 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.records import record_from_data, record_to_data
-from perfmodel.foundation.resources import resource_dir, write_atomically
+from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.fitted import NOTHING, FittedTo
+from perfmodel.parallel.frameworks import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.runs import ANYTHING, Runs, not_runnable_reason, runs_from_dict
 from perfmodel.parallel.settings import SEPARATOR, framework_named
@@ -197,7 +198,7 @@ class ExecutionProfile:
 
 
 def list_profiles() -> list[str]:
-    return sorted(path.stem for path in (resource_dir("strategies") / "profiles").glob("*.yaml"))
+    return framework_names()
 
 
 def load_profile(name: str | Path) -> ExecutionProfile:
@@ -205,33 +206,36 @@ def load_profile(name: str | Path) -> ExecutionProfile:
     from perfmodel.foundation.files import read_yaml
 
     check_path(name, "profile")
-    settings, name = settings_in(str(name)), framework_named(str(name))
+    settings, whole = settings_in(str(name)), framework_named(str(name))
     if settings:
-        return with_stated(load_profile(name), settings)
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        path = resource_dir("strategies") / "profiles" / f"{name}.yaml"
-    if not os.path.exists(path):  # pathlib raises for a name too long or a folder that may not be entered
-        known = f"{suggest(one_line(name), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
-        raise InputError(f"profile={one_line(name, 200)}: not known{known}")
-    return profile_from_dict(_with_base(read_yaml(path), path), where=str(path))
+        return with_stated(load_profile(whole), settings)
+    is_file = Path(whole).suffix in (".yaml", ".yml")
+    shipped = None if is_file else shipped_fields(whole)
+    if shipped is not None:
+        return profile_from_dict(shipped, where=whole)
+    if not is_file or not os.path.exists(whole):  # pathlib raises for a name too long or a folder that may not be entered
+        known = f"{suggest(one_line(whole), list_profiles())} (`perfmodel profiles` lists them; a path works too)"
+        raise InputError(f"profile={one_line(whole, 200)}: not known{known}")
+    path = Path(whole)
+    return profile_from_dict(_with_base(flattened(read_yaml(path), where=whole), path), where=whole)
 
 
-def _with_base(data: Any, path: Path, below: tuple[str, ...] = ()) -> Any:
+def _with_base(data: dict[str, Any], path: Path, below: tuple[str, ...] = ()) -> dict[str, Any]:
     """The contents of a file over those of its `base`: a shipped profile, or a file beside it."""
     from perfmodel.foundation.files import read_yaml
 
-    if not isinstance(data, dict) or "base" not in data:
+    if "base" not in data:
         return data
     base = data["base"]
     if not isinstance(base, str) or base in below:
         raise bad_field("base", shown(base), "must be the name or the path of another profile", f"correct {path}")
-    own = path.parent / base if base.endswith((".yaml", ".yml")) else resource_dir("strategies") / "profiles" / f"{base}.yaml"
-    if not os.path.exists(own):
+    own = path.parent / base
+    is_file = own.suffix in (".yaml", ".yml")
+    under = None if is_file else shipped_fields(base)
+    if is_file and os.path.exists(own):
+        under = _with_base(flattened(read_yaml(own), where=str(own)), own, (*below, base))
+    if under is None:
         raise InputError(f"{path}: base={one_line(base, 200)}: not known{suggest(one_line(base), list_profiles())}")
-    under = _with_base(read_yaml(own), own, (*below, base))
-    if not isinstance(under, dict):
-        return under
     return {key: value for key, value in under.items() if key not in _OWN} | {key: value for key, value in data.items() if key != "base"}
 
 
@@ -240,11 +244,11 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
     from perfmodel.foundation.files import listed
 
     if not isinstance(data, dict):
-        raise InputError(f"{where}: must be a mapping of fields; see strategies/profiles for examples")
+        raise InputError(f"{where}: must be a mapping of fields; see strategies/frameworks for examples")
     known = {field.name: str(field.type) for field in fields(ExecutionProfile)}
     faults = [f"{one_line(key)}: unknown field{suggest(one_line(key), known)}; remove it or correct it" for key in data if key not in known]
     missing = [key for key in known if key not in data and key not in _OPTIONAL]
-    faults += [f"{key}: is missing; give it, or a `base:` to take it from (see strategies/profiles/megatron.yaml)" for key in missing]
+    faults += [f"{key}: is missing; give it, or a `base:` to take it from (`perfmodel fit` and docs/files.md show one)" for key in missing]
     values: dict[str, Any] = {}
     for key in known.keys() & data.keys():
         try:
@@ -308,7 +312,7 @@ def _value(key: str, kind: str, value: object) -> Any:
             raise bad_field(key, shown(value), "must be a text", "correct it")
         return value
     if isinstance(value, str):
-        value = parse_quantity(value, "bytes" if key.endswith("bytes") else "time", field=key)
+        value = parse_quantity(value, unit_of(key), field=key)
     least, most = _bounds(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise bad_field(key, shown(value), f"must be a number from {least:g} to {most:g}", "correct it")

@@ -80,7 +80,7 @@ _CHOICES: dict[str, tuple[int | str, ...]] = {
 def runs_from_dict(data: object) -> Runs:
     """The group `runs` of a profile's file. Raises InputError naming the first field that is wrong."""
     if not isinstance(data, dict):
-        raise bad_field("runs", shown(data), "must be a mapping of fields", "see strategies/profiles/megatron.yaml")
+        raise bad_field("runs", shown(data), "must be a mapping of fields", "see strategies/frameworks/megatron/habits.yaml")
     known = [field.name for field in fields(Runs)]
     for key in data:
         if key not in known:
@@ -91,7 +91,7 @@ def runs_from_dict(data: object) -> Runs:
         if key == "rules" and key not in data:
             continue  # those of every framework with tensor parallelism
         if key not in data:
-            raise InputError(f"runs.{key}: is missing; give it (see strategies/profiles/megatron.yaml)")
+            raise InputError(f"runs.{key}: is missing; give it (see strategies/frameworks/megatron/habits.yaml)")
         value = data[key]
         if key in choices:
             if not isinstance(value, list) or any(isinstance(v, bool) or v not in choices[key] for v in value):

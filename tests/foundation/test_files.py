@@ -19,7 +19,7 @@ from perfmodel.lab.cases import read_cases
 from perfmodel.parallel.algebra.rules import load_rule_set
 from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.plan_file import read_plan
-from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.profile import load_profile, profile_text
 from perfmodel.parallel.residuals import load_residuals
 from perfmodel.workload.models import load_model
 
@@ -300,7 +300,7 @@ def test_an_absurd_rate_is_refused_where_it_is_read(tmp_path, old, new, sentence
     ],
 )
 def test_numbers_of_a_profile_have_bounds(tmp_path, old, new):
-    text = (resource_dir("strategies") / "profiles" / "megatron.yaml").read_text(encoding="utf-8")
+    text = profile_text(load_profile("megatron"))
     assert f"\n{old}" in text
     path = tmp_path / "p.yaml"
     path.write_text(text.replace(f"\n{old}", f"\n{new}"), encoding="utf-8")

@@ -33,6 +33,7 @@ from perfmodel.hardware.reader import (
 from perfmodel.lab.cases import parse_case
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.algebra.rules import list_rule_sets, load_rule_set, rule_set_from_dict
+from perfmodel.parallel.frameworks import shipped_fields
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import plan_to_dict
@@ -254,9 +255,11 @@ def profiles(rng: random.Random, folder: Path) -> bool:
         path.unlink()
         return found is not None
     names = list_profiles() if what == "profiles" else list_rule_sets()
-    broken = mutate(rng, _yaml(strategies / what / f"{rng.choice(names)}.yaml"))
+    chosen = rng.choice(names)
     if what == "rules":
+        broken = mutate(rng, _yaml(strategies / what / f"{chosen}.yaml"))
         return _refused(lambda: rule_set_from_dict(broken)) is not None
+    broken = mutate(rng, shipped_fields(chosen))
     profile = _refused(lambda: profile_from_dict(broken))
     if profile is not None and rng.random() < PREDICTED:
         chips = rng.choice((1, 8, 16))

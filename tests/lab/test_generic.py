@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.resources import resource_dir
 from perfmodel.lab.generic import SAFE_MEMORY, generic_profile, known_families, main
+from perfmodel.parallel.frameworks import frameworks_dir
 from perfmodel.parallel.profile import GENERIC, load_profile, profile_text
 
 FAST = replace(load_profile("megatron"), name="fast", unknown=())
@@ -18,7 +18,7 @@ SLOW = replace(
 def test_the_shipped_one_is_what_the_command_writes(tmp_path):
     out = tmp_path / "generic.yaml"
     assert main(["--out", str(out)]) == 0
-    assert out.read_text(encoding="utf-8") == (resource_dir("strategies") / "profiles" / "generic.yaml").read_text(encoding="utf-8")
+    assert out.read_text(encoding="utf-8") == (frameworks_dir() / "generic.yaml").read_text(encoding="utf-8")
     assert load_profile(out) == load_profile(GENERIC)
 
 

@@ -1,0 +1,137 @@
+"""What each number is worth that runs say of a framework: each in turn as if nobody knew it, all else as it ships.
+
+    python -m perfmodel.lab.ablation CASES.jsonl
+
+A number is judged by the runs that it concerns: those whose prediction it moves. One that takes less than `WORTH` off their mean error is
+not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.errors import PerfModelError
+from perfmodel.lab.cases import read_cases
+from perfmodel.lab.left_out.fits import FITS
+from perfmodel.lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
+from perfmodel.lab.left_out.runs import read_runs
+from perfmodel.lab.step_times import StepTimes
+from perfmodel.parallel.frameworks import NEUTRAL, fitted_numbers
+from perfmodel.parallel.profile import GENERIC, list_profiles, load_profile
+
+Array = NDArray[np.float64]
+
+WORTH = 0.003
+"""Of the mean error of the runs that a number concerns."""
+
+_MOVES = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablation:
+    """A number of one fit, and the mean of |predicted / measured - 1| of the runs that it moves, with it and without.
+
+    of   what is predicted: "step time" or "memory"
+    """
+
+    frameworks: tuple[str, ...]
+    constant: str
+    value: float
+    of: str
+    num_runs: int
+    before: float
+    after: float
+
+    @property
+    def worth(self) -> float:
+        return self.after - self.before
+
+
+def num_constants() -> int:
+    """Numbers that runs say, of all frameworks together; what one framework's fit lends counts where it is used."""
+    return sum(len(fitted_numbers(name)) for name in list_profiles() if name != GENERIC)
+
+
+def ablations(cases: Path) -> list[Ablation]:
+    return [*_of_steps(cases), *_of_memory(cases)]
+
+
+def _of_steps(cases: Path) -> Iterator[Ablation]:
+    runs = read_runs(cases)
+    times, measured = StepTimes(runs=runs), np.array([run.measured for run in runs])
+    for fit in FITS.values():
+        rows = [index for index, run in enumerate(runs) if run.profile in fit.profiles]
+        if not rows:
+            continue
+        base = times.predict(rows, {})
+        for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
+            value = getattr(load_profile(fit.profiles[0]), constant)
+            yield _judged(
+                fit.profiles, constant, value, "step time", base, times.predict(rows, {constant: NEUTRAL[constant]}), measured[rows]
+            )
+
+
+def _of_memory(cases: Path) -> Iterator[Ablation]:
+    memories = Memories(runs=runs_with_memory(read_cases(cases)))
+    for name, fit in MEMORY_FITS.items():
+        runs = memories.of(name)
+        if not runs:
+            continue
+        base, measured = memories.figures(runs, {}), np.array([run.measured for run in runs])
+        for item in fit.constants:
+            without, value = memories.figures(runs, {item.name: NEUTRAL[item.name]}), getattr(load_profile(name), item.name)
+            yield _judged((name,), item.name, value, "memory", base, without, measured)
+
+
+def _judged(frameworks: tuple[str, ...], constant: str, value: float, of: str, base: Array, without: Array, measured: Array) -> Ablation:
+    moved = np.abs(np.log(without / base)) > _MOVES
+    before, after = (float(np.abs(each / measured - 1.0)[moved].mean()) if moved.any() else 0.0 for each in (base, without))
+    return Ablation(
+        frameworks=frameworks, constant=constant, value=value, of=of, num_runs=int(moved.sum()), before=before, after=after
+    )  # fmt: skip
+
+
+def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
+    """For a table: framework, number, value, what it is judged by, runs, error with it and without, in percent."""
+    return [
+        (
+            ", ".join(each.frameworks),
+            each.constant,
+            f"{each.value:.3g}",
+            each.of,
+            str(each.num_runs),
+            f"{100 * each.before:.1f}",
+            f"{100 * each.after:.1f}",
+            f"{100 * each.worth:+.1f}",
+        )
+        for each in found
+    ]
+
+
+HEADERS = ("framework", "number", "value", "of", "runs that it moves", "error %", "without it %", "worth")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.ablation")
+    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    options = parser.parse_args(arguments)
+    try:
+        rows = [HEADERS, *rows_of(ablations(options.cases))]
+    except PerfModelError as error:
+        print(error, file=sys.stderr)
+        return 2
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADERS))]
+    print("\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows))
+    print(f"{num_constants()} numbers of all frameworks together")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""What ships of a framework: `strategies/frameworks/NAME/habits.yaml` and, beside it, `fitted.yaml`.
+
+habits.yaml   what its source code does, in groups by kind, each with its source; `base:` takes over another framework's habits
+fitted.yaml   what its runs say: written by `python -m perfmodel.lab.fitted` and by nothing else; no other framework inherits it
+A constant that neither of them has is not known of this framework, and taken as neutral. A framework of one file, `NAME.yaml`, is a
+profile as people write them (`generic`, which `python -m perfmodel.lab.generic` writes).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.resources import resource_dir
+
+#: Constants that no source code holds: what they are where nobody knows them, so that they change nothing.
+NEUTRAL: Mapping[str, float] = MappingProxyType(
+    {
+        "attention_rate_fraction": 1.0,
+        "attention_rate_fraction_since_2022": 1.0,
+        "matmul_rate_fraction": 1.0,
+        "matmul_rate_fraction_since_2022": 1.0,
+        "fp8_matmul_rate_fraction": 1.0,
+        "context_attention_rate_fraction": 1.0,
+        "optimizer_bytes_factor": 1.0,
+        "exposed_gradient_fraction": 0.0,
+        "tp_overlap_fraction": 0.0,
+        "tp_backward_overlap_fraction": 0.0,
+        "compute_slowdown_under_communication": 0.0,
+        "uneven_stage_weight": 1.0,
+        "host_layer_time": 0.0,
+        "host_layer_time_per_tp": 0.0,
+        "host_layer_time_per_tp_across_nodes": 0.0,
+        "host_recompute_factor": 1.0,
+        "step_time_constant": 0.0,
+        "reserve_factor": 1.0,
+        "delayed_collectives": 0.0,
+        "waiting_gradient_fraction": 0.0,
+        "workspace_bytes": 0.0,
+        "framework_bytes": 0.0,
+    }
+)
+
+#: Which fields stand in which group of habits.yaml.
+GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "memory": frozenset(
+            {
+                "saved_input_layout", "loss_peak_bytes", "accumulate_dtype", "stores_master_weights", "gradient_copy_bytes",
+                "zero2_stores_shards", "softmax_keeps_float32", "keeps_unrotated_qk", "pipeline_keeps_boundaries",
+                "pipeline_keeps_parameters", "recompute_stops_early",
+                "waiting_gradient_fraction", "reserve_factor", "delayed_collectives", "workspace_bytes", "framework_bytes",
+            }
+        ),
+        "kernels": frozenset(
+            {
+                "dropout", "fused_cross_entropy", "logit_bytes", "fuses_elementwise", "rms_norm_traffic", "rotary_traffic",
+                "fuses_gradient_accumulation", "redistribution_copies", "default_attention", "optimizer_bytes_factor",
+                "attention_rate_fraction", "attention_rate_fraction_since_2022", "matmul_rate_fraction",
+                "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction", "context_attention_rate_fraction",
+            }
+        ),
+        "communication": frozenset(
+            {
+                "reduce_dtype", "reduces_each_microbatch", "pipeline_reduces_each_microbatch", "bucket_bytes", "parameter_unit",
+                "overlaps_gradients", "overlaps_gradient_scatters", "exposed_gradient_fraction", "prefetches_parameters",
+                "tp_overlap_fraction", "tp_backward_overlap_fraction", "context_chunks", "pp_overlap", "scatters_pipeline_sends",
+                "reduces_tp_gradients_first", "gathers_row_bias_gradients", "compute_slowdown_under_communication",
+            }
+        ),
+        "stages": frozenset({"places_layers_by_cost", "uneven_stage_weight"}),
+        "host": frozenset(
+            {
+                "host_layer_time", "host_layer_time_per_tp", "host_layer_time_per_tp_across_nodes", "host_recompute_factor",
+                "step_time_constant",
+            }
+        ),
+    }
+)  # fmt: skip
+
+HABITS, FITTED = "habits.yaml", "fitted.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedNumber:
+    """A constant as runs say it.
+
+    value, spread   and one standard deviation of it, as far as the runs and what was expected without them leave it open
+    n, models       runs that it was fitted to, and models of theirs
+    chips           on which they ran
+    date            on which the value last changed
+    how             what it was fitted to
+    """
+
+    value: float
+    spread: float
+    n: int
+    models: int
+    chips: tuple[str, ...]
+    date: str
+    how: str
+
+
+def frameworks_dir() -> Path:
+    return resource_dir("strategies") / "frameworks"
+
+
+def framework_names() -> list[str]:
+    folder = frameworks_dir()
+    return sorted({path.parent.name for path in folder.glob(f"*/{HABITS}")} | {path.stem for path in folder.glob("*.yaml")})
+
+
+def shipped_fields(name: str) -> dict[str, Any] | None:
+    """The fields of the profile of that name, as a file without `base:` would hold them; None where none ships."""
+    from perfmodel.foundation.files import read_yaml
+
+    if not is_name(name):
+        return None
+    single = frameworks_dir() / f"{name}.yaml"
+    if os.path.exists(single):
+        return read_yaml(single)
+    habits = shipped_habits(name)
+    if habits is None:
+        return None
+    known = habits | {constant: number["value"] for constant, number in _fitted_data(name).items()}
+    neutral = {constant: value for constant, value in NEUTRAL.items() if constant not in known}
+    return {**neutral, **known, "unknown": [*habits.get("unknown", ()), *neutral]}
+
+
+def is_name(text: str) -> bool:
+    """Whether it may be the name of a framework: a path is none."""
+    return bool(text) and len(text) < 200 and not set(text) & {"/", "\\", "\0"} and text not in (".", "..")
+
+
+def shipped_habits(name: str, below: tuple[str, ...] = ()) -> dict[str, Any] | None:
+    """The habits of that framework over those of its base; None where it has none of its own files."""
+    from perfmodel.foundation.files import read_yaml
+
+    path = frameworks_dir() / name / HABITS
+    if not os.path.exists(path):
+        return None
+    data = flattened(read_yaml(path), where=str(path))
+    base = data.pop("base", "")
+    if not base:
+        return data
+    under = shipped_habits(base, (*below, name)) if isinstance(base, str) and is_name(base) and base not in (*below, name) else None
+    if under is None:
+        raise bad_field("base", shown(base), "must be the name of another framework with habits", f"correct {path}")
+    return {key: value for key, value in under.items() if key not in ("name", "source", "unknown")} | data
+
+
+def flattened(data: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """The fields of a profile's file, out of their groups. Raises InputError for one that stands in another's."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in GROUPS:
+            found[key] = value
+            continue
+        if not isinstance(value, dict):
+            raise InputError(f"{where}: {key}={shown(value)}: must be a group of fields; write them below it")
+        for name, item in value.items():
+            if name == "source":
+                continue
+            if name not in GROUPS[key]:
+                raise InputError(f"{where}: {key}.{one_line(name)}: is no field of this group{suggest(one_line(name), GROUPS[key])}")
+            if name in data:
+                raise InputError(f"{where}: {name}: stands both in the group {key} and outside; leave one of them out")
+            found[name] = item
+    return found
+
+
+def unit_of(constant: str) -> str:
+    """Of a profile's number that a file holds as a text: bytes or a time."""
+    return "bytes" if constant.endswith("bytes") else "time"
+
+
+def fitted_numbers(name: str) -> dict[str, FittedNumber]:
+    """What the runs of that framework say, by constant; empty where none are known."""
+    from perfmodel.foundation.units import parse_quantity
+
+    def number(constant: str, value: Any) -> float:
+        return parse_quantity(value, unit_of(constant), field=constant) if isinstance(value, str) else float(value)
+
+    return {
+        constant: FittedNumber(
+            value=number(constant, each["value"]),
+            spread=number(constant, each["spread"]),
+            n=each["n"],
+            models=each["models"],
+            chips=tuple(each["chips"]),
+            date=each["date"],
+            how=each["how"],
+        )
+        for constant, each in _fitted_data(name).items()
+    }
+
+
+def _fitted_data(name: str) -> dict[str, dict[str, Any]]:
+    from perfmodel.foundation.files import read_yaml
+
+    path = frameworks_dir() / name / FITTED
+    return read_yaml(path) if os.path.exists(path) else {}

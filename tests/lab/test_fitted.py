@@ -1,0 +1,55 @@
+"""What runs say of frameworks: written by one command, and as it writes it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfmodel.lab.fitted import file_text, fitted_profiles, main
+from perfmodel.lab.left_out.fits import FITS
+from perfmodel.lab.left_out.memories import MEMORY_FITS
+from perfmodel.parallel.frameworks import FittedNumber, fitted_numbers
+from perfmodel.parallel.profile import GENERIC, list_profiles
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CASES = GOLDEN / "published_training.jsonl.gz"
+NUMBER = FittedNumber(value=2e-3, spread=1e-4, n=5, models=2, chips=("h100-sxm-80gb",), date="2026-01-02", how="step times")
+
+
+def constants_by_profile():
+    found = {name: set() for name in list_profiles() if name != GENERIC}
+    for fit in FITS.values():
+        for profile in (*fit.profiles, *fit.lends_to):
+            found[profile] |= {item.constant.name for item in fit.constants} | set(fit.lent)
+    for name, fit in MEMORY_FITS.items():
+        for profile in (name, *fit.lends_to):
+            found[profile] |= {constant.name for constant in fit.constants}
+    return found
+
+
+def test_the_files_hold_what_is_fitted_and_nothing_else():
+    assert {name: set(fitted_numbers(name)) for name in constants_by_profile()} == constants_by_profile()
+
+
+@pytest.mark.slow
+def test_the_shipped_numbers_are_what_the_command_writes():
+    found = fitted_profiles(CASES)
+    for name, numbers in found.items():
+        shipped = fitted_numbers(name)
+        assert set(numbers) == set(shipped)
+        for constant, number in numbers.items():
+            assert number.value == pytest.approx(shipped[constant].value, rel=0.02, abs=0.02 * number.spread), (name, constant)
+            assert replace(number, value=0, spread=0, date="") == replace(shipped[constant], value=0, spread=0, date="")
+
+
+def test_a_number_keeps_its_date_while_it_stays():
+    later = replace(NUMBER, date="2026-03-04")
+    same, moved = (file_text({"host_layer_time": each}, {"host_layer_time": NUMBER}) for each in (later, replace(later, value=3e-3)))
+    assert "value: 2 ms" in same
+    assert "2026-01-02" in same
+    assert "2026-03-04" in moved
+
+
+def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
+    assert main([str(tmp_path / "none.jsonl")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
