@@ -96,7 +96,7 @@ def plan_of_case(
     virtual_stages = _virtual_stages(inputs, pp=pp, num_microbatches=global_batch // max(dp * micro_batch, 1), assumed=assumed)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
-    recompute, operators = _recompute(inputs, framework, assumed)
+    recompute, operators = _recompute(inputs, framework, zero, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
     plan = make_plan(
         job,
@@ -108,7 +108,7 @@ def plan_of_case(
         dp_shard=shard,
         dp_replicate=dp // shard,
         zero=zero,
-        sequence_parallel=tp > 1 and (framework.sequence_parallel or inputs.get("sequence_parallel") is True),
+        sequence_parallel=tp > 1 and _sequence_parallel(inputs, framework),
         micro_batch=micro_batch,
         recompute=recompute,
         recompute_operators=operators,
@@ -204,6 +204,11 @@ def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batc
     return value
 
 
+def _sequence_parallel(inputs: Mapping[str, Any], framework: Framework) -> bool:
+    stated = inputs.get("sequence_parallel")
+    return stated if isinstance(stated, bool) else framework.sequence_parallel
+
+
 def _virtual_stages(inputs: Mapping[str, Any], *, pp: int, num_microbatches: int, assumed: list[str]) -> int:
     value = _optional_count(inputs, "virtual_stages") or 1
     if value > 1 and (pp == 1 or num_microbatches % pp):
@@ -249,7 +254,7 @@ def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_no
     return dp
 
 
-def _recompute(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
+def _recompute(inputs: Mapping[str, Any], framework: Framework, zero: int, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
     value = inputs.get("recompute")
     if value is None:
         assumed.append("recompute")
@@ -258,7 +263,7 @@ def _recompute(inputs: Mapping[str, Any], framework: Framework, assumed: list[st
         value = "selective"
     if value not in ("none", "selective", "full"):
         raise bad_field("recompute", one_line(value), "not known", "use none, selective or full")
-    return value, framework.selective
+    return value, (framework.selective_sharded if zero == 3 else ()) or framework.selective
 
 
 def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:

@@ -17,8 +17,8 @@ class Framework:
     attention    kernel, where the run states none
     zero         ZeRO stage, where the run states neither a stage nor a distributed optimizer
     recompute    where the run states none
-    sequence_parallel   with every tensor parallelism, said or not
-    selective    operators that "selective" recomputation runs again
+    sequence_parallel   with tensor parallelism, where the run does not say
+    selective    operators that "selective" recomputation runs again; selective_sharded: of runs under ZeRO 3, where that is something else
     fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
     memory_kind  what its memory figures count: reserved (all that the allocator holds) or allocated (what is in tensors)
     memory_rank  the pipeline rank that they are of: first, last or the fullest
@@ -33,6 +33,7 @@ class Framework:
     recompute: str = "none"
     sequence_parallel: bool = False
     selective: tuple[str, ...] = ("attention_core",)
+    selective_sharded: tuple[str, ...] = ()
     fills_memory: bool = False
     memory_kind: str = "reserved"
     memory_rank: str = "fullest"
@@ -72,7 +73,8 @@ FRAMEWORKS = (
     Framework(pattern=r"maxtext|paxml|jax|maxdiffusion", profile="xla", zero=3, recompute="full", fills_memory=True, borrows=True),
     Framework(pattern=r"llm\.c", profile="llm-c"),
     Framework(pattern=r"colossal", profile="megatron", borrows=True),
-    Framework(pattern=r".*", profile=GENERIC, zero=1, borrows=True),
+    # who cuts parameters does it with torch's FSDP or after its example, and recomputes as its selective checkpoints do
+    Framework(pattern=r".*", profile=GENERIC, zero=1, sequence_parallel=True, selective_sharded=_TITAN_SELECTIVE, borrows=True),
 )
 
 
