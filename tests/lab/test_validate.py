@@ -264,6 +264,16 @@ def test_null_means_what_the_format_says():
     assert str(plan(framework="Composer/FSDP (llm-foundry)", flash_attention=None).attention) == "flash"
 
 
+def test_what_a_framework_that_nobody_knows_does_not_say():
+    """Sequence parallelism as plans have it, what torch's FSDP runs again under ZeRO 3 and Megatron's attention core under all else."""
+    unsaid = plan(framework=None, sequence_parallel=None, recompute="selective")
+    assert unsaid.sequence_parallel
+    assert unsaid.recompute_operators == ("attention_core",)
+    assert not plan(framework=None, sequence_parallel=False).sequence_parallel
+    sharded = plan(framework=None, zero_stage=3, recompute="selective", pp=1, dp=16)
+    assert sharded.recompute_operators == plan(framework="torchtitan", zero_stage=3, recompute="selective", pp=1, dp=16).recompute_operators
+
+
 def test_hybrid_sharding_stays_in_the_node():
     p = plan(framework="PyTorch FSDP", tp=1, pp=1, dp=64, zero_stage=3, sequence_parallel=False, settings={"sharding": "HSDP"})
     assert (p.layout.dp_shard, p.layout.dp_replicate) == (8, 8)
