@@ -24,15 +24,12 @@ def memory_doubt(profile: ExecutionProfile) -> MemoryDoubt:
     return load_memory_doubts()[UNKNOWN if name == GENERIC else KNOWN]
 
 
+@lru_cache(maxsize=8)
 def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDoubt]:
     """The shipped ones by kind, or those of a file."""
-    return _load(resource_dir("strategies") / "memory_doubts.yaml" if path is None else Path(path))
-
-
-@lru_cache(maxsize=8)
-def _load(path: Path) -> Mapping[str, MemoryDoubt]:
     from perfmodel.foundation.files import read_yaml
 
+    path = resource_dir("strategies") / "memory_doubts.yaml" if path is None else Path(path)
     try:
         data = read_yaml(path)
         return {

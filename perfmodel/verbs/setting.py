@@ -345,7 +345,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
 def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
     """What carries the uncertainty of the plan's step time, and the cheapest things that would take it away."""
     from perfmodel.lab.doubts import stated_fields, trust_account
-    from perfmodel.parallel.profile import load_profile
+    from perfmodel.parallel.profile import list_profiles, load_profile
     from perfmodel.parallel.residuals import load_residuals
     from perfmodel.parallel.settings import SEPARATOR
 
@@ -360,7 +360,7 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
         interval_in(setting, plan),
         residuals=residuals,
         is_known=any(each.family == family for each in residuals.models),
-        stated=stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name else (),
+        stated=stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else (),
     )
 
 

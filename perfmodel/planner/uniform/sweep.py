@@ -364,7 +364,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         )
         memory: Any = None
         alone: Any = 0.0
-        is_sure: Any = True
+        is_sure: Any = None
         for rank in ranks:
             here = rank_holding(holding, rank, live[rank], each=wider)
             most = _surely(state, here.fixed, outside, crowded[rank])
@@ -375,10 +375,12 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 under_way = kept[rank].get(at, kept[rank][At.BLOCKS])
                 need = reserved_memory(under_way[part], base, here.unreduced.at(at))
                 if most is not None:
-                    is_sure = is_sure & (need <= most)
+                    is_sure = need <= most if is_sure is None else is_sure & (need <= most)
                 memory = need if memory is None else np.maximum(memory, need, out=memory)
             alone = np.maximum(alone, here.fixed)
-        fits = (memory <= state.capacity) & is_sure
+        fits = memory <= state.capacity
+        if is_sure is not None:
+            fits &= is_sure
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
             _Segment(
