@@ -107,6 +107,8 @@ class Plan:
         content = plan_to_dict(self)
         if self.assignment is None and is_shipped(self.rules):
             del content["rules"]  # the name, which `rule_set` says
+        if self.job.train.is_full:
+            del content["job"]["train"]  # what every plan was before it could be said
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -124,8 +126,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "seq_len": job.seq_len,
             "precision": str(job.precision),
             "optimizer": str(job.optimizer),
-            # what every plan is that says nothing else, so that its hash is what it was
-            **({} if job.train.is_full else {"train": str(job.train)}),
+            "train": str(job.train),
         },
         "cluster": plan.cluster,
         "num_chips": plan.num_chips,

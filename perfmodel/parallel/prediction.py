@@ -189,8 +189,9 @@ _HEADERS = ("model", "cluster", "chips", "batch", "seq_len", "framework", "step 
 
 def _cells(prediction: Prediction) -> tuple[str, ...]:
     plan = prediction.plan
+    train = plan.job.train
     return (
-        plan.job.model.name,
+        plan.job.model.name if train.is_full else f"{plan.job.model.name}, {train}",
         plan.cluster,
         f"{plan.num_chips}",
         f"{plan.job.global_batch}",

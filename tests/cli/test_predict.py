@@ -35,7 +35,7 @@ def test_the_plan_is_complete_with_every_default(call_json):
     assert plan_from_dict(plan).layout.dp_shard == 64
     assert plan["layout"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 64, "cp": 1, "tp": 1}
     assert (plan["micro_batch"], plan["recompute"], plan["zero"]) == (1, "none", 1)
-    assert (plan["job"]["precision"], plan["job"]["optimizer"]) == ("bf16-mixed", "adamw")
+    assert (plan["job"]["precision"], plan["job"]["optimizer"], plan["job"]["train"]) == ("bf16-mixed", "adamw", "full")
     assert (plan["profile"], plan["attention"], plan["calibration"], plan["cluster"]) == ("generic", "flash", "h100", "dgx-h100")
 
 
@@ -53,6 +53,17 @@ def test_the_plan_is_complete_with_every_default(call_json):
 )
 def test_who_names_no_framework_shards_the_optimizer_unless_replicas_are_asked_for(call_json, flags, zero):
     assert call_json("predict", *JOB, *flags.split())["plan"]["zero"] == zero
+
+
+def test_adapters_are_named_and_counted(call, call_json):
+    found = call_json("predict", *JOB, "--train", "lora:16:q_proj+v_proj")
+    assert found["plan"]["job"]["train"] == "lora:16:q_proj+v_proj"
+    assert found["num_parameters"] - found["num_trained_parameters"] == call_json("predict", *JOB)["num_parameters"]
+    shown = call("predict", *JOB, "--train", "qlora:16")[1].splitlines()[0]
+    assert "adamw, qlora:16 (41.9M of 8.07B parameters trained)" in shown
+    table = call("predict", *JOB, "--train", "full,lora:16")[1]
+    assert " train " in table
+    assert " lora:16 " in table
 
 
 def test_the_rest_goes_to_dp_shard_under_zero(call_json):

@@ -25,6 +25,8 @@ BAD = {
     "recompute": (["--recompute", "some"], "recompute=some"),
     "precision": (["--precision", "fp4"], "precision=fp4"),
     "optimizer": (["--optimizer", "lion"], "optimizer=lion"),
+    "training": (["--train", "lora"], "train=lora: has no rank; write lora:16"),
+    "adapters": (["--train", "lora:16:query"], "query: is no linear operator of a layer of llama-3-8b; use q_proj, k_proj"),
     "attention": (["--attention", "none"], "attention=none"),
     "profile": (["--profile", "none"], "profile=none"),
     "calibration": (["--calibration", "none"], "calibration=none"),
