@@ -56,7 +56,6 @@ from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
-from perfmodel.workload.training import num_trained_parameters
 from perfmodel.workload.transformer import build_graph, causal_mask
 
 _Value = TypeVar("_Value")
@@ -308,8 +307,11 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
-    if not job.train.is_full:
-        dense = dense * (4.0 / 6.0) + 6.0 * num_trained_parameters(model, job.train)
+    graph = estimator.graph(plan.attention)
+    frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
+    if frozen:
+        # the model's are frozen, what is trained comes beside them
+        dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
     # a query of a layer with a window is multiplied with no more keys than that
     mask = causal_mask(model, job.seq_len)
     keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)

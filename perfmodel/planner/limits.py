@@ -299,9 +299,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
 def _least_state(estimator: Estimator) -> float:
     """Bytes of weights and optimizer state, whoever holds them."""
     job, sizes = estimator.job, estimator.sizes
-    frozen = 0.0
-    if not job.train.is_full:
-        frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
+    frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
     return frozen + num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
 
 

@@ -535,8 +535,16 @@ class Graph:
     @property
     def num_trained_parameters(self) -> int:
         """Those of which a gradient is made."""
-        found = self._by_layer(tensor for tensor in self.parameters if tensor.has_gradient)
-        return sum(self.count(layer) * number for layer, number in found.items())
+        return self._number_of(tensor for tensor in self.parameters if tensor.has_gradient)
+
+    @property
+    def num_frozen_in_products(self) -> int:
+        """Those that are multiplied with, and of which no gradient is made."""
+        frozen = (tensor for tensor in self.parameters if not tensor.has_gradient)
+        return self._number_of(tensor for tensor in frozen if any(reader.is_product for reader, _ in self.consumers(tensor.name)))
+
+    def _number_of(self, parameters: Iterable[Tensor]) -> int:
+        return sum(self.count(layer) * number for layer, number in self._by_layer(parameters).items())
 
     @property
     def flops(self) -> float:

@@ -111,7 +111,9 @@ def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
 
 
 def frozen_parameter_bytes(model: TransformerConfig, training: Training, parameter_bytes: float) -> float:
-    """Of the weights that are there beside adapters."""
+    """Of the weights that are there beside adapters; nothing where all are trained."""
+    if training.is_full:
+        return 0.0
     quantized = 0
     if training.quantizes_base:
         matrices = {f"{name}.weight" for name in linear_operators(model)}
