@@ -274,10 +274,10 @@ def profiles(
         print_facts(known[0].name, facts[1:])
     else:
         _print_list(
-            ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a layer", "a step", "source"),
+            ("profile", "attention", "gradients", "ZeRO-2 stores", "overlaps gradients", "host a kernel", "a step", "source"),
             [(*_profile_row(profile), profile.source) for profile in known],
             title=f"Known execution profiles: {len(known)}. One name shows everything about it.",
-            right=("host a layer", "a step"),
+            right=("host a kernel", "a step"),
             sources=sources,
         )
         print(f"\nWhat may be stated with any of them (--setting, docs/settings.md): {', '.join(STATED)}.")
@@ -292,7 +292,7 @@ def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
         f"{profile.accumulate_dtype}, reduced in {profile.reduce_dtype}",
         "shards" if profile.zero2_stores_shards else "whole copies",
         "yes" if profile.overlaps_gradients else "no",
-        format_time(profile.host_layer_time) if profile.host_layer_time else "-",
+        format_time(profile.host_launch_time) if profile.host_launch_time else "-",
         format_time(profile.step_time_constant) if profile.step_time_constant else "-",
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.evaluate import amount_values, by_segment, product_flops, row_times
+from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
 from perfmodel.parallel.grid import LayoutGrid
@@ -24,6 +25,8 @@ class MicrobatchCost:
 
     matmul, attention, streaming   [segments, rows] seconds of work; segment = region * len(PHASES) + phase, both as `program.py` lists them
     communication                  [segments * len(COMM), rows] seconds, a segment's classes of communication one after another
+    collectives                    the same rows, how many the host issues
+    launches                       [segments, rows] kernels that it launches
     saved                          [regions * len(SAVED), rows] bytes, likewise
     peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
     boundary, logits               bytes of a stage boundary; logit elements
@@ -36,6 +39,8 @@ class MicrobatchCost:
     attention: Array
     streaming: Array
     communication: Array
+    collectives: Array
+    launches: Array
     saved: Array
     boundary: Array
     logits: Array
@@ -65,6 +70,8 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         attention=times.attention,
         streaming=times.streaming,
         communication=times.communication,
+        collectives=collective_launches(program.rows, sizes),
+        launches=_launches(program, amount),
         saved=saved,
         boundary=amount[program.boundary[0]] if len(program.boundary) == 1 else amount[list(program.boundary)].mean(axis=0),
         logits=amount[program.logits],
@@ -72,6 +79,15 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         flops=product_flops(program.rows, amount),
         crosses_nodes=pipeline_crosses_nodes(grid),
     )
+
+
+def _launches(program: Program, amount: Array) -> Array:
+    launches = np.repeat(program.launches, amount.shape[1], axis=1)
+    for forward, backward, matrices in program.softmaxes:
+        by_hand = BY_HAND * np.minimum(amount[matrices] % FUSED_MATRICES, 1.0)
+        launches[forward] += by_hand
+        launches[backward] += by_hand
+    return launches
 
 
 def _peaks(program: Program, amount: Array, sizes: Array) -> Array:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.forward import forward_moments
 from perfmodel.cost.kept import kept_tensors
+from perfmodel.cost.launches import added_gradients, kernels_of, score_matrices
 from perfmodel.cost.lifetimes import backward_moments
 from perfmodel.cost.live import Kept, Moment, entering, operand_bytes
 from perfmodel.cost.rows import Amounts, RowCompiler, Rows, TimedRows, plain_rows
@@ -68,6 +69,8 @@ class Program:
 
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
     saved       columns amount; segment = region * len(SAVED) + class
+    launches    [segments, 1] kernels that the host launches, of operators
+    softmaxes   forward and backward segment of those that launch more where their matrices are no multiple; the amount of these
     peaks       moments of the backward passes (`cost/lifetimes.py`) and of a block's forward passes (`cost/forward.py`)
     boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads. Of a graph without them: nothing
     """
@@ -76,6 +79,8 @@ class Program:
     regions: tuple[Region, ...]
     rows: TimedRows
     saved: Rows
+    launches: NDArray[np.float64]
+    softmaxes: tuple[tuple[int, int, int], ...]
     boundary: tuple[int, ...]
     handed_on: tuple[str, ...]
     logits: int
@@ -134,6 +139,11 @@ def compile_program(
     if graph.loss:
         loss = graph.operator(graph.loss)
         logits = amount_of(loss, shardings[loss.name], loss.inputs[0].dims)
+    softmaxes = tuple(
+        (segment(place[op.layer], phases[op.name]), segment(place[op.layer], "backward"), compiler.amount(matrices))
+        for op in graph.operators
+        if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
+    )
     boundary_amounts, logits_amount = tuple(map(compiler.amount, boundary or [NOTHING])), compiler.amount(logits)
     num_segments = len(graph.regions) * len(PHASES)
     return Program(
@@ -145,12 +155,25 @@ def compile_program(
             num_traffic_segments=num_segments * len(COMM),
         ),
         saved=saved,
+        launches=_launches(graph, profile, phases, place),
+        softmaxes=softmaxes,
         boundary=boundary_amounts,
         handed_on=handed_on,
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
     )
+
+
+def _launches(graph: Graph, profile: ExecutionProfile, phases: Mapping[str, str], place: Mapping[str, int]) -> NDArray[np.float64]:
+    found = np.zeros((len(graph.regions) * len(PHASES), 1))
+    for op in graph.operators:
+        forward, backward = kernels_of(op, graph, profile)
+        found[segment(place[op.layer], phases[op.name])] += forward
+        found[segment(place[op.layer], "backward")] += backward
+    for region, number in added_gradients(graph).items():
+        found[segment(place[region], "backward")] += number
+    return found
 
 
 def _forward_phases(graph: Graph, recompute_operators: Iterable[str], profile: ExecutionProfile) -> dict[str, str]:

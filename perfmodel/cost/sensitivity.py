@@ -187,10 +187,7 @@ _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] =
     "link latency inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
     "link latency between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
     "launch and host times of operators": ("streaming", _on_machine(_slower_host)),
-    "host floor of a layer": (
-        "profile",
-        _of_profile("host_layer_time", "host_layer_time_per_tp", "host_layer_time_per_tp_across_nodes"),
-    ),
+    "host time of launches": ("profile", _of_profile("host_launch_time", "host_layer_time_per_tp_across_nodes")),
     "step constant": ("profile", _of_profile("step_time_constant")),
     "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
     "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction")),

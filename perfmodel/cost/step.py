@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import CollectiveKind, collective_time
 from perfmodel.cost.compute import streaming_time
+from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import FrozenBytes, ParameterCost, ParameterProgram
@@ -135,7 +136,7 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
 
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
-    """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under a block."""
+    """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under both."""
     forward, backward = [], []
     for region, it in enumerate(micro.program.regions):
         phase = phase_times(micro, profile, region)
@@ -146,44 +147,66 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
                 b = b + phase["regather"]  # full recomputation gathers its inputs anyway
             for name in recomputed_phases(recompute, profile):
                 b = b + phase[name]
-            if profile.has_host_floor and it.host_layers:
-                host = it.host_layers * least_host_time(profile, tp, micro.crosses_nodes)
-                f = with_host_floor(f, FORWARD_LAUNCHES * host)
-                b = with_host_floor(b, (host_factor(profile, recompute) - FORWARD_LAUNCHES) * host)
         else:
             b = b + phase["regather"]
+        if profile.has_host_floor:
+            host = host_times(micro, profile, recompute, tp, region)
+            f, b = with_host_floor(f, host[0]), with_host_floor(b, host[1])
         forward.append(f)
         backward.append(b)
     return RegionTimes(forward=tuple(forward), backward=tuple(backward))
 
 
-FORWARD_LAUNCHES = 1.0 / 3.0
-"""Share of a layer's launches that its forward pass makes: backward computes two gradients for each product."""
+FORWARD_SHARE = 1.0 / 3.0
+"""Share of a layer's time across nodes that its forward pass waits: backward computes two gradients for each product."""
 
 
 def with_host_floor(device: Array, host: Any) -> Any:
-    """A pass of a layer and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8). [s]
+    """A pass of a region and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8). [s]
 
     A maximum, smooth where the two are alike. Each pass has its own, so that a quicker backward pass never leaves less of the forward one,
     nor the other way round, and with it less to hide communication under.
     """
-    ratio = host / device
+    ratio = host / np.maximum(device, _LEAST)
     square = ratio * ratio
     fourth = square * square
     return device * np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
 
 
-def least_host_time(profile: ExecutionProfile, tp: Array, crosses_nodes: Array) -> Any:
-    """What the host needs to launch a layer forward and backward, without recomputation. [s]
-
-    Fitted form: h = h0 + (h1 + h2 [pipeline across nodes]) tp
-    """
-    return profile.host_layer_time + (profile.host_layer_time_per_tp + profile.host_layer_time_per_tp_across_nodes * crosses_nodes) * tp
+_LEAST = 1e-15
+"""[s] What a region without work takes, where something is divided by it."""
 
 
-def host_factor(profile: ExecutionProfile, recompute: Recompute) -> float:
-    """Launches of a layer over those without recomputation. [-]"""
-    return profile.host_recompute_factor if recompute is Recompute.FULL else 1.0
+def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
+    """Kernels and collectives of each phase of a region; re-gathers apart."""
+    found: dict[str, Any] = {}
+    for i, phase in enumerate(PHASES):
+        segment = region * len(PHASES) + i
+        total = micro.launches[segment]
+        for j, name in enumerate(COMM):
+            if name != "regather":
+                total = total + micro.collectives[segment * len(COMM) + j]
+        found[phase] = total
+    found["regather"] = micro.collectives[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")]
+    return found
+
+
+def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array, region: int) -> tuple[Any, Any]:
+    """What the host needs to launch a region forward, and backward with what is recomputed. [s]"""
+    it, launches = micro.program.regions[region], phase_launches(micro, region)
+    forward = FORWARD * ((launches["core"] + launches["rest"]) + launches["tail"])
+    backward = launches["backward"]
+    if not it.is_block or recompute is not Recompute.FULL:
+        backward = backward + launches["regather"]
+    if it.is_block:
+        for name in recomputed_phases(recompute, profile):
+            backward = backward + FORWARD * launches[name]
+    f, b = profile.host_launch_time * forward, profile.host_launch_time * backward
+    if profile.host_layer_time_per_tp_across_nodes > 0 and it.is_block:
+        across = it.host_layers * profile.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
+        again = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
+        f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + again) * across
+    return f, b
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> Any:
@@ -198,8 +221,10 @@ def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompu
         return ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
 
     each = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
-    device = mean_block(each, regions, inner, tuple(region.count for region in regions))
-    return device / (device + host_factor(profile, recompute) * least_host_time(profile, tp, micro.crosses_nodes))
+    counts = tuple(region.count for region in regions)
+    device = mean_block(each, regions, inner, counts)
+    launching = [host_times(micro, profile, recompute, tp, i) if region.is_block else (0.0, 0.0) for i, region in enumerate(regions)]
+    return device / (device + mean_block(tuple(f + b for f, b in launching), regions, inner, counts))
 
 
 def pace(values: Ranks, total: Any, num_ranks: Any, weight: float) -> Any:

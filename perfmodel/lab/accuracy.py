@@ -14,14 +14,14 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from perfmodel.foundation.errors import InputError, PerfModelError, one_line
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.reader import list_calibrations, load_calibration
-from perfmodel.lab.accuracy_lines import LINES, AccuracyLine, cause_of
+from perfmodel.lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
@@ -46,6 +46,7 @@ class AccuracyReport:
     names      files of the cases, as they were given
     result     every case, as `perfmodel validate` predicts it
     left_out   id -> step time predicted by a fit that did not see the run's model; empty: not made
+    small      errors of small jobs by id, with the framework hidden and left out
     strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; choices, outcomes (of
                memory): of the first
     """
@@ -56,6 +57,7 @@ class AccuracyReport:
     strangers: tuple[Mapping[str, StrangerFigures], Mapping[str, StrangerFigures]] = ({}, {})
     choices: PlanChoices | None = None
     outcomes: tuple[MemoryOutcome, ...] = ()
+    small: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def scored(self) -> list[ValidationRow]:
@@ -90,6 +92,7 @@ def document(report: AccuracyReport, *, figures: str = "figures") -> str:
         _introduction,
         _main_table,
         _strangers,
+        _small,
         _method,
         lambda each: _tables_by_field(each, figures),
         _plan_choice,
@@ -208,8 +211,8 @@ launches in deterministic mode:
 def _tables_by_field(report: AccuracyReport, figures: str) -> str:
     scored = report.scored
     parts = ["## Where the errors are", "", "Scored runs, in-sample."]
-    for field in _FIELDS:
-        table = error_table(field, errors_by(scored, field), error_summary("all", scored))
+    for label in _FIELDS:
+        table = error_table(label, errors_by(scored, label), error_summary("all", scored))
         keep = [i for i, header in enumerate(table.headers) if header not in ("cases", "predicted")]
         headers = tuple(table.headers[i] for i in keep)
         rows = tuple(tuple(row[i] for i in keep) for row in table.rows)
@@ -338,6 +341,38 @@ other: no other sweep with failures is published. Off: in points. {reliability_l
 
 """
     return text + markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers))
+
+
+def _small(report: AccuracyReport) -> str:
+    """Jobs that the host may hold up."""
+    others = report.scored_left_out
+    headers = ["runs", "n", "mean", "bias", *(["mean, left out"] if others else []), *(["mean, name hidden"] if report.small else [])]
+    rows, means = [], []
+    for title, holds in SMALL:
+        runs = [row for row in report.scored if holds(row.labels)]
+        if not runs:
+            continue
+        each = error_summary(title, runs)
+        found = [each.mean]
+        if others:
+            found.append(error_summary(title, [row for row in others if holds(row.labels)]).mean)
+        if report.small:
+            hidden = [abs(report.small[row.id]) for row in runs if row.id in report.small]
+            found.append(sum(hidden) / len(hidden) if hidden else math.nan)
+        means.append(found)
+        rows.append((title, str(len(runs)), _number(found[0]), f"{100 * each.bias:+.1f}", *map(_number, found[1:])))
+    if not rows:
+        return ""
+    total = [sum(column) / len(column) for column in zip(*means, strict=True)]
+    rows.append(("**mean over lines**", "", _number(total[0]), "", *map(_number, total[1:])))
+    faster = [row.id for row in report.scored if row.labels.peak_share > 1.0]
+    text = """## Small jobs
+
+Jobs of which the host may set the pace: a pass takes no less than the launches of its kernels (`perfmodel/cost/launches.py`), which follow
+from the graph. In percent; every line weighs one."""
+    if faster:
+        text += f" Left out: {', '.join(faster)}, which its chips cannot multiply in the time that its source gives."
+    return text + "\n\n" + markdown_table(Table(title="", headers=tuple(headers), rows=tuple(rows), right=tuple(headers[1:])))
 
 
 def _intervals(report: AccuracyReport) -> str:
@@ -492,6 +527,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         strangers=strangers,
         choices=choices_of(runs) if strangers[0] else None,
         outcomes=tuple(known.outcomes(every)) if strangers[0] else (),
+        small={run.id: run.error for run in known.times(every, SMALL)},
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

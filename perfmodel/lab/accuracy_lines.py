@@ -93,6 +93,22 @@ LINES: Sequence[AccuracyLine] = (
     AccuracyLine(title="(llm.c)", holds=is_llm_c, counts=False),
 )
 
+_SMALL = 0.25e9
+
+
+def _possible(holds: Rule) -> Rule:
+    """Of those, the runs that are not faster than their chips can multiply."""
+    return lambda labels: holds(labels) and not labels.peak_share > 1.0
+
+
+#: Small jobs, which the host may hold up: GPT-2's size, or one chip. In no order; a run may be of two.
+SMALL: Sequence[tuple[str, Rule]] = (
+    ("llm.c, 124M and 350M on 8 chips", _possible(is_llm_c)),
+    ("vTrain, its smallest (0.2 B) on 2 to 8 chips", _possible(lambda labels: is_vtrain_node(labels) and labels.parameters < _SMALL)),
+    ("MPT of 125M on 8 to 64 chips", _possible(lambda labels: labels.source == "llmfoundry" and labels.parameters < _SMALL)),
+    ("one chip", _possible(lambda labels: labels.num_chips == 1)),
+)
+
 #: Why runs are far off, where a source tells: the first that holds. None asks how far off a run is; what nobody knows is "not known".
 CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
     (
@@ -101,7 +117,7 @@ CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
     ),
     (
         lambda row: row.group == "llmc" and "125M" in row.labels.model,
-        "contradicts the same author's 124 M run by a factor of two",
+        "faster than its chips can multiply; contradicts the same author's 124 M run by a factor of two",
     ),
     (
         lambda row: row.group == "llmfoundry" and row.labels.model == "MPT-30b" and row.labels.num_chips <= _NODE,

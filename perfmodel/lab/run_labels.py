@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.cases import Case
+from perfmodel.lab.run_machine import cluster_of_run
 from perfmodel.report.predictions import degrees_line
 
 UNKNOWN = "?"
@@ -46,6 +47,7 @@ class RunLabels:
     size      class of the number of parameters      form    its parallel form, such as tp+pp+dp
     chips     class of the number of chips           parameters, num_chips   the numbers themselves; nan where unknown
     degrees   the plan's, such as "pp 2, tp 4"
+    peak_share   of what its chips can multiply in the measured time, what its linear layers alone need: over one it did not run there
     """
 
     source: str
@@ -61,6 +63,7 @@ class RunLabels:
     degrees: str = UNKNOWN
     parameters: float = math.nan
     num_chips: float = math.nan
+    peak_share: float = math.nan
 
 
 #: The source of runs that train adapters only, whoever published them: no other line of a table holds them.
@@ -108,7 +111,19 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
         degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
         parameters=parameters,
         num_chips=chips,
+        peak_share=math.nan if planned is None else _peak_share(planned, case.measured_time),
     )
+
+
+def _peak_share(planned: PlannedCase, measured: float) -> float:
+    """6 FLOP of a parameter and token, but for tables that are looked up."""
+    job, chip = planned.plan.job, cluster_of_run(planned.hardware).chip
+    model = job.transformer
+    looked_up = model.hidden_size * (
+        model.vocab_size * (not model.tie_word_embeddings) + model.max_position_embeddings * (model.position == "learned")
+    )
+    flops = 6.0 * (model.num_parameters - looked_up) * job.global_batch * job.seq_len
+    return flops / (planned.plan.num_chips * chip.flop_rate(planned.matmul_dtype) * measured)
 
 
 def parallel_form(planned: PlannedCase) -> str:

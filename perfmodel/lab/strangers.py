@@ -53,14 +53,14 @@ GROUPS: Sequence[tuple[str, rules.Rule]] = (
 _ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
 
 
-def group_of(case: Case) -> str:
+def group_of(case: Case, groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> str:
     """Of a primary run with a time that means something; empty for all others. Raises InputError where it cannot be predicted."""
     if case.tier != "primary" or case.reason or case.trains_adapters:
         return ""
     if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
         return ""
     labels = labels_of(case, plan_of_case(case.inputs))
-    return next((title for title, holds in GROUPS if holds(labels)), "")
+    return next((title for title, holds in groups if holds(labels)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +140,11 @@ class Strangers:
         run = hidden(case)
         return run.profile, replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))
 
-    def times(self, cases: Iterable[Case]) -> Iterator[Stranger]:
+    def times(self, cases: Iterable[Case], groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> Iterator[Stranger]:
         """Primary runs of the groups."""
         for case in cases:
             try:
-                group = group_of(case)
+                group = group_of(case, groups)
                 if not group:
                     continue
                 name, planned = self.planned(case)

@@ -21,7 +21,7 @@ from perfmodel.workload.graph import Data, Extent, Graph, Operator, Stream, Tens
 FLOAT32_BYTES = 4.0
 
 #: Kinds that work entry by entry: chains of them can be one kernel.
-_ENTRYWISE = ("elementwise", "dropout")
+ENTRYWISE = ("elementwise", "dropout")
 
 
 def with_habits(derivation: Derivation, profile: ExecutionProfile) -> Derivation:
@@ -162,9 +162,9 @@ def _internal(graph: Graph, epilogues: set[str]) -> Iterator[tuple[str, tuple[Op
     elementwise operators of one layer."""
     for op in graph.operators:
         readers = graph.consumers(op.output.tensor)
-        if op.kind not in _ENTRYWISE or op.name in epilogues or len(readers) != 1:
+        if op.kind not in ENTRYWISE or op.name in epilogues or len(readers) != 1:
             continue
-        if readers[0][0].kind in _ENTRYWISE and readers[0][0].layer == op.layer:
+        if readers[0][0].kind in ENTRYWISE and readers[0][0].layer == op.layer:
             yield op.output.tensor, readers[0]
 
 

@@ -74,9 +74,9 @@ class ExecutionProfile:
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
                                          layer and the last product of unfused attention (torch); else it runs to the end (Megatron)
-    host_layer_time, host_layer_time_per_tp   least forward + backward time of a layer and microbatch that the host allows
-    host_layer_time_per_tp_across_nodes  more of that for each tp rank, where the pipeline leaves the node
-    host_recompute_factor                that floor times this under full recomputation
+    host_launch_time                     what its host needs for each kernel or collective of a backward pass, and half of what it needs for
+                                         one of a forward pass: a pass takes no less than its launches (`cost/launches.py` counts them)
+    host_layer_time_per_tp_across_nodes  more of that for each layer and tp rank, where the pipeline leaves the node
     reduces_tp_gradients_first           where weights lie sharded, a gradient that is partial over tp is summed over it by itself,
                                          whole, before the data axes reduce it (DTensor); else its shard is, once a step
     gathers_row_bias_gradients           the bias of a row-parallel linear takes the gradient that the product gathers, whole on every
@@ -142,10 +142,8 @@ class ExecutionProfile:
     reduces_tp_gradients_first: bool
     gathers_row_bias_gradients: bool
     pipeline_keeps_parameters: bool
-    host_layer_time: float
-    host_layer_time_per_tp: float
+    host_launch_time: float
     host_layer_time_per_tp_across_nodes: float
-    host_recompute_factor: float
     step_time_constant: float
     compute_slowdown_under_communication: float
     optimizer_bytes_factor: float
@@ -194,7 +192,7 @@ class ExecutionProfile:
 
     @property
     def has_host_floor(self) -> bool:
-        return max(self.host_layer_time, self.host_layer_time_per_tp, self.host_layer_time_per_tp_across_nodes) > 0
+        return max(self.host_launch_time, self.host_layer_time_per_tp_across_nodes) > 0
 
 
 def list_profiles() -> list[str]:
@@ -266,7 +264,7 @@ def profile_from_dict(data: Any, *, where: str = "profile") -> ExecutionProfile:
 def _names(value: object) -> tuple[str, ...]:
     known = [field.name for field in fields(ExecutionProfile) if str(field.type) == "float"]
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise bad_field("unknown", shown(value), "must be a list of fields", "write [host_layer_time]")
+        raise bad_field("unknown", shown(value), "must be a list of fields", "write [host_launch_time]")
     for name in value:
         if name not in known:
             raise bad_field("unknown", one_line(name), f"is no number of a profile{suggest(one_line(name), known)}", "correct it")
@@ -342,5 +340,5 @@ _SHARES = frozenset(
         "uneven_stage_weight",
     }
 )
-_LEAST_1 = frozenset({"reserve_factor", "host_recompute_factor", "optimizer_bytes_factor"})
+_LEAST_1 = frozenset({"reserve_factor", "optimizer_bytes_factor"})
 _SIZES = frozenset({"workspace_bytes", "framework_bytes", "bucket_bytes"})

@@ -41,13 +41,20 @@ def _fused_cross_entropy(profile: ExecutionProfile, value: Any) -> ExecutionProf
 
 
 def _compile(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
-    """Or nothing fuses what the framework writes out, where it may write norms out."""
+    """Chains are one kernel, which no module launches. Or nothing fuses what the framework writes out, where it may write norms out."""
     if value is True:
-        return replace(profile, fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0)
+        launch = min(profile.host_launch_time, COMPILED_LAUNCH)
+        return replace(profile, fuses_elementwise=True, rms_norm_traffic=1.0, rotary_traffic=1.0, host_launch_time=launch)
     if value is False and profile.rms_norm_traffic > 1.0:
         rotary = max(profile.rotary_traffic, EAGER_COMPLEX_ROTARY)
         return replace(profile, fuses_elementwise=False, rms_norm_traffic=EAGER_RMS_NORM, rotary_traffic=rotary)
     return profile
+
+
+def _cuda_graphs(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    """A whole pass is launched at once."""
+    launch = min(profile.host_launch_time, GRAPH_LAUNCH)
+    return replace(profile, host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
 
 
 def _fused_norm(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -100,6 +107,12 @@ _KEEPS_FLOAT32_SOFTMAX = ("megatron", "nemo")
 
 FUSED_LOGIT_BYTES = 14.0
 """Traffic of a fused loss, a logit: read once and overwritten by the gradient, in bf16, and its float32 intermediate."""
+
+COMPILED_LAUNCH = 10e-6
+"""[s] Host time of a kernel in compiled code: cudaLaunchKernel takes 3 to 6 us, the rest is the wrapper's that calls it."""
+
+GRAPH_LAUNCH = 0.6e-6
+"""[s] The same of a kernel in a CUDA graph (0.58 us a node of a replayed chain on an RTX 5070 Ti, ahrefs/ocannl issue 488)."""
 
 ROWWISE_FP8 = 0.6
 """Rate of products in fp8 with a scale for each row, over those with one for each tensor: torchtitan's runs of 2025-06, of which those
@@ -162,6 +175,7 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         "(torch.compile); no: kernel by kernel, where the framework writes them out",
         change=_compile,
     ),
+    "cuda_graphs": StatedSetting(says="a pass is launched as one graph: the host takes next to nothing for each kernel", change=_cuda_graphs),
     "gradient_bucket_mb": StatedSetting(says="gradients are reduced in buckets of so many MiB", change=_bucket, values=(1e-3, 1e6)),
     "gradient_bucketing": StatedSetting(says="no: gradients are reduced after backward, beside nothing", change=_bucketing),
     "fp32_gradient_accumulation": StatedSetting(

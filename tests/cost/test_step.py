@@ -7,14 +7,15 @@ import pytest
 
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.estimate import evaluate_plan
+from perfmodel.cost.launches import BY_HAND, FORWARD
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
 from perfmodel.cost.plan_memory import adding_up
 from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import (
     element_bytes,
     exposed_sends,
-    least_host_time,
     pace,
+    phase_launches,
     with_host_floor,
 )
 from perfmodel.foundation.collectives import CollectiveKind
@@ -23,7 +24,7 @@ from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.transformer import decoder_regions
-from tests.cost.jobs import PROFILES, estimator_of, make_job, make_model, predict, profile_of
+from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, profile_of
 
 LAYER, HEAD = 1, 2
 
@@ -96,12 +97,54 @@ def test_pace_between_mean_and_slowest():
 
 
 def test_host_floor_is_a_smooth_maximum():
-    profile = replace(profile_of("megatron"), host_layer_time=1.0, host_layer_time_per_tp=0.0, host_recompute_factor=2.0)
-    host = least_host_time(profile, np.array([1.0]), np.zeros(1))
-    assert with_host_floor(np.array([1e-6, 1.0, 1e6]), host) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
-    row = row_of(profile=profile, recompute="full")  # a host that is far slower than the device
-    assert row.regions.forward[LAYER] == pytest.approx(1 / 3, rel=1e-9)
-    assert row.regions.backward[LAYER] == pytest.approx(2 - 1 / 3, rel=1e-9)
+    assert with_host_floor(np.array([1e-6, 1.0, 1e6]), 1.0) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
+    profile = replace(profile_of("megatron"), host_launch_time=1.0)
+    row = row_of(profile=profile, tp=4, recompute="full")  # a host that is far slower than the device
+    for region in (0, LAYER, HEAD):
+        launches = phase_launches(row.plans.micro, region)
+        forward = FORWARD * (launches["core"] + launches["rest"] + launches["tail"])
+        assert row.regions.forward[region] == pytest.approx(forward, rel=1e-9)
+        again = forward if region == LAYER else launches["regather"]
+        assert row.regions.backward[region] == pytest.approx(launches["backward"] + again, rel=1e-9)
+
+
+def test_the_host_launches_what_is_cut_as_often_and_collectives_beside_it():
+    whole, cut = (row_of(tp=tp, dp_replicate=16 // tp).plans for tp in (1, 4))
+    assert np.array_equal(whole.program.launches, cut.program.launches)
+    assert whole.micro.collectives.sum() == 0
+    layer = phase_launches(cut.micro, LAYER)
+    alone = phase_launches(whole.micro, LAYER)
+    assert sum(layer[phase] - alone[phase] for phase in ("core", "rest", "tail")) == 4  # two gathers and two scatters of a layer
+
+
+def test_megatrons_fused_softmax_takes_four_heads_or_sequences_at_a_time():
+    def core(profile="megatron", **knobs):
+        return phase_launches(row_of(chips=8, profile=profile, attention="unfused", dp_replicate=2, **knobs).plans.micro, LAYER)["core"]
+
+    assert core(tp=4, micro_batch=2) + BY_HAND == core(tp=4, micro_batch=1)  # two heads of eight on a rank
+    assert core("torch-fsdp2", tp=4, micro_batch=2) == core("torch-fsdp2", tp=4, micro_batch=1)
+
+
+def test_compiled_code_launches_less_and_a_cuda_graph_next_to_nothing():
+    """A small job on fast chips is as slow as its host."""
+    job = make_job(make_model(**LLAMA_LIKE))
+    eager, compiled, graphs = (
+        row_of(profile=f"torch-fsdp2{setting}", job=job).step_time[0] for setting in ("", "+compile", "+cuda_graphs")
+    )
+    assert graphs < compiled < eager
+
+
+def test_a_network_without_layers_waits_for_its_host_too():
+    """One image on a fast chip."""
+    from perfmodel.verbs.networks import shard_network
+
+    few, many = (
+        shard_network(
+            "alexnet", cluster="dgx-h100", chips=1, batch=1, zero=0, with_strategies=False, profile=f"torch-fsdp2{setting}"
+        ).best.parts["host"]
+        for setting in ("+cuda_graphs", "")
+    )
+    assert many > few + 0.5e-3  # and the step's constant, which both have
 
 
 def parameter_time_alone(terms, regions, stages, *, num_microbatches, profile):

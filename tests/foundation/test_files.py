@@ -295,7 +295,7 @@ def test_an_absurd_rate_is_refused_where_it_is_read(tmp_path, old, new, sentence
         ("tp_backward_overlap_fraction: ", "tp_backward_overlap_fraction: 3 #"),
         ("tp_overlap_fraction: ", "tp_overlap_fraction: .nan #"),
         ("logit_bytes: ", "logit_bytes: .inf #"),
-        ("host_layer_time: ", "host_layer_time: 1" + "0" * 39 + " #"),
+        ("host_launch_time: ", "host_launch_time: 1" + "0" * 39 + " #"),
         ("matmul_rate_fraction: ", "matmul_rate_fraction: 0 #"),
     ],
 )

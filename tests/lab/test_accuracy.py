@@ -46,6 +46,18 @@ def test_the_document_is_written_with_its_figures(cases, tmp_path):
     assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "-", "#", "!"))) <= 140
 
 
+def test_small_jobs_are_lines_of_their_own_and_what_no_chip_can_do_is_left_out(tmp_path):
+    one = dict(num_chips=1, tp=1, pp=1, dp=1, zero_stage=0, global_batch=1)
+    model = {**CASE["model"], "num_hidden_layers": 2}
+    rows = [changed(id="slow", model=model, **one, measured={"step_time_s": 1.0})]
+    rows.append(changed(id="llmc-quick", model=model, **one, framework="llm.c", measured={"step_time_s": 1e-3}))
+    out = tmp_path / "accuracy.md"
+    write_report([write(tmp_path / "cases.jsonl", rows)], out)
+    section = out.read_text(encoding="utf-8").split("## Small jobs\n")[1].split("\n## ")[0]
+    assert "Left out: llmc-quick, which" in " ".join(section.split())
+    assert "| one chip | 1 |" in section
+
+
 @pytest.mark.slow
 def test_lines_hold_each_scored_run_once(cases, tmp_path):
     for row in write_report([cases], tmp_path / "a.md").scored:

@@ -44,7 +44,7 @@ def test_the_shipped_numbers_are_what_the_command_writes():
 
 def test_a_number_keeps_its_date_while_it_stays():
     later = replace(NUMBER, date="2026-03-04")
-    same, moved = (file_text({"host_layer_time": each}, {"host_layer_time": NUMBER}) for each in (later, replace(later, value=3e-3)))
+    same, moved = (file_text({"host_launch_time": each}, {"host_launch_time": NUMBER}) for each in (later, replace(later, value=3e-3)))
     assert "value: 2 ms" in same
     assert "2026-01-02" in same
     assert "2026-03-04" in moved

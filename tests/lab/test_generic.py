@@ -11,7 +11,7 @@ from perfmodel.parallel.profile import GENERIC, load_profile, profile_text
 
 FAST = replace(load_profile("megatron"), name="fast", unknown=())
 SLOW = replace(
-    load_profile("torch-fsdp2"), name="slow", unknown=(), family="slow", rms_norm_traffic=16.0, host_layer_time=8e-3, dropout=False
+    load_profile("torch-fsdp2"), name="slow", unknown=(), family="slow", rms_norm_traffic=16.0, host_launch_time=8e-5, dropout=False
 )
 
 
@@ -25,7 +25,7 @@ def test_the_shipped_one_is_what_the_command_writes(tmp_path):
 def test_rates_and_factors_are_geometric_means_and_times_plain_ones():
     found = generic_profile({"a": [FAST], "b": [SLOW]})
     assert found.rms_norm_traffic == pytest.approx(4.0)
-    assert found.host_layer_time == pytest.approx((FAST.host_layer_time + 8e-3) / 2)
+    assert found.host_launch_time == pytest.approx((FAST.host_launch_time + 8e-5) / 2)
     assert {name: getattr(found, name) for name in SAFE_MEMORY} == SAFE_MEMORY
     assert found.host_layer_time_per_tp_across_nodes == 0.0
 
@@ -38,11 +38,11 @@ def test_a_family_weighs_one_however_many_frameworks_it_has():
 
 
 def test_what_a_framework_does_not_know_moves_nothing():
-    blank = replace(SLOW, unknown=("host_layer_time",), host_layer_time=0.0)
-    assert generic_profile({"a": [FAST], "b": [blank]}).host_layer_time == FAST.host_layer_time
-    nobody = replace(FAST, unknown=("host_layer_time", "fp8_matmul_rate_fraction"))
+    blank = replace(SLOW, unknown=("host_launch_time",), host_launch_time=0.0)
+    assert generic_profile({"a": [FAST], "b": [blank]}).host_launch_time == FAST.host_launch_time
+    nobody = replace(FAST, unknown=("host_launch_time", "fp8_matmul_rate_fraction"))
     found = generic_profile({"a": [nobody]})
-    assert (found.host_layer_time, found.fp8_matmul_rate_fraction) == (0.0, 1.0)
+    assert (found.host_launch_time, found.fp8_matmul_rate_fraction) == (0.0, 1.0)
 
 
 def test_a_framework_left_out_says_nothing():

@@ -8,7 +8,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import plan_of_case
 from perfmodel.lab.cases import parse_case
 from perfmodel.lab.run_labels import FIELDS, check_fields, labels_of, plan_group, plan_of
-from tests.lab.published_cases import MODEL, changed
+from tests.lab.published_cases import CASE, MODEL, changed
 
 
 def case(**values):
@@ -36,6 +36,13 @@ def test_a_run_has_a_label_in_every_field():
     }
     assert found.num_chips == 64
     assert found.parameters == pytest.approx(8.03e9, rel=0.01)
+
+
+def test_a_run_that_is_faster_than_its_chips_multiply_is_told_apart():
+    flops = 6 * labels().parameters * CASE["global_batch"] * CASE["sequence_length"]
+    seconds = flops / (64 * 989e12)
+    shares = [labels(measured={"step_time_s": seconds * factor}).peak_share for factor in (0.8, 2.0)]
+    assert shares == pytest.approx([1.25, 0.5], rel=0.1)  # a table of 128,256 tokens is looked up
 
 
 @pytest.mark.parametrize(

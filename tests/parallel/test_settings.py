@@ -5,7 +5,7 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.eager import EAGER_RMS_NORM
 from perfmodel.parallel.profile import load_profile
-from perfmodel.parallel.settings import framework_named, with_settings
+from perfmodel.parallel.settings import COMPILED_LAUNCH, GRAPH_LAUNCH, framework_named, with_settings
 from perfmodel.parallel.stated import settings_in
 
 GENERIC = load_profile("generic")
@@ -16,6 +16,8 @@ GENERIC = load_profile("generic")
     [
         ("compile", "rms_norm_traffic", 1.0),
         ("compile=true", "fuses_elementwise", True),
+        ("compile", "host_launch_time", COMPILED_LAUNCH),
+        ("cuda_graphs", "host_launch_time", GRAPH_LAUNCH),
         ("fused_rmsnorm=true", "rms_norm_traffic", 1.0),
         ("fused_rmsnorm=no", "rms_norm_traffic", EAGER_RMS_NORM),
         ("fused_cross_entropy", "fused_cross_entropy", True),

@@ -85,8 +85,7 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
         "nanotron": ProfileFit(
             profiles=("nanotron",),
             constants=(
-                _time("host_layer_time", 3e-3),
-                _time("host_layer_time_per_tp", 0.1e-3),
+                _time("host_launch_time", 30e-6),
                 _time("host_layer_time_per_tp_across_nodes", 1e-3),
                 # a foreach AdamW in float32 moves 80 bytes a parameter, clipping 12, copy and zeroing 8: 3 times the 30 of one kernel
                 _factor("optimizer_bytes_factor", 3.0, 0.3, 1.0, 12.0),
@@ -106,19 +105,14 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
         "deepspeed": ProfileFit(
             profiles=("deepspeed",),
             constants=(
-                _time("host_layer_time", 3e-3, "nanotron"),
-                _time("host_layer_time_per_tp", 0.1e-3),
+                _time("host_launch_time", 30e-6, "nanotron"),
                 _time("step_time_constant", 20e-3),
             ),
         ),
         "megatron": ProfileFit(
             profiles=("megatron",),
-            constants=(_rate(_SINCE, _UNKNOWN), _time("host_layer_time", 3e-3, "nanotron")),
-            lent={
-                "host_layer_time_per_tp": "deepspeed",
-                "step_time_constant": "composer-fsdp",
-                "fp8_matmul_rate_fraction": "nemo",
-            },
+            constants=(_rate(_SINCE, _UNKNOWN), _time("host_launch_time", 30e-6, "nanotron")),
+            lent={"step_time_constant": "composer-fsdp", "fp8_matmul_rate_fraction": "nemo"},
             lends_to=("llama-3",),
         ),
         "megatron-2020": ProfileFit(profiles=("megatron-2020",), constants=(_share("exposed_gradient_fraction", 0.5, 0.3),)),

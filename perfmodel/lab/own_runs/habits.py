@@ -58,8 +58,8 @@ class Habit:
 
 #: How far the known frameworks differ: rates of products .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the
 #: calibrated kernel's; norms fused, or in float32 and eager code at 12.8 times the least traffic; tensor-parallel
-#: communication hidden in backward 0-.8; host 0-3.7 ms a layer, and 0-2.1 ms more a tp rank over several nodes; step constant 5-22 ms;
-#: optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does.
+#: communication hidden in backward 0-.8; host 5-95 us a kernel, and 0-2.1 ms more a layer and tp rank over several nodes; step constant
+#: 5-22 ms; optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does.
 HABITS: Sequence[Habit] = (
     Habit(
         fields=("matmul_rate_fraction_since_2022", "matmul_rate_fraction"),
@@ -100,13 +100,13 @@ HABITS: Sequence[Habit] = (
         says="share of gradient reductions that shows though it could hide",
     ),
     Habit(
-        fields=("host_layer_time",),
-        spread=1.5e-3,
+        fields=("host_launch_time",),
+        spread=25e-6,
         lower=0.0,
-        upper=50e-3,
+        upper=1e-3,
         is_ratio=False,
         unit="s",
-        says="least time of a layer, forward and backward, that the host allows",
+        says="time that the host needs for each kernel",
     ),
     Habit(
         fields=("host_layer_time_per_tp_across_nodes",),
@@ -115,7 +115,7 @@ HABITS: Sequence[Habit] = (
         upper=20e-3,
         is_ratio=False,
         unit="s",
-        says="more of that for each tp rank where the pipeline leaves the node",
+        says="more of it a layer and tp rank, the pipeline across nodes",
         touches=lambda planned: planned.plan.layout.pp > 1,
     ),
     Habit(fields=("step_time_constant",), spread=0.5, lower=1e-4, upper=10.0, unit="s", says="host time once a step"),

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
+from perfmodel.cost.launches import graph_launches
 from perfmodel.cost.memory import outside_bytes
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
-from perfmodel.cost.step import least_host_time
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.mesh import MeshAxis, mesh_axes
@@ -338,7 +338,7 @@ def network_planner(
         network=network,
         price=price,
         context_bytes=outside_bytes(estimator.profile, machine),
-        least_time=_least_host_time(network, estimator, num_microbatches) if num_stages == 1 else 0.0,
+        least_time=_least_host_time(maker.run, estimator, num_microbatches) if num_stages == 1 else 0.0,
         setting=setting,
         space=space,
         tables=tables,
@@ -368,12 +368,10 @@ def _too_large(memory_limit: float, least: float) -> InputError:
     )
 
 
-def _least_host_time(network: Graph, estimator: Estimator, num_microbatches: int) -> float:
-    """The host's floor under the layers of a decoder, and its constant: under every choice. [s]"""
+def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) -> float:
+    """What the host needs, whatever the choice: to launch `run`, in which all that can be one kernel is, and its constant. [s]"""
     profile = estimator.profile
-    layers = sum(region.host_layers * region.count for region in network.regions if region.is_block)
-    floor = num_microbatches * layers * float(least_host_time(profile, np.ones(1), np.zeros(1))[0]) if profile.has_host_floor else 0.0
-    return floor + profile.step_time_constant
+    return num_microbatches * profile.host_launch_time * graph_launches(run, profile) + profile.step_time_constant
 
 
 def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:

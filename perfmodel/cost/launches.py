@@ -1,0 +1,106 @@
+"""What the host launches for a pass of a region: kernels of its operators, as a framework runs the graph, and collectives.
+
+The host runs ahead of the chip, so a pass takes what the chip needs or what its launches need, whichever is more (`cost/step.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.rows import TimedRows
+from perfmodel.parallel.algebra.derive import Amount, extent_amount
+from perfmodel.parallel.algebra.sharding import Sharding
+from perfmodel.parallel.eager import KERNELS, WrittenOut
+from perfmodel.parallel.habits import ENTRYWISE
+from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import FusedAttention, Graph, Operator, Stream, Work
+
+Array = NDArray[np.float64]
+
+FORWARD = 2.0
+"""Host time of a kernel that Python's modules launch in a forward pass, over that of one that autograd's engine does in a backward pass:
+22 against 11 us with torch 2.13 on tensors of no size, eight layers of GPT-2 on a core of an EPYC."""
+
+ATTENTION_BACKWARD = 3.0
+"""Kernels of a fused attention's backward pass: sums of rows, the pass itself, the gradient of the queries to its dtype (flash-attn)."""
+
+
+def kernels_of(op: Operator, graph: Graph, profile: ExecutionProfile) -> tuple[float, float]:
+    """Kernels of its forward and its backward pass, of a graph as the framework runs it (`with_habits`); views are none.
+
+    A chain that is one kernel counts with its last operator. Each weight's gradient counts once more: a kernel adds it to those before,
+    or, where the product that makes it has done so, its hook says that it is ready.
+    """
+    if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
+        return 0.0, 0.0
+    forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
+    backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
+    if op.kind in KERNELS:
+        more = _written_out(KERNELS[op.kind], profile)
+        forward, backward = forward * more[0], backward * more[1]
+    if op.backward:
+        backward += sum(map(graph.is_trained, op.inputs))
+    return forward, backward
+
+
+def _kernels(work: Work) -> int:
+    match work:
+        case FusedAttention():
+            return 1
+        case Stream() if not work.accesses:
+            return 0
+    return work.repeats
+
+
+def _written_out(kind: WrittenOut, profile: ExecutionProfile) -> tuple[float, float]:
+    """Kernels of each pass where the profile's traffic lies between that of one kernel and that of separate ones."""
+    share = max(0.0, (getattr(profile, kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
+    return 1.0 + (kind.forward - 1) * share, 1.0 + (kind.backward - 1) * share
+
+
+FUSED_MATRICES, BY_HAND = 4.0, 4.0
+"""Megatron's fused softmax takes a multiple of so many matrices of scores (sequences times heads of a rank). Other numbers are scaled,
+masked, and cast to float32 and back by so many kernels more, in each pass (NVIDIA/Megatron-LM, megatron/model/fused_softmax.py)."""
+
+
+def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) -> Amount | None:
+    """What must be a multiple of `FUSED_MATRICES`; None of anything but a causal softmax that Megatron's kernel may do."""
+    if op.kind != "softmax" or not op.settings["causal_queries"] or profile.softmax_keeps_float32:
+        return None
+    rows = {op.settings["over"], op.settings["causal_queries"]}
+    return extent_amount(op, sharding, tuple((op.dims[dim], dim) for dim in op.output.dims if dim and dim not in rows))
+
+
+def added_gradients(graph: Graph) -> Mapping[str, int]:
+    """By region: gradients of a tensor that has several readers are added, a kernel for each reader after the first."""
+    found: dict[str, int] = {}
+    for op in graph.operators:
+        if not graph.tensors[op.output.tensor].has_gradient:
+            continue
+        for reader, _ in graph.consumers(op.output.tensor)[1:]:
+            found[reader.layer] = found.get(reader.layer, 0) + 1
+    return found
+
+
+def collective_launches(rows: TimedRows, sizes: Array) -> Any:
+    """[traffic segments, columns] collectives that are issued: those of a group of more than one. `sizes`: of the groups, by mask."""
+    traffic = rows.traffic
+    total = np.zeros((rows.num_traffic_segments, sizes.shape[1]))
+    if traffic.names:
+        issued = np.minimum(sizes[traffic.columns["group"]] - 1.0, 1.0)
+        total[traffic.present] = np.add.reduceat(issued if traffic.repeats is None else issued * traffic.repeats, traffic.starts, axis=0)
+    return total
+
+
+def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
+    """Kernels of a microbatch, of all regions together, one of a forward pass as `FORWARD`."""
+    counts = {region.name: region.count for region in graph.regions}
+    total = float(sum(number * counts[region] for region, number in added_gradients(graph).items()))
+    for op in graph.operators:
+        forward, backward = kernels_of(op, graph, profile)
+        total += counts[op.layer] * (FORWARD * forward + backward)
+    return total
