@@ -19,7 +19,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.resources import resource_dir
 
 PLAIN_TORCH_LAUNCH = 15e-6
-"""[s] Host time of a kernel of a backward pass, where nobody timed a framework: plain modules of torch 2.13 take 11 us on a core of an EPYC,
+"""[s] Host time of a kernel of a backward pass, where nobody timed a framework: modules of torch 2.13 take 11 us on a core of an EPYC,
 and cudaLaunchKernel 3 to 6."""
 
 #: Constants that no source code holds: what they are where nobody knows them, so that they change nothing; only a host there always is.

@@ -175,7 +175,9 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         "(torch.compile); no: kernel by kernel, where the framework writes them out",
         change=_compile,
     ),
-    "cuda_graphs": StatedSetting(says="a pass is launched as one graph: the host takes next to nothing for each kernel", change=_cuda_graphs),
+    "cuda_graphs": StatedSetting(
+        says="a pass is launched as one graph: the host takes next to nothing for each kernel", change=_cuda_graphs
+    ),
     "gradient_bucket_mb": StatedSetting(says="gradients are reduced in buckets of so many MiB", change=_bucket, values=(1e-3, 1e6)),
     "gradient_bucketing": StatedSetting(says="no: gradients are reduced after backward, beside nothing", change=_bucketing),
     "fp32_gradient_accumulation": StatedSetting(

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
-from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.plan_file import read_plan, write_plan
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.training import num_trained_parameters, training_of
-from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, sweep_all
+from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, sweep_all
 from tests.laws.test_batch_row_is_single_plan import assert_cells_equal_single_plans
 from tests.marks import mostly_slow
 
