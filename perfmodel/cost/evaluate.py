@@ -26,12 +26,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTimes:
-    """[segments, columns] seconds; convolutions count among matmul. communication: [traffic segments, columns]."""
+    """[segments, columns] seconds; convolutions count among matmul.
+
+    communication   [traffic segments, columns]
+    between_nodes   the same, of collectives whose group leaves the innermost network tier: how long they hold the links beyond it; None
+                    where no group does
+    """
 
     matmul: Array
     attention: Array
     streaming: Array
     communication: Array
+    between_nodes: Array | None
 
 
 def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0) -> tuple[Array, Array]:
@@ -55,11 +61,13 @@ def row_times(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array
     matmul = _matmul(rows, machine, amount, sizes)
     if rows.convolution.names:
         matmul += _convolution(rows, machine, amount, sizes)
+    communication, between_nodes = _communication(rows, machine, grid, amount, sizes)
     return RowTimes(
         matmul=matmul,
         attention=_attention(rows, machine, amount, sizes),
         streaming=_streaming(rows, machine, amount, sizes),
-        communication=_communication(rows, machine, grid, amount, sizes),
+        communication=communication,
+        between_nodes=between_nodes,
     )
 
 
@@ -133,9 +141,10 @@ def _streaming(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
     return _summed(time + _host_time(rows.streaming, sizes, machine), rows.streaming, rows.num_segments)
 
 
-def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> Array:
+def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> tuple[Array, Array | None]:
+    """`communication` and `between_nodes` of `RowTimes`."""
     if not rows.traffic.names:
-        return np.zeros((rows.num_traffic_segments, amount.shape[1]))
+        return np.zeros((rows.num_traffic_segments, amount.shape[1])), None
     tr = rows.traffic.columns
     num_bytes, size = amount[tr["amount"]], sizes[tr["group"]]
     inside = [tier[tr["group"]] for tier in members_inside(rows.amounts.masks, grid)]
@@ -146,7 +155,9 @@ def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: 
         inside = [np.where(is_send, np.where(members < size, 1.0, pair), members) for members in inside]
         size = np.where(is_send, pair, size)
     time = collective_time(tr["kind"][:, None], num_bytes, group_size=size, inside=inside, machine=machine)
-    return _summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
+    total = _summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
+    leaves = inside[0] < size
+    return total, _summed(np.where(leaves, time, 0.0), rows.traffic, rows.num_traffic_segments) if leaves.any() else None
 
 
 def _host_time(rows: Rows, sizes: Array, machine: Machine) -> Any:

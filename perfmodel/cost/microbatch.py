@@ -31,6 +31,7 @@ class MicrobatchCost:
     peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
+    between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
@@ -47,6 +48,7 @@ class MicrobatchCost:
     peaks: Array
     flops: Array
     crosses_nodes: Array
+    between_nodes: Array | None
 
 
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:
@@ -78,6 +80,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         peaks=_peaks(program, amount, sizes),
         flops=product_flops(program.rows, amount),
         crosses_nodes=pipeline_crosses_nodes(grid),
+        between_nodes=times.between_nodes,
     )
 
 

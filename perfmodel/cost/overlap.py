@@ -1,7 +1,8 @@
 """What shows of parameter gathers and gradient reductions beside a pipeline's compute, and of sends beside them.
 
-What hides under a time hides under all of it, host and waits included, and under what nothing else hides under: then faster hardware is
-never slower (`tests/laws/test_faster_is_never_slower.py`).
+What hides under a time hides under all of it, host and waits included, and under what nothing else hides under, less the time in which
+operators' own collectives hold the links between nodes, where parameters go too: then faster hardware is never slower
+(`tests/laws/test_faster_is_never_slower.py`), and a link carries one thing at a time.
 """
 
 from __future__ import annotations
@@ -168,11 +169,11 @@ def _exposed_gathers(
         return _exposed_under(gather, compute, hides=hides, slowdown=slowdown)
 
     before = [beside(it, i, -1) for i in range(len(it))]
-    steady = [under(f[i], regions.forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]
+    steady = [under(f[i], regions.under_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]
     forward, later = list(steady), dict[int, Any]()
     for i in range(1, len(it)):
         if before[i] != i - 1:
-            more = under(f[i], regions.forward[i - 1]) - steady[i]
+            more = under(f[i], regions.under_forward[i - 1]) - steady[i]
             if it[i - 1].is_block:
                 later[i] = more
             else:
@@ -182,7 +183,7 @@ def _exposed_gathers(
     # backward the ends show theirs
     after = [beside(it, i, 1) for i in range(len(it))]
     backward = tuple(
-        b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.backward[after[i]])
+        b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.under_backward[after[i]])
         for i in range(len(it))
     )
     shown = stage_sums(tuple(forward), stages)
@@ -197,9 +198,9 @@ def _exposed_gathers(
 def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
     """Backward of each region, less the gathers that hide under it. [s]"""
     if not (profile.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
-        return regions.backward
+        return regions.under_backward
     gathers = terms.gather_backward["microbatch"]
-    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.backward, gathers, strict=True))
+    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.under_backward, gathers, strict=True))
 
 
 def sends_under_parameters(

@@ -6,7 +6,8 @@ dimension for each independent choice. The same code serves both, so their bits 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -94,10 +95,34 @@ def element_bytes(policy: PrecisionPolicy, optimizer: Optimizer, profile: Execut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionTimes:
-    """Seconds of one microbatch by region, of a block once: forward and backward, recomputation in backward."""
+    """Seconds of one microbatch by region, of a block once: forward and backward, recomputation in backward.
+
+    free_forward, free_backward   the same without the time in which its own collectives hold the links between nodes: what collectives of
+                                  parameters can hide under, which want those links too; empty where none do
+    """
 
     forward: tuple[Any, ...]
     backward: tuple[Any, ...]
+    free_forward: tuple[Any, ...] = ()
+    free_backward: tuple[Any, ...] = ()
+
+    @property
+    def under_forward(self) -> tuple[Any, ...]:
+        """What collectives of parameters can hide under."""
+        return self.free_forward or self.forward
+
+    @property
+    def under_backward(self) -> tuple[Any, ...]:
+        return self.free_backward or self.backward
+
+    def as_made(self, each: Callable[[Any], Any]) -> RegionTimes:
+        """With each column as `each` makes it."""
+        return RegionTimes(
+            forward=tuple(each(x) for x in self.forward),
+            backward=tuple(each(x) for x in self.backward),
+            free_forward=tuple(each(x) for x in self.free_forward),
+            free_backward=tuple(each(x) for x in self.free_backward),
+        )
 
 
 def exposed_communication(profile: ExecutionProfile, name: str) -> float:
@@ -154,7 +179,28 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
             f, b = with_host_floor(f, host[0]), with_host_floor(b, host[1])
         forward.append(f)
         backward.append(b)
-    return RegionTimes(forward=tuple(forward), backward=tuple(backward))
+    times = RegionTimes(forward=tuple(forward), backward=tuple(backward))
+    return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
+
+
+def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:
+    """With the time that is left where collectives of operators, hidden or not, have held the links between nodes."""
+    forward, backward = [], []
+    for region, it in enumerate(micro.program.regions):
+
+        def on_links(phase: str, name: str, region: int = region) -> Any:
+            return held[(region * len(PHASES) + PHASES.index(phase)) * len(COMM) + COMM.index(name)]
+
+        by_phase = {phase: sum(on_links(phase, name) for name in COMM if name != "regather") for phase in PHASES}
+        f = (by_phase["core"] + by_phase["rest"]) + by_phase["tail"]
+        b = by_phase["backward"]
+        if not it.is_block or recompute is not Recompute.FULL:
+            b = b + on_links("backward", "regather")
+        if it.is_block:
+            b = b + sum(by_phase[name] for name in recomputed_phases(recompute, profile))
+        forward.append(np.maximum(times.forward[region] - f, 0.0))
+        backward.append(np.maximum(times.backward[region] - b, 0.0))
+    return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
 
 
 FORWARD_SHARE = 1.0 / 3.0

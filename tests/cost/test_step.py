@@ -19,12 +19,14 @@ from perfmodel.cost.step import (
     with_host_floor,
 )
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.transformer import decoder_regions
 from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, profile_of
+from tests.cost.machines import make_tier
 
 LAYER, HEAD = 1, 2
 
@@ -298,3 +300,28 @@ def test_parts_that_add_up_in_any_order():
         for _ in range(5):
             assert sum(rng.permutation(list(exact.values())).tolist()) == total
         assert all(abs(exact[name] - parts[name]) <= 1e-14 * total for name in parts)
+
+
+@pytest.mark.parametrize("profile", ["megatron", "nemo", "torch-fsdp2"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_a_link_carries_one_thing_at_a_time(profile, recompute, zero):
+    """Collectives of tp over nodes of four and those of parameters hold the links between nodes one after another, hidden or not."""
+    slow = (make_tier(size=4), make_tier(Topology.FAT_TREE, size=4096, bandwidth=2e9, latency=5e-6))
+    estimator = estimator_of(make_job(make_model(**LLAMA_LIKE | {"num_key_value_heads": 8}), seq_len=1024), profile=profile, tiers=slow)
+    shards = {"dp_shard": 2, "zero": zero} if zero else {"dp_replicate": 2}
+    row = evaluate_plan(estimator, make_plan(estimator.job, cluster="test", num_chips=16, tp=8, recompute=recompute, **shards)).columns
+    terms, regions, m = row.plans.terms, row.regions, 8
+    held = 0.0
+    for region, layers in enumerate([1, 8, 1]):
+        each = m * (regions.forward[region] - regions.free_forward[region] + regions.backward[region] - regions.free_backward[region])
+        gathers = sum(m * by[region]["microbatch"] + by[region]["step"] for by in _by_region(terms.gather_forward, terms.gather_backward))
+        reductions = m * terms.reduce["microbatch"][region] + terms.reduce["step"][region]
+        held += layers * (each + gathers + reductions).item()
+    assert held <= row.step_time * (1 + 1e-9)
+    assert all((free <= busy).all() for free, busy in zip(regions.free_backward, regions.backward, strict=True))
+
+
+def _by_region(*gathers):
+    for times in gathers:
+        yield [{name: values[region] for name, values in times.items()} for region in range(3)]

@@ -49,7 +49,7 @@ def pipeline_times(
         if interleaved:
             stages = replace(stages, unequal=np.array([choice.unequal for choice in here]))
         time = pipeline_step_time(
-            RegionTimes(forward=tuple(up(x) for x in regions.forward), backward=tuple(up(x) for x in regions.backward)),
+            regions.as_made(up),
             stages,
             schedule=schedule,
             num_ranks=float(pp),

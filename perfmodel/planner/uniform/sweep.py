@@ -342,7 +342,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
             continue
         part = slice(begin, end)
         terms, tied = tables.parameters[rule, zero, pp > 1].block(keys[part])
-        cut = RegionTimes(forward=tuple(f[part] for f in regions.forward), backward=tuple(b[part] for b in regions.backward))
+        cut = regions.as_made(itemgetter(part))
         num_replicas = replicas(grid)[part]
         static = static_memory(terms, stages, sizes, num_replicas=num_replicas)
         if state.needless is not None and _surely_needs(kept, static, ranks, part, outside) > max(state.capacity, state.worth_knowing):

@@ -70,7 +70,7 @@ def distinct(columns: list[Array]) -> tuple[Index, Index]:
 class MicrobatchTable:
     """[keys, micro-batches] for one rule set; by region, [recompute, keys, micro-batches] for what recomputation changes.
 
-    times    forward of each region, then backward
+    times    forward of each region, then backward, then what is free of each where collectives leave their node
     kept     what each keeps; of what is no block the same under every recomputation
     peaks    of each region with weight gradients that leave, and with those that stay
     forward  of blocks, and of what comes before them; else 0
@@ -96,7 +96,9 @@ class MicrobatchTable:
         times = [pick(values) for values in self.times]
         # only blocks are recomputed
         some = [slice(None) if region.is_block else slice(0, 1) for region in regions]
-        return RegionTimes(forward=tuple(times[: len(regions)]), backward=tuple(times[len(regions) :])), ActivationTerms(
+        n = len(regions)
+        parts = [tuple(times[i * n : (i + 1) * n]) for i in range(4)]  # the last two empty where no collective leaves its node
+        return RegionTimes(forward=parts[0], backward=parts[1], free_forward=parts[2], free_backward=parts[3]), ActivationTerms(
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
             forward=tuple(pick(self.forward[i][some[i]]) for i in range(len(regions))),
@@ -117,7 +119,7 @@ def microbatch_table(
     stacked, kept, peaks, forward, run_ahead = [], [], [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
-        stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward)])
+        stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
         terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
