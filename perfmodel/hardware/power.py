@@ -21,12 +21,16 @@ def power_clock_ratio(chip: Chip, measured: Chip) -> float:
 
 
 def power_limited_fraction(chip: Chip, relative: Chip) -> float:
-    """Sustained clock of a chip over that of a relative with more power for its peak. [-]
+    """Sustained clock of a chip over that of a relative with more power for its peak, both as shares of their full clocks. [-]
 
     More power than the relative's is not counted: it may be another process, or a host in the same package. A 500 W H100 has .89 of the
-    700 W part's clock.
+    700 W part's clock. Chips with as many units of one kind are one die: their power sets the clock itself, whatever is sold as the full
+    one. A GB200, whose full clock is 1.11 of a B200's, sustains 1.06 times as much with its 1,200 W for 1,000.
     """
-    return min(1.0, power_clock_ratio(chip, relative))
+    ratio = power_clock_ratio(chip, relative)
+    if ratio != 1.0 and chip.compute_units == relative.compute_units:
+        ratio *= (matrix_rate(relative) / matrix_rate(chip)) ** (2 / 3)
+    return min(1.0, ratio)
 
 
 def matrix_rate(chip: Chip) -> float:

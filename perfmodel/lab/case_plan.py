@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.frameworks import Framework, framework_of, stage_layers_with_ends
+from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
 from perfmodel.parallel.plan import Plan, make_plan
@@ -93,7 +93,8 @@ def plan_of_case(
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
     train = _train(inputs, framework, assumed)
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
-    virtual_stages = _virtual_stages(inputs, pp=pp, num_microbatches=global_batch // max(dp * micro_batch, 1), assumed=assumed)
+    layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
+    virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, zero, assumed)
@@ -209,8 +210,14 @@ def _sequence_parallel(inputs: Mapping[str, Any], framework: Framework) -> bool:
     return stated if isinstance(stated, bool) else framework.sequence_parallel
 
 
-def _virtual_stages(inputs: Mapping[str, Any], *, pp: int, num_microbatches: int, assumed: list[str]) -> int:
-    value = _optional_count(inputs, "virtual_stages") or 1
+def _virtual_stages(
+    inputs: Mapping[str, Any], framework: Framework, *, layers: int, pp: int, num_microbatches: int, assumed: list[str]
+) -> int:
+    value = _optional_count(inputs, "virtual_stages")
+    if value is None:
+        value = assumed_virtual_stages(framework, layers, pp) if pp > 1 and num_microbatches % pp == 0 else 1
+        if value > 1:
+            assumed.append("virtual_stages")
     if value > 1 and (pp == 1 or num_microbatches % pp):
         assumed.append("virtual_stages")  # the schedule does not exist for this number of microbatches
         return 1

@@ -19,6 +19,7 @@ class Framework:
     recompute    where the run states none
     sequence_parallel   with tensor parallelism, where the run does not say
     selective    operators that "selective" recomputation runs again; selective_sharded: of runs under ZeRO 3, where that is something else
+    interleaves  the most virtual stages of a pipeline whose number the run does not state; 1: none
     fills_memory one pass over the local batch where the run states no micro-batch (else micro-batches of one sequence)
     memory_kind  what its memory figures count: reserved (all that the allocator holds) or allocated (what is in tensors)
     memory_rank  the pipeline rank that they are of: first, last or the fullest
@@ -34,6 +35,7 @@ class Framework:
     sequence_parallel: bool = False
     selective: tuple[str, ...] = ("attention_core",)
     selective_sharded: tuple[str, ...] = ()
+    interleaves: int = 1
     fills_memory: bool = False
     memory_kind: str = "reserved"
     memory_rank: str = "fullest"
@@ -63,8 +65,16 @@ FRAMEWORKS = (
     Framework(pattern=r"megascale", profile="megatron", zero=2, borrows=True),
     # its continuous integration records the allocator's peak on the rank that logs, the last one
     Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
-    # its performance recipes put adapters beside queries, keys and values alone (`peft.target_modules = ["linear_qkv"]`)
-    Framework(pattern=r"nemo|megatron-bridge", profile="nemo", zero=1, sequence_parallel=True, adapters="lora:16:q_proj+k_proj+v_proj"),
+    # every recipe of theirs over a pipeline that states its virtual stages has 4 to 20; adapters are beside queries, keys and values alone
+    # (`peft.target_modules = ["linear_qkv"]`)
+    Framework(
+        pattern=r"nemo|megatron-bridge",
+        profile="nemo",
+        zero=1,
+        sequence_parallel=True,
+        interleaves=12,
+        adapters="lora:16:q_proj+k_proj+v_proj",
+    ),
     Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
     Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),
@@ -82,6 +92,14 @@ def framework_of(name: object) -> Framework:
     """The framework that a run names; an unknown or missing name is nobody's: `generic`, and ZeRO 1 where there are replicas."""
     text = name.lower()[:200] if isinstance(name, str) else ""
     return next(framework for framework in FRAMEWORKS if re.match(f".*(?:{framework.pattern})", text, re.DOTALL))
+
+
+def assumed_virtual_stages(framework: Framework, num_layers: int, pp: int) -> int:
+    """Of a pipeline whose run does not state them: the most that the framework interleaves and that cut the layers evenly."""
+    for stages in range(framework.interleaves, 1, -1):
+        if num_layers % (pp * stages) == 0 or stage_layers_with_ends(num_layers, pp * stages) is not None:
+            return stages
+    return 1
 
 
 def stage_layers_with_ends(num_layers: int, num_stages: int) -> tuple[int, ...] | None:

@@ -31,6 +31,16 @@ def test_more_power_than_a_relatives_is_not_counted():
     assert power_limited_fraction(load_chip("h100-sxm-96gb-hbm2e"), H100) == pytest.approx((500 / 700) ** (1 / 3))
 
 
+def test_chips_of_one_die_have_the_clock_that_their_power_sustains():
+    """A GB200's full clock is 10/9 of a B200's: of its 1,200 W for 1,000 it keeps 1.2^(1/3) of the other's sustained clock."""
+    b200, gb200 = load_chip("b200-180gb"), load_chip("gb200-nvl72")
+    clocks = power_limited_fraction(gb200, b200) * matrix_rate(gb200) / matrix_rate(b200)
+    assert clocks == pytest.approx(1.2 ** (1 / 3))
+    assert power_limited_fraction(load_chip("gb300-nvl72"), b200) == 1.0
+    other = replace(gb200, compute_units=gb200.compute_units - 8)  # another die: a FLOP costs both the same
+    assert power_limited_fraction(other, b200) == 1.0
+
+
 def test_an_unknown_power_or_peak_changes_nothing():
     assert power_clock_ratio(replace(H100, tdp_watts=0.0), H100) == 1.0
     assert power_clock_ratio(replace(H100, peak_flop_rate={Dtype.FP32: 1e13}), H100) == 1.0

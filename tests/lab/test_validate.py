@@ -303,6 +303,26 @@ def test_the_framework_names_its_profile(name, profile):
     assert load_profile(profile).name == profile
 
 
+@pytest.mark.parametrize(
+    ("changes", "stages"),
+    [
+        ({}, 8),
+        ({"framework": "Megatron-LM"}, 1),
+        ({"virtual_stages": 1}, 1),
+        ({"pp": 1, "dp": 8}, 1),
+        ({"global_batch": 24}, 1),  # three microbatches for four stages: the schedule does not exist
+        ({"model": {**MODEL, "num_hidden_layers": 80}}, 10),
+        ({"model": {**MODEL, "num_hidden_layers": 126}, "pp": 16, "dp": 1}, 8),  # with the ends
+        ({"model": {**MODEL, "num_hidden_layers": 31}}, 1),
+    ],
+)
+def test_nemo_interleaves_where_a_run_does_not_say_how_far(changes, stages):
+    unstated = {name: value for name, value in CASE.items() if name not in ("virtual_stages", "num_chips")}
+    planned = plan_of_case({**unstated, "framework": "Megatron-Bridge / 26.02", "pp": 4, "dp": 8, "global_batch": 64, **changes})
+    assert planned.plan.virtual_stages == stages
+    assert ("virtual_stages" in planned.assumed) is (stages > 1)
+
+
 def test_settings_that_are_not_read_are_counted(tmp_path):
     odd = {"fused_rms": True, "compile": "perhaps", "tp_mode": "REDUCE_SCATTER", "gradient_bucket_mb": 25.0, "async_tp": None}
     result = validate_cases(write(tmp_path / "cases.jsonl", [{**CASE, "settings": odd}, {**CASE, "settings": {"fused_rms": 1}}, CASE]))
