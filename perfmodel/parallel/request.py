@@ -38,12 +38,6 @@ def _train(value: Any, name: str) -> Any:
 _several = partial(word, several=True)
 
 
-def _settings(value: Any, name: str) -> Any:
-    from perfmodel.parallel.stated import read_settings
-
-    return read_settings(value, name)
-
-
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
     def read(value: Any, name: str) -> int:
         from perfmodel.foundation.values import whole
@@ -91,7 +85,7 @@ class Request:
     )  # fmt: skip
     settings: Any = word(
         "What is known of its setup, such as compile or attention_kernel=flash3 (docs/settings.md); again and again",
-        metavar="NAME[=VALUE]", takes="Mapping[str, bool | float | str]", read=_settings, option="setting", repeats=True,
+        metavar="NAME[=VALUE]", takes="Mapping[str, bool | float | str]", option="setting", repeats=True,
     )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
