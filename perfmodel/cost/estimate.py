@@ -287,7 +287,7 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule
         memory_usable=machine.memory_usable,
         memory_low=max(rank.at_least(doubt.ratio_at(TAIL)) for rank in ranks),
         memory_high=max(rank.at_most(doubt.ratio_at(1.0 - TAIL)) for rank in ranks),
-        fit_probability=fit_probability(ranks, machine.memory_usable, doubt),
+        fits_probability=fit_probability(ranks, machine.memory_usable, doubt),
         verdict=rule.verdict(ranks, machine.memory_usable, doubt),
         rests_on=_rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),

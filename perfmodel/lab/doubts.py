@@ -15,8 +15,9 @@ from perfmodel.lab.own_runs.fit import SCATTER, noise_of
 from perfmodel.lab.own_runs.habits import ELEMENTWISE, HABITS, Habit, habits_of
 from perfmodel.parallel.doubts import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.parallel.profile import GENERIC, ExecutionProfile
 from perfmodel.parallel.residuals import Residuals, StepInterval, interval, scale_of, shape_of
+from perfmodel.parallel.settings import framework_named
 
 _OF_NORMAL = 0.6745
 """Median of |x| of a normal distribution of standard deviation 1: errors of calibrations are medians."""
@@ -33,7 +34,7 @@ _TELLS = 0.98
 """Share of the variance that a remedy leaves, from which it is none."""
 
 _TOLD_BY: Mapping[str, tuple[str, str]] = {
-    ELEMENTWISE: ("whether it is compiled, or has fused norms", "compile, or fused_rmsnorm=false"),
+    ELEMENTWISE: ("whether it is compiled, or has fused norms", "compile, or --setting fused_rmsnorm=false"),
     "attention_rate_fraction": ("the attention kernel", "attention_kernel=flash2"),
     "tp_backward_overlap_fraction": ("whether communication of tensor parallelism hides in backward", "tp_async=false"),
 }
@@ -85,10 +86,11 @@ def _habits(estimator: Estimator, plan: Plan, habits: Sequence[Habit]) -> Iterat
     """Each a spread up and a spread down, as far as its bounds leave room: over so much a step is no straight line."""
     profile = estimator.profile
     for habit in habits:
+        if framework_named(profile.name) != GENERIC and not getattr(profile, habit.name):
+            continue  # its code has none of that
         constant = habit.constant(profile)
-        here = constant.spreads(float(getattr(profile, habit.name)))
         changes = []
-        for spreads in (here + 1.0, here - 1.0):
+        for spreads in (1.0, -1.0):
             value = min(max(constant.value(spreads), constant.lower), constant.upper)
             changes.append(log_change(estimator, plan, replace(profile, **habit.moved(profile, value))))  # type: ignore[arg-type]
         variance = sum(change**2 for change in changes) / len(changes)
@@ -167,7 +169,7 @@ def _remedies(
             own = by_name.get(_name_of(habit))
             if told and own and own.variance >= _WORTH_STATING * total:
                 what, how = told
-                yield remedied(f"state {what}", f"--profile {profile.name}+{how}", total - own.variance)
+                yield remedied(f"state {what}", f"--setting {how}", total - own.variance)
         left = _of_the_known(estimator, plan, residuals)
         yield remedied("name the framework", "--profile NAME, if it is one of `perfmodel profiles`", left, is_measured=False)
     borrowed = [each for each in carriers if each.name.startswith(f"{chip}: ") and not each.rests_on.startswith(Provenance.CALIBRATED)]

@@ -25,6 +25,12 @@ NUM_BINS = 10
 _ENOUGH = 10
 """Runs of a bin from which its share is one."""
 
+_VARIANCE = math.pi**2 / 3.0
+"""Of a logistic distribution of scale 1."""
+
+_LEAST_SCALE = 0.01
+"""Where few outcomes agree with any sharper one."""
+
 _FARTHEST = 9.0
 """Of a logarithm: what is sure alone is too much, or nothing is unsure."""
 
@@ -77,35 +83,31 @@ def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str)
         yield math.log(max(case.measured_memory + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
 
 
-def likeliest_doubt(*sources: tuple[Sequence[MemoryOutcome], Sequence[float]], rests_on: str = "") -> MemoryDoubt:
-    """Of outcomes and of figures of some sources, each weighing one."""
+def likeliest_doubt(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryDoubt:
+    """Of one source's outcomes and figures."""
     from scipy.optimize import minimize
 
-    parts = [
-        (
-            np.array([each.log_room for each in outcomes]),
-            np.where([each.ran for each in outcomes], -1.0, 1.0),
-            np.array(figures),
-            1.0 / (len(outcomes) + len(figures)),
-        )
-        for outcomes, figures in sources
-        if outcomes or figures
-    ]
-    if not parts:
+    if not (outcomes or figures):
         raise InputError("cases: none says whether it ran out of memory; give the runs that failed too (--out-of-memory)")
+    rooms, held = np.array([each.log_room for each in outcomes]), np.array(figures)
+    signs = np.where([each.ran for each in outcomes], -1.0, 1.0)
 
     def loss(at: NDArray[np.float64]) -> float:
         centre, scale = float(at[0]), math.exp(float(at[1]))
-        total = 0.0
-        for rooms, signs, figures, weight in parts:
-            distance = (figures - centre) / scale
-            total += weight * float(np.logaddexp(0.0, signs * (rooms - centre) / scale).sum())
-            total += weight * float((distance + 2.0 * np.logaddexp(0.0, -distance) + math.log(scale)).sum())
-        return total
+        distance = (held - centre) / scale
+        of_figures = float((distance + 2.0 * np.logaddexp(0.0, -distance) + math.log(scale)).sum())
+        return of_figures + float(np.logaddexp(0.0, signs * (rooms - centre) / scale).sum())
 
     starts = [(0.0, math.log(scale)) for scale in (0.05, 0.2)]
     found = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda each: float(each.fun))
-    return MemoryDoubt(centre=round(float(found.x[0]), 4), scale=round(math.exp(float(found.x[1])), 4), rests_on=rests_on)
+    return MemoryDoubt(centre=float(found.x[0]), scale=max(math.exp(float(found.x[1])), _LEAST_SCALE))
+
+
+def doubt_over(sources: Sequence[MemoryDoubt], *, rests_on: str) -> MemoryDoubt:
+    """Of several sources, each weighing one: as wide as they are, and as far as their centres lie apart."""
+    centres = [each.centre for each in sources]
+    variance = float(np.mean([each.scale**2 for each in sources]) + np.var(centres) / _VARIANCE)
+    return MemoryDoubt(centre=round(float(np.mean(centres)), 4), scale=round(math.sqrt(variance), 4), rests_on=rests_on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
     stated = np.empty(len(outcomes))
     for model in models:
         others = [each for each in outcomes if each.model != model] or outcomes
-        doubt = likeliest_doubt((others, ()))
+        doubt = likeliest_doubt(others)
         for i, each in enumerate(outcomes):
             if each.model == model:
                 stated[i] = doubt.probability_below(each.log_room)

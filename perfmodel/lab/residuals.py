@@ -26,7 +26,7 @@ from perfmodel.lab.accuracy import predicted_as, read_left_out
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.judgement import NO_TIMES, ValidationRow
-from perfmodel.lab.memory_outcomes import likeliest_doubt, own_figures, own_outcomes
+from perfmodel.lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
 from perfmodel.lab.plan_choice import BROKEN_NVLINK
 from perfmodel.lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
 from perfmodel.lab.validate import CasePredictor
@@ -198,8 +198,13 @@ def memory_doubts(cases: Sequence[Case]) -> dict[str, MemoryDoubt]:
     held = list(own_figures(cases, predictor, HELD))
     counts = Counter(each.ran for each in swept)
     sweep = f"{counts[True]} runs of {SWEPT} that ran and {counts[False]} that ran out of memory"
-    known = likeliest_doubt((swept, ()), ((), held), rests_on=f"{sweep}, and what {len(held)} of {HELD} held, with their own profiles")
-    unknown = likeliest_doubt((hidden, ()), rests_on=f"{sweep}, predicted with the mean of other frameworks; no surer than known ones")
+    known = doubt_over(
+        [likeliest_doubt(swept), *([likeliest_doubt((), held)] if held else [])],
+        rests_on=f"{sweep}, and what {len(held)} of {HELD} held, with their own profiles",
+    )
+    unknown = doubt_over(
+        [likeliest_doubt(hidden)], rests_on=f"{sweep}, predicted with the mean of other frameworks; no surer than known ones"
+    )
     return {KNOWN: known, UNKNOWN: replace(unknown, scale=max(unknown.scale, known.scale))}
 
 

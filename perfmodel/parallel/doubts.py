@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.parallel.residuals import NORMAL, StepInterval
 
@@ -83,11 +83,16 @@ def variance_of(interval: StepInterval) -> float:
 
 
 def with_rest(carriers: Iterable[Carrier], interval: StepInterval, *, rests_on: str) -> tuple[Carrier, ...]:
-    """The carriers, and what of the interval they do not explain: runs differ by that too."""
+    """The carriers, and what of the interval they do not explain: runs differ by that too.
+
+    The interval is what was seen of runs: where the carriers are wider than that together, each is cut by as much.
+    """
     named = [each for each in carriers if each.variance > 0.0]
-    rest = variance_of(interval) - sum(each.variance for each in named)
-    if rest > 0.0:
-        named.append(Carrier(name=REST, variance=rest, rests_on=rests_on, is_shared=False))
+    whole, together = variance_of(interval), sum(each.variance for each in named)
+    if together > whole:
+        named = [replace(each, variance=each.variance * whole / together) for each in named]
+    elif whole > together:
+        named.append(Carrier(name=REST, variance=whole - together, rests_on=rests_on, is_shared=False))
     return tuple(sorted(named, key=lambda each: -each.variance))
 
 

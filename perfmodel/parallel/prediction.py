@@ -41,7 +41,7 @@ class Prediction:
     memory_moment   when in the step that much lives
     memory_capacity, memory_usable   of a chip as its driver reports it, and what the runtime offers of that   [byte]
     memory_low, memory_high   an 80 % interval of the total: what does not stay all through a step is not known to the byte   [byte]
-    fit_probability that the total is no more than what is usable
+    fits_probability  that the total is no more than what is usable
     verdict         whether the total fits into what is usable, with the headroom that was asked for, or at the risk
     mfu_palm        model FLOPs (6 N + 12 L H Q S a token, attention on the full square) over the peak
     mfu_causal      the same with attention counted once below the diagonal
@@ -68,7 +68,7 @@ class Prediction:
     memory_usable: float
     memory_low: float
     memory_high: float
-    fit_probability: float
+    fits_probability: float
     verdict: Verdict
     rests_on: Mapping[str, str]
     calibration: str = ""

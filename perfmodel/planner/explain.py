@@ -222,7 +222,7 @@ def _compare(estimator: Estimator, own: Prediction, knobs: Mapping[str, int | st
         lacking = other.memory["total"] - memory_rule(headroom).room(own.memory_usable)
         largest = other.largest_memory_class
         none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
-        much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fit_probability:.0%} only"
+        much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fits_probability:.0%} only"
         reason = (
             f"{named}: {none} needs {format_bytes(other.memory['total'])}, "
             f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])})"

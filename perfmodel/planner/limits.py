@@ -157,7 +157,7 @@ class Prober:
         least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom)
         allowed, largest = memory_rule(self.headroom).room(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
-        much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fit_probability:.0%} only into"
+        much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fits_probability:.0%} only into"
         sentence = (
             f"{what} {much} the {format_bytes(allowed)} that may be used "
             f"(mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"

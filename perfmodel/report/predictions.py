@@ -55,7 +55,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
         "memory_spare": prediction.memory_spare,
         "memory_interval": [prediction.memory_low, prediction.memory_high],
         "fits": prediction.fits,
-        "fits_probability": prediction.fit_probability,
+        "fits_probability": prediction.fits_probability,
         "verdict": str(prediction.verdict),
     }
     if tokens:
@@ -200,7 +200,7 @@ def headline(prediction: Prediction, *, tokens: float = 0.0) -> list[tuple[str, 
         ("", f"HFU {percent(prediction.hfu)} (FLOPs executed, attention below the diagonal only, with what is computed again)"),
         ("", f"each of {format_flop_rate(prediction.peak_flop_rate)} a chip, dense {prediction.peak_dtype}"),
         ("memory", memory_line(prediction)),
-        ("", f"{fits_text(prediction.fit_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
+        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
     ]
     if tokens:
         days, chip_hours = training_time(prediction, tokens)

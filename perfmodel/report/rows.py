@@ -31,7 +31,7 @@ def prediction_row(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, 
         "memory_low": prediction.memory_low,
         "memory_high": prediction.memory_high,
         "fits": prediction.fits,
-        "fits_probability": prediction.fit_probability,
+        "fits_probability": prediction.fits_probability,
         "verdict": str(prediction.verdict),
     }
     if tokens:

@@ -63,7 +63,7 @@ def _certainty_object(each: Certainty) -> dict[str, Any]:
     return {
         "risk": each.risk,
         "step_time": best.step_time if best else None,
-        "fits_probability": best.fit_probability if best else None,
+        "fits_probability": best.fits_probability if best else None,
         "plan": plan_to_dict(best.plan) if best else None,
     }
 
@@ -78,7 +78,7 @@ def certainty_table(result: SearchResult) -> Table:
             return percent(each.risk), "-", "-", "-", "no plan is so sure"
         found = each.prediction[0]
         against = _against(found.step_time, best[0])
-        return percent(each.risk), step(found.step_time), against, fits_text(found.fit_probability), plan_line(found.plan)
+        return percent(each.risk), step(found.step_time), against, fits_text(found.fits_probability), plan_line(found.plan)
 
     return Table(
         title="What more certainty costs: the fastest plan at each risk",

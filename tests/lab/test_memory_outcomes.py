@@ -1,11 +1,13 @@
 """The likeliest doubt of outcomes, and how far stated probabilities are from what happened."""
 
+import math
+
 import numpy as np
 import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
-from perfmodel.lab.memory_outcomes import MemoryOutcome, likeliest_doubt, reliability, reliability_line, reliability_rows
+from perfmodel.lab.memory_outcomes import MemoryOutcome, doubt_over, likeliest_doubt, reliability, reliability_line, reliability_rows
 
 TRUE = MemoryDoubt(centre=0.05, scale=0.1)
 
@@ -22,13 +24,13 @@ def drawn(count, model, seed):
 
 
 def test_the_doubt_that_made_the_outcomes_is_found():
-    found = likeliest_doubt((drawn(3000, "a", 1), ()))
+    found = likeliest_doubt(drawn(3000, "a", 1))
     assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.02), pytest.approx(0.1, abs=0.015))
     figures = np.random.default_rng(2).logistic(TRUE.centre, TRUE.scale, 2000).tolist()
-    found = likeliest_doubt(((), figures), rests_on="figures")
-    assert (found.centre, found.scale, found.rests_on) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01), "figures")
+    found = likeliest_doubt((), figures)
+    assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
     with pytest.raises(InputError, match="none says whether it ran out of memory"):
-        likeliest_doubt(((), ()))
+        likeliest_doubt([])
 
 
 def test_stated_probabilities_that_are_right_happen():
@@ -43,3 +45,11 @@ def test_a_model_is_judged_by_the_runs_of_the_others():
     biased = [MemoryOutcome(id="x", model="b", log_room=0.3, ran=False, verdict=Verdict.FITS)] * 50
     bins = {each.low: each for each in reliability([*drawn(2000, "a", 5), *biased])}
     assert bins[0.9].happened < 0.9
+
+
+def test_sources_that_differ_are_doubted_as_much_as_they_do():
+    near, far = MemoryDoubt(centre=0.0, scale=0.1), MemoryDoubt(centre=0.4, scale=0.1)
+    assert doubt_over([near, near], rests_on="x") == MemoryDoubt(centre=0.0, scale=0.1, rests_on="x")
+    both = doubt_over([near, far], rests_on="x")
+    assert both.centre == 0.2
+    assert both.scale**2 * math.pi**2 / 3 == pytest.approx(0.1**2 * math.pi**2 / 3 + 0.2**2, rel=1e-3)

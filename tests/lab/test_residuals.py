@@ -1,15 +1,18 @@
 """The residuals' file from runs: what is kept, what is left out."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from perfmodel.lab.cases import read_cases
-from perfmodel.lab.residuals import by_other_calibrations, main, residual_of, scatter_of_medians
+from perfmodel.lab.residuals import by_other_calibrations, main, memory_doubts, residual_of, scatter_of_medians
 from perfmodel.lab.validate import CasePredictor
+from perfmodel.parallel.memory_doubt import KNOWN, UNKNOWN, load_memory_doubts
 from perfmodel.parallel.residuals import load_residuals
 from tests.lab.published_cases import MODEL, changed, sweep, write
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 SMALL = {**MODEL, "name": "half", "num_hidden_layers": 16}
 
 
@@ -73,6 +76,25 @@ def test_other_calibrations_predict_what_they_have_not_seen(cases):
 def test_the_scatter_of_medians_is_about_nothing():
     assert scatter_of_medians({"a": [0.1] * 3, "b": [-0.1] * 5, "few": [9.0]}) == pytest.approx(0.1)
     assert scatter_of_medians({}) == 0.0
+
+
+def test_with_runs_that_failed_the_doubts_of_memory_are_written_too(cases, tmp_path, capsys):
+    failed = write(tmp_path / "failed.jsonl", [changed(id="oom", measured=None, outcome="out_of_memory", micro_batch=16)])
+    assert main([str(cases), "--out-of-memory", str(failed), "--out", str(tmp_path / "r.yaml")]) == 0
+    doubts = load_memory_doubts(tmp_path / "memory_doubts.yaml")
+    assert doubts[KNOWN].scale <= doubts[UNKNOWN].scale
+    assert "and 1 that ran out of memory" in doubts[UNKNOWN].rests_on
+    capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_shipped_doubts_of_memory_are_what_published_runs_say():
+    cases = [case for path in sorted(GOLDEN.glob("published_*.jsonl.gz")) for case in read_cases(path)]
+    for kind, doubt in memory_doubts(cases).items():
+        shipped = load_memory_doubts()[kind]
+        assert (shipped.centre, shipped.scale) == (pytest.approx(doubt.centre, abs=0.01), pytest.approx(doubt.scale, abs=0.01)), (
+            "`make accuracy` writes strategies/memory_doubts.yaml"
+        )
 
 
 @pytest.mark.parametrize("arguments", [["none.jsonl"], ["cases.jsonl", "--out", "no/where.yaml"], ["empty.jsonl"]])

@@ -94,11 +94,11 @@ def test_a_risk_is_the_probability_of_not_fitting(half_fits, risk):
     estimator, everything = half_fits
     result = search_plans(estimator, risk=risk, with_baselines=False)
     usable = estimator.machine.memory_usable
-    assert result.num_feasible == sum(p.fit_probability >= 1 - risk and p.memory["total"] <= usable for p in everything)
-    assert all(p.fits and p.fit_probability >= 1 - risk for p in result.plans)
+    assert result.num_feasible == sum(p.fits_probability >= 1 - risk and p.memory["total"] <= usable for p in everything)
+    assert all(p.fits and p.fits_probability >= 1 - risk for p in result.plans)
     times = [each.prediction[0].step_time for each in result.certainty if each.prediction]
     assert times == sorted(times)
-    assert all(p.fit_probability >= 1 - each.risk for each in result.certainty for p in each.prediction)
+    assert all(p.fits_probability >= 1 - each.risk for each in result.certainty for p in each.prediction)
 
 
 def test_what_is_rejected_for_weights_alone():
@@ -112,9 +112,9 @@ def test_what_is_rejected_for_weights_alone():
 
 def test_weights_alone_are_without_what_the_framework_needs():
     """A chip that holds weights, gradients and states of every plan, but not the framework beside them."""
-    estimator = estimator_of(JOB, chips=4, profile="nanotron")
+    estimator = estimator_of(JOB, chips=4, profile="generic")
     states = max(sum(p.memory[name] for name in ("weights", "gradients", "optimizer")) for p in all_predictions(estimator))
-    result = search_plans(estimator_of(JOB, chips=4, profile="nanotron", chip=with_capacity(states * 1.01)), with_baselines=False)
+    result = search_plans(estimator_of(JOB, chips=4, profile="generic", chip=with_capacity(states * 1.01)), with_baselines=False)
     assert estimator.profile.framework_bytes > states
     assert list(result.rejected) == [OUT_OF_MEMORY]
 

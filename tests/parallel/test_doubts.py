@@ -23,7 +23,9 @@ def test_shares_add_up_to_the_interval():
 
 
 def test_what_is_known_to_differ_more_than_the_runs_show_has_no_rest():
+    """Each is cut by as much, so that they make the interval."""
     found = doubts_of(with_rest([carrier("a", 0.2), carrier("b", 0.005), carrier("c", 0.002)], INTERVAL, rests_on="runs"))
+    assert math.sqrt(sum(each.spread**2 for each in found)) == pytest.approx(SPREAD)
     assert [each.name for each in found] == ["a", SMALLER]
     assert found[1].rests_on == "2 others, b the largest"
     assert sum(each.share for each in found) == pytest.approx(1.0)
