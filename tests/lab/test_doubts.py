@@ -35,8 +35,8 @@ def test_of_a_framework_that_nobody_knows_its_habits_carry_most_and_settings_tel
     kernel, *_, runs = found.remedies
     assert (kernel.says, runs.how) == ("state the attention kernel", "`perfmodel fit RUNS`")
     assert kernel.share_left == pytest.approx(1.0 - by_habit[attention])
-    assert found.cheapest is runs
-    assert runs.halves
+    assert runs.share_left < 0.7
+    assert found.cheapest in found.remedies
     assert attention not in shares(account("generic+attention_kernel=flash3"))
 
 
