@@ -262,7 +262,7 @@ def _show_one(result: SearchResult, *, tokens: float) -> None:
             headline(result.plans[0], tokens=tokens),
         )
         print_tables([parts_table(result.plans[0])])
-    print_tables([*([certainty_table(result)] if result.certainty else []), rejected_table(result)])
+    print_tables([*([certainty_table(result)] if any(each.prediction for each in result.certainty) else []), rejected_table(result)])
 
 
 def _nothing_fits(

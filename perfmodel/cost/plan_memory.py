@@ -149,7 +149,8 @@ class MemoryRow:
 
     def needs(self, plan: Plan, doubt: MemoryDoubt) -> tuple[RankNeed, ...]:
         """What the plan fits by."""
-        more = crowding_of(plan.job.model, plan.layout.pp, self.of.stages, doubt)
+        num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
+        more = crowding_of(plan.job.model, num_ranks, self.of.stages, doubt)
         return tuple(
             RankNeed(total=total, sure=float(rank.fixed), outside=rank.outside, crowding=crowded)
             for rank, total, crowded in zip(self.ranks, self.total, more, strict=True)

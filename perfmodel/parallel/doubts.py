@@ -54,6 +54,12 @@ class TrustAccount:
     doubts: tuple[Doubt, ...]
     remedies: tuple[Remedy, ...]
 
+    def __str__(self) -> str:
+        """In a few lines; `explain --trust` prints tables."""
+        lines = [self.interval.trust, *(f"{each.share:.0%} of the variance: {each.name} ({each.rests_on})" for each in self.doubts)]
+        best = self.cheapest
+        return "\n".join([*lines, *([f"{'halved' if best.halves else 'told most'} by: {best.says} ({best.how})"] if best else [])])
+
     @property
     def cheapest(self) -> Remedy | None:
         """The first measurement that halves the variance, else the first remedy; where none does, the one that leaves least, if any."""

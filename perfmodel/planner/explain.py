@@ -60,7 +60,8 @@ class Explanation:
     def __str__(self) -> str:
         asked = [f"why not {each.reason}" for each in self.why_not]
         turned = ["the same plan with one knob turned:", *(f"  {each.reason}" for each in self.neighbours)]
-        return "\n".join([*asked, str(self.prediction), f"mostly {self.bottleneck.replace('_', ' ')}", *turned])
+        trust = [str(self.trust)] if self.trust is not None else []
+        return "\n".join([*asked, *trust, str(self.prediction), f"mostly {self.bottleneck.replace('_', ' ')}", *turned])
 
     __repr__ = __str__
 

@@ -336,10 +336,14 @@ def options(rng: random.Random, folder: Path) -> bool:
         for flag in flags:
             if rng.random() < 0.97:
                 words += [flag, _text(rng, _FLAGS[flag][:2] if flag in _JOB_FLAGS and rng.random() < 0.8 else _FLAGS[flag])]
+        if verb == "search" and rng.random() < 0.4:
+            words += ["--risk", _text(rng, ("5%", "0.2", "0", "1e-9"))]
     elif verb in ("explain", "compare"):
         words += [_text(rng, ("fsdp", "ddp", "megatron-22b", "none.yaml")) for _ in range(rng.randint(0, 2))]
         if verb == "explain" and rng.random() < 0.5:
             words += ["--why-not", _text(rng, ("tp=16", "tp=2,pp=2", "zero=9", "x=1"))]
+        if verb == "explain" and rng.random() < 0.3:
+            words += ["--trust"]
     elif verb == "shard":
         words += [
             "alexnet",
@@ -410,6 +414,7 @@ def arguments(rng: random.Random, folder: Path) -> bool:
         lambda: perfmodel.predict(**given),
         lambda: perfmodel.predict(**given),
         lambda: perfmodel.find_plans(**given | {"top": odd(rng, 5, ODD)}) if rng.random() < 0.2 else None,
+        lambda: perfmodel.find_plans(**given | {"risk": odd(rng, 0.05, ODD)}) if rng.random() < 0.2 else None,
         lambda: (
             perfmodel.find_plans(**given | {"maximum": {rng.choice(("tp", "pp", "x", "recompute")): anything}})
             if rng.random() < 0.2
