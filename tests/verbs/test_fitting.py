@@ -124,7 +124,8 @@ def test_settings_may_be_said_of_all_runs_and_come_with_their_plan(tmp_path):
     by_plan = perfmodel.fit_runs({**stated, "plan": str(tmp_path / "plan.yaml")})
     by_flag = perfmodel.fit_runs(stated, **asked, settings=["compile"])
     by_row = perfmodel.fit_runs({**stated, "settings": {"compile": "yes"}}, **asked, settings={"compile": False})
-    for found in (by_plan, by_flag, by_row):
+    by_name = perfmodel.fit_runs({**stated, "framework": "torch-fsdp2+compile"}, **asked)
+    for found in (by_plan, by_flag, by_row, by_name):
         assert found.error_before == pytest.approx(0.0, abs=1e-9)
 
 

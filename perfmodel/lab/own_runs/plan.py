@@ -21,6 +21,7 @@ from perfmodel.lab.own_runs.fit import OwnRun
 from perfmodel.lab.step_times import load_profile_once
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
+from perfmodel.parallel.profile import list_profiles
 from perfmodel.parallel.settings import framework_named
 from perfmodel.parallel.stated import settings_in
 from perfmodel.workload.config import TransformerConfig
@@ -60,19 +61,18 @@ def has_time(row: Row) -> bool:
 
 def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     framework = row.text("framework") or profile
-    settings = settings_of(row.values)
+    settings = _stated(row.text("framework")) | settings_of(row.values)
     plan = row.values.get("plan")
-    if isinstance(plan, str):
-        planned = planned_of(read_plan(plan), framework, calibration)
-    elif isinstance(plan, Plan):
+    if isinstance(plan, (str, Plan)):
+        plan = read_plan(plan) if isinstance(plan, str) else plan
+        settings = settings_in(plan.profile) | settings
         planned = planned_of(plan, framework, calibration)
-    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`
+    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: our own executor's, whatever was stated of the plan's framework
         on_cpu = row.values.get("device") == "cpu"
         planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
     else:
         planned = _planned(row, framework, settings, calibration)
     _check_logged(row, planned.plan)
-    settings = {**settings_in(planned.plan.profile), **settings}
     identity = row.values.get("id")
     return OwnRun(
         id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.place,
@@ -82,6 +82,11 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
         settings=settings,
         assumed=planned.assumed,
     )
+
+
+def _stated(framework: str) -> dict[str, Any]:
+    """What a framework's name says of its setup, where it is that of a profile: `torchtitan+compile`."""
+    return dict(settings_in(framework)) if framework_named(framework) in list_profiles() else {}
 
 
 def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "") -> PlannedCase:
