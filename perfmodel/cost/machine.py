@@ -248,6 +248,7 @@ class Machine:
     rests_on: Mapping[str, str]
     convolution: ConvolutionRates | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+    host_is_chip: bool = False
 
 
 def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:
@@ -323,6 +324,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         links=_link_rates(cluster, calibration),
         sustained_clock_fraction=calibration.sustained_clock_fraction,
         launch_time=calibration.launch_time * sharing,
+        host_is_chip=chip.unit_kind == "core",
         host_times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),
         context_bytes=calibration.context_bytes,
         allocator_factor=calibration.allocator_factor,

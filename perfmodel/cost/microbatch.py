@@ -32,6 +32,7 @@ class MicrobatchCost:
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
     between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
+    host_is_chip                   nothing hides the host's time: what computes launches
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
@@ -47,6 +48,7 @@ class MicrobatchCost:
     logits: Array
     peaks: Array
     flops: Array
+    host_is_chip: bool
     crosses_nodes: Array
     between_nodes: Array | None
 
@@ -79,6 +81,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         logits=amount[program.logits],
         peaks=_peaks(program, amount, sizes),
         flops=product_flops(program.rows, amount),
+        host_is_chip=machine.host_is_chip,
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
     )

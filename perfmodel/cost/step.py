@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,8 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
             b = b + phase["regather"]
         if profile.has_host_floor:
             host = host_times(micro, profile, recompute, tp, region)
-            f, b = with_host_floor(f, host[0]), with_host_floor(b, host[1])
+            join = add if micro.host_is_chip else with_host_floor
+            f, b = join(f, host[0]), join(b, host[1])
         forward.append(f)
         backward.append(b)
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward))

@@ -25,7 +25,7 @@ from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.graph import Region
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.transformer import decoder_regions
-from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, profile_of
+from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, predict, profile_of
 from tests.cost.machines import make_tier
 
 LAYER, HEAD = 1, 2
@@ -125,6 +125,20 @@ def test_megatrons_fused_softmax_takes_four_heads_or_sequences_at_a_time():
 
     assert core(tp=4, micro_batch=2) + BY_HAND == core(tp=4, micro_batch=1)  # two heads of eight on a rank
     assert core("torch-fsdp2", tp=4, micro_batch=2) == core("torch-fsdp2", tp=4, micro_batch=1)
+
+
+def test_what_computes_launches_where_the_chip_is_its_own_host():
+    """A core: nothing runs ahead."""
+    core = replace(CHIP, unit_kind="core")
+    job = make_job(make_model())
+    profile = replace(profile_of("torch-gloo"), host_launch_time=1e-3)
+    rows = [
+        evaluate_plan(estimator, make_plan(job, cluster="test", num_chips=1)).columns
+        for estimator in (estimator_of(job, chips=1, profile=each, chip=core) for each in (profile, profile_of("torch-gloo")))
+    ]
+    launches = phase_launches(rows[0].plans.micro, LAYER)
+    forward = FORWARD * (launches["core"] + launches["rest"] + launches["tail"])
+    assert rows[0].regions.forward[LAYER] == pytest.approx(rows[1].regions.forward[LAYER] + 1e-3 * forward, rel=1e-12)
 
 
 def test_compiled_code_launches_less_and_a_cuda_graph_next_to_nothing():

@@ -36,6 +36,16 @@ def test_the_next_plan_is_predicted_better(found):
     assert abs(after) < 0.4 * abs(before)
 
 
+def test_runs_say_more_of_a_machine_that_nobody_measured():
+    """This one, by its data sheet: half as fast as that says."""
+    asked = [dict(model="gpt2", chips=1, global_batch=4, seq_len=seq_len, precision="fp32") for seq_len in (64, 128, 256)]
+    times = [perfmodel.predict(**each, cluster="localhost", calibration="spec-sheet", memory_headroom=0).step_time for each in asked]
+    runs = [{**each, "cluster": "localhost", "step_time": 2 * time} for each, time in zip(asked, times, strict=True)]
+    found = perfmodel.fit_runs(runs, calibration="spec-sheet")
+    assert found.error_before == pytest.approx(0.5, rel=1e-3)
+    assert found.error_after < 0.05
+
+
 def test_it_says_what_the_runs_determined_and_what_is_still_prior(found):
     habits = {habit.name: habit for habit in found.habits}
     moved, unmoved = habits["matmul_rate_fraction_since_2022"], habits["fp8_matmul_rate_fraction"]

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.hardware.calibration import Provenance
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.fit_profiles import Constant
 from perfmodel.lab.own_runs.habits import ELEMENTWISE, Habit, habits_of, moved_fields
-from perfmodel.lab.run_machine import cluster_of_run
+from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.lab.step_times import StepTimes
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -194,7 +195,10 @@ class OwnFit:
 
 def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> OwnFit:
     """Habits of one framework from its runs, `base` where these say nothing. check: sees the errors of the base before the fit."""
-    habits = habits_of([cluster_of_run(run.planned.hardware).chip.launch_year for run in runs])
+    habits = habits_of(
+        [cluster_of_run(run.planned.hardware).chip.launch_year for run in runs],
+        measured=any(calibration_of_run(run.planned.hardware).provenance is not Provenance.SPEC_SHEET for run in runs),
+    )
     log_times = LogTimes(runs=runs, base=base, habits=habits)
     check(runs, log_times.at(log_times.start) - np.log([run.measured for run in runs]))
     return fit_some(log_times, range(len(runs)))

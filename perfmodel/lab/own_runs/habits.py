@@ -22,6 +22,7 @@ ELEMENTWISE = "rms_norm_traffic"
 class Habit:
     """fields    of the profile, the one that the runs' chips read first; the others keep their ratio to it
     spread    one standard deviation between frameworks: of the logarithm, or where `is_ratio` is false of the value itself
+    unmeasured  the same where the machine's rates are a data sheet's; 0: no wider
     says      what it is, in words; unit: "s", or nothing for a share or a factor
     touches   whether a run can tell anything of it
     """
@@ -33,6 +34,7 @@ class Habit:
     says: str
     is_ratio: bool = True
     unit: str = ""
+    unmeasured: float = 0.0
     touches: Callable[[PlannedCase], bool] = lambda planned: True
 
     @property
@@ -66,6 +68,7 @@ HABITS: Sequence[Habit] = (
         spread=0.12,
         lower=0.3,
         upper=1.6,
+        unmeasured=0.4,
         says="rate of matrix multiplies over the calibrated one",
     ),
     Habit(
@@ -73,6 +76,7 @@ HABITS: Sequence[Habit] = (
         spread=0.35,
         lower=0.1,
         upper=1.6,
+        unmeasured=0.6,
         says="rate of fused attention over the calibrated kernel's",
     ),
     Habit(
@@ -106,6 +110,7 @@ HABITS: Sequence[Habit] = (
         upper=1e-3,
         is_ratio=False,
         unit="s",
+        unmeasured=100e-6,
         says="time that the host needs for each kernel",
     ),
     Habit(
@@ -131,10 +136,11 @@ HABITS: Sequence[Habit] = (
 )
 
 
-def habits_of(launch_years: Sequence[int]) -> tuple[Habit, ...]:
-    """Of runs on chips of these years: rates are said by the field that most of them read."""
+def habits_of(launch_years: Sequence[int], *, measured: bool = True) -> tuple[Habit, ...]:
+    """Of runs on chips of these years: rates are said by the field that most read. measured: something is known of their kernels."""
     older = sum(year < SINCE for year in launch_years) * 2 > len(launch_years)
-    return tuple(replace(habit, fields=habit.fields[::-1]) if older and habit.is_by_year else habit for habit in HABITS)
+    habits = tuple(replace(habit, fields=habit.fields[::-1]) if older and habit.is_by_year else habit for habit in HABITS)
+    return habits if measured else tuple(replace(habit, spread=max(habit.spread, habit.unmeasured)) for habit in habits)
 
 
 SINCE = 2022
