@@ -305,6 +305,15 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
     return ((weights + gradients) + states) + gathered
 
 
+def gradients_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> Sequence[Any]:
+    """Gradients as they are produced, on each of the ranks told apart, where a framework may keep them beside accumulators of another dtype
+    until its replicas have reduced them (nanotron's buckets, DeepSpeed's bf16 optimizer), and this one is not said to. [byte]"""
+    if terms.program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
+        return (0.0,) * stages.num_ranks
+    copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.produced
+    return [elements * copy for elements in held_elements(terms, stages, sharded=False)]
+
+
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
     """Memory that the allocator holds over what is in tensors, of what comes and goes."""
     return profile.reserve_factor * machine.allocator_factor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from perfmodel.cost.memory import (
     Unreduced,
     base_memory,
     fixed_memory,
+    gradients_beside,
     kept_memory,
     outside_bytes,
     reserve_factor,
@@ -151,9 +152,10 @@ class MemoryRow:
         """What the plan fits by."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
         more = crowding_of(plan.job.model, num_ranks, self.of.stages, doubt)
+        beside = besides_of(self.of, doubt)
         return tuple(
-            RankNeed(total=total, sure=float(rank.fixed), outside=rank.outside, crowding=crowded)
-            for rank, total, crowded in zip(self.ranks, self.total, more, strict=True)
+            RankNeed(total=total, sure=float(rank.fixed), outside=rank.outside, crowding=crowded, beside=float(kept))
+            for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
         )
 
 
@@ -198,9 +200,16 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
 
 def crowding_of(model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, doubt: MemoryDoubt) -> tuple[float, ...]:
     """Of the ranks told apart, the layers that each may hold over those that it is predicted with."""
-    if doubt.moves_layers and num_ranks > 1 and isinstance(model, TransformerConfig):
+    if doubt.of_stranger and num_ranks > 1 and isinstance(model, TransformerConfig):
         return crowding(model, num_ranks, [scalar(stages.blocks(rank)) for rank in range(stages.num_ranks)])
     return (1.0,) * stages.num_ranks
+
+
+def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
+    """What may lie beside what is predicted, on each of the ranks told apart. [byte]"""
+    if not doubt.of_stranger:
+        return (0.0,) * of.stages.num_ranks
+    return gradients_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
 def _most(rank: RankHolding, kept: Kept) -> float:

@@ -26,8 +26,8 @@ more. A plan that dies costs more than one that is a little slower, so the secon
 DEFAULT_RISK = 0.3
 """Probability of not fitting that a plan of a framework that nobody knows may have, beside the headroom.
 
-It refuses pipelines whose stages would be too full if layers were dealt out otherwise, and next to nothing else: of 340 runs of nanotron
-that ran out of memory, its name hidden, 1 is told to fit and not 29. Of a known framework the headroom stands for it.
+It refuses what would be too full if layers were dealt out otherwise, or gradients lay there twice, and next to nothing else: of 340 runs
+of nanotron that ran out of memory, its name hidden, none is told to fit, and not 29. Of a known framework the headroom stands for it.
 """
 
 
@@ -42,13 +42,14 @@ class MemoryDoubt:
     """log(needed / predicted) of what is not sure, as a logistic distribution.
 
     centre, scale   its median, and the distance from it to 73 %
-    moves_layers    whether the stages of a pipeline may hold other layers than even ones, because nobody knows how they are cut
+    of_stranger     whether habits that nobody knows may cost more than is predicted: layers dealt out otherwise than evenly, gradients
+                    that stay as they were produced beside accumulators of another dtype
     rests_on        what it was seen on
     """
 
     centre: float
     scale: float
-    moves_layers: bool = False
+    of_stranger: bool = False
     rests_on: str = ""
 
     def probability_below(self, log_ratio: float) -> float:
@@ -72,12 +73,14 @@ class RankNeed:
     sure      of that what stays all through a step: to the byte
     outside   of what is not sure: what does not grow with the layers
     crowding  layers that it may hold over those that it is predicted with
+    beside    of what may lie beside what is predicted
     """
 
     total: Any
     sure: Any
     outside: Any = 0.0
     crowding: float = 1.0
+    beside: Any = 0.0
 
     def room(self, usable: float, ratio: float) -> Any:
         """What may be predicted of it so that it fits though all that is not sure is `ratio` times that. [byte]"""
@@ -95,11 +98,11 @@ class RankNeed:
         return float(self.sure + (self.total - self.sure) * ratio)
 
     def at_most(self, ratio: float) -> float:
-        """The same where it holds as many layers as it may. [byte]"""
-        return (self.at_least(ratio) - self.outside) * self.crowding + self.outside
+        """The same where it holds as many layers as it may, and all that may lie beside. [byte]"""
+        return float((self.at_least(ratio) + self.beside - self.outside) * self.crowding + self.outside)
 
-    def _usable(self, usable: float) -> float:
-        return (usable - self.outside) / self.crowding + self.outside
+    def _usable(self, usable: float) -> Any:
+        return (usable - self.outside) / self.crowding + (self.outside - self.beside)
 
 
 def fit_probability(ranks: Iterable[RankNeed], usable: float, doubt: MemoryDoubt) -> float:
@@ -134,7 +137,7 @@ class MemoryRule:
         return rank.room(usable, doubt.ratio_at(1.0 - risk)) if risk < 1.0 else math.inf
 
     def risk_of(self, doubt: MemoryDoubt) -> float:
-        return self.risk if self.risk is not None else DEFAULT_RISK if doubt.moves_layers else 1.0
+        return self.risk if self.risk is not None else DEFAULT_RISK if doubt.of_stranger else 1.0
 
 
 def memory_rule(memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> MemoryRule:

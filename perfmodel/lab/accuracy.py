@@ -337,7 +337,8 @@ def _reliability(outcomes: Sequence[MemoryOutcome]) -> str:
 
 `fits_probability` of these runs against what happened. The profile is made without nanotron; how far what is needed lies from what is
 predicted (two numbers, `strategies/memory_doubts.yaml`) is fitted to its outcomes, here for each of its models to the outcomes of the
-other: no other sweep with failures is published. Off: in points. {reliability_line(bins).capitalize()}.
+other: no other sweep with failures is published. Habits that a framework may have (layers by cost, gradients beside accumulators) are
+counted at their worst, with nanotron's in view. Off: in points. {reliability_line(bins).capitalize()}.
 
 """
     return text + markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers))

@@ -36,7 +36,7 @@ def load_memory_doubts(path: str | Path | None = None) -> Mapping[str, MemoryDou
             kind: MemoryDoubt(
                 centre=_within(data[kind]["centre"], -5.0),
                 scale=_within(data[kind]["scale"], 1e-4),
-                moves_layers=kind == UNKNOWN,
+                of_stranger=kind == UNKNOWN,
                 rests_on=str(data[kind]["rests_on"]),
             )
             for kind in (KNOWN, UNKNOWN)

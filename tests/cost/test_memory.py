@@ -5,13 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.estimate import evaluate_plan, memory_on_rank, rank_memories
+from perfmodel.cost.estimate import evaluate_memory, evaluate_plan, memory_on_rank, rank_memories
 from perfmodel.cost.memory import MEMORY, Pipelining, kept_on_rank
 from perfmodel.cost.moments import At, largest
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import memory_by_class
 from perfmodel.cost.stages import stages_of
 from perfmodel.parallel.layout import PipelineSchedule
+from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.transformer import decoder_regions
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of
@@ -204,3 +205,21 @@ def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_fr
     apart = with_profile(job=estimator.job, keeps_unrotated_qk=False)
     kept = [evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).memory_row.of.activations.kept[1] for each in (estimator, apart)]
     assert kept[0] - kept[1] == 2 * S * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+
+
+@pytest.mark.parametrize(
+    ("profile", "knobs", "copies"),
+    [
+        ("generic+fp32_gradient_accumulation", {"dp_replicate": 4}, 1),
+        ("generic+fp32_gradient_accumulation", {"dp_shard": 4, "zero": 1}, 1),
+        ("generic+fp32_gradient_accumulation", {"tp": 4}, 0),
+        ("generic+fp32_gradient_accumulation", {"dp_shard": 4, "zero": 3}, 0),
+        ("generic", {"dp_replicate": 4}, 0),
+        ("nanotron", {"dp_replicate": 4}, 0),
+    ],
+)
+def test_gradients_as_produced_may_stay_beside_accumulators_of_a_framework_that_nobody_knows(profile, knobs, copies):
+    estimator = estimator_of(chips=4, profile=profile)
+    plan = plan_of(estimator, **knobs)
+    (need, *_) = evaluate_memory(estimator, plan).needs(plan, memory_doubt(estimator.profile))
+    assert need.beside == copies * 2 * estimator.job.transformer.num_parameters

@@ -18,11 +18,11 @@ from perfmodel.foundation.memory_room import (
 )
 
 KNOWN = MemoryDoubt(centre=0.0, scale=0.1)
-UNKNOWN = MemoryDoubt(centre=0.0, scale=0.1, moves_layers=True)
+UNKNOWN = MemoryDoubt(centre=0.0, scale=0.1, of_stranger=True)
 
 
-def told(needed, *, doubt=KNOWN, sure=0.0, crowding=1.0, outside=0.0, **asked):
-    rank = RankNeed(total=needed, sure=sure, outside=outside, crowding=crowding)
+def told(needed, *, doubt=KNOWN, sure=0.0, crowding=1.0, outside=0.0, beside=0.0, **asked):
+    rank = RankNeed(total=needed, sure=sure, outside=outside, crowding=crowding, beside=beside)
     return memory_rule(**asked).verdict([rank], 100.0, doubt)
 
 
@@ -51,15 +51,15 @@ def test_what_nobody_knows_has_to_be_likely_too_unless_something_is_asked_for():
 
 
 @pytest.mark.parametrize("risk", [0.5, 0.2, DEFAULT_RISK, 0.05, 0.01])
-@pytest.mark.parametrize(("sure", "crowding", "outside"), [(0.0, 1.0, 0.0), (40.0, 1.0, 6.0), (40.0, 1.5, 6.0)])
-def test_a_risk_is_where_the_probability_is(risk, sure, crowding, outside):
+@pytest.mark.parametrize(("sure", "more"), [(0.0, {}), (40.0, {"outside": 6.0}), (40.0, {"outside": 6.0, "crowding": 1.5, "beside": 9.0})])
+def test_a_risk_is_where_the_probability_is(risk, sure, more):
     doubt = MemoryDoubt(centre=0.03, scale=0.08)
-    most = memory_rule(risk=risk).surely(RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding), 100.0, doubt)
-    rank = RankNeed(total=most, sure=sure, outside=outside, crowding=crowding)
+    most = memory_rule(risk=risk).surely(RankNeed(total=0.0, sure=sure, **more), 100.0, doubt)
+    rank = RankNeed(total=most, sure=sure, **more)
     assert fit_probability([rank], 100.0, doubt) == pytest.approx(1.0 - risk)
     assert rank.at_most(doubt.ratio_at(1.0 - risk)) == pytest.approx(100.0)
-    assert told(most * 0.999, risk=risk, doubt=doubt, sure=sure, crowding=crowding, outside=outside) is Verdict.FITS
-    assert told(most * 1.001, risk=risk, doubt=doubt, sure=sure, crowding=crowding, outside=outside) is not Verdict.FITS
+    assert told(most * 0.999, risk=risk, doubt=doubt, sure=sure, **more) is Verdict.FITS
+    assert told(most * 1.001, risk=risk, doubt=doubt, sure=sure, **more) is not Verdict.FITS
 
 
 def test_what_is_sure_fits_or_does_not():

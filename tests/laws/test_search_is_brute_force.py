@@ -31,7 +31,7 @@ def front(predictions):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2", "nanotron", "generic"])
+@pytest.fixture(scope="module", params=["megatron", "torch-fsdp2", "nanotron", "generic+fp32_gradient_accumulation"])
 def half_fits(request):
     """An estimator whose chip holds half of all plans, and all of them predicted."""
     needed = sweep_all(estimator_of(JOB, chips=4, node=2, profile=request.param)).best_memory.values

@@ -16,8 +16,8 @@ def test_a_framework_is_known_or_not_whatever_it_was_fitted_to():
     assert memory_doubt(load_profile("generic+compile")) == doubts[UNKNOWN]
     own = replace(load_profile("generic"), name="mine", fitted=FittedTo(base="generic", num_runs=3))
     assert memory_doubt(own) == doubts[UNKNOWN]
-    assert doubts[UNKNOWN].moves_layers
-    assert not doubts[KNOWN].moves_layers
+    assert doubts[UNKNOWN].of_stranger
+    assert not doubts[KNOWN].of_stranger
 
 
 @pytest.mark.parametrize("text", ["known: {centre: 0, scale: 1}", "{}", "known: {centre: no, scale: 1, rests_on: x}"])

@@ -22,7 +22,7 @@ from perfmodel.cost.memory import fixed_memory, outside_bytes, reserve_factor, r
 from perfmodel.cost.microbatch import microbatch_depends_on
 from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
-from perfmodel.cost.plan_memory import Holding, activations_as, crowding_of, rank_holding, replicas
+from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, MemoryRule, RankNeed, memory_rule
 from perfmodel.parallel.algebra.rules import RuleSet
@@ -365,9 +365,10 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         memory: Any = None
         alone: Any = 0.0
         is_sure: Any = None
+        beside = besides_of(holding, state.doubt)
         for rank in ranks:
             here = rank_holding(holding, rank, live[rank], each=wider)
-            most = _surely(state, here.fixed, outside, crowded[rank])
+            most = _surely(state, here.fixed, outside, crowded[rank], beside[rank])
             # where gradients wait, each moment has others beside it, whatever is under way then
             times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(kept[rank])
             for at in times:
@@ -417,15 +418,15 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
         state.next_id += memory.size
 
 
-def _surely(state: Sweep, sure: Any, outside: float, crowding: float) -> Any:
+def _surely(state: Sweep, sure: Any, outside: float, crowding: float, beside: Any) -> Any:
     """What may be predicted of a rank so that it fits but for the risk, as columns; None where the headroom asks for more. [byte]"""
     if state.rule.risk_of(state.doubt) >= 1.0:
         return None
     usable = state.estimator.machine.memory_usable
     nothing_sure = RankNeed(total=0.0, sure=0.0, outside=outside, crowding=crowding)
-    if crowding == 1.0 and state.rule.surely(nothing_sure, usable, state.doubt) >= state.capacity:
+    if crowding == 1.0 and not np.any(beside) and state.rule.surely(nothing_sure, usable, state.doubt) >= state.capacity:
         return None
-    found = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding)
+    found = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding, beside=beside)
     return np.asarray(state.rule.surely(found, usable, state.doubt))[..., None]
 
 
