@@ -1,5 +1,6 @@
 """Every command and every program in README.md and docs/ runs, and prints what the page shows."""
 
+import re
 import sys
 
 import pytest
@@ -47,3 +48,30 @@ def test_a_page_is_written_again_with_what_it_prints():
 def test_readme_names_the_framework_in_its_first_example():
     first = examples((ROOT / "README.md").read_text(encoding="utf-8"))[0]
     assert 'profile="' in first.block.text
+
+
+def test_the_page_on_trust_has_the_figures_of_the_page_on_accuracy():
+    trust, accuracy = (" ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split()) for name in ("trust.md", "accuracy.md"))
+    stranger = re.search(r"\*\*mean over groups\*\* \| \| scatter [\d.]+ \| [\d.]+ \| (\d+)%", accuracy)
+    groups = accuracy.partition("## A framework that nobody knows")[2].partition("**mean over groups**")[0]
+    worst = min(int(share) for share in re.findall(r"\| (\d+)% \|", groups))
+    left_out = re.search(r"## Intervals.*?\| all \| \d+ \| \d+% \| \d+% \| (\d+)% \|", accuracy)
+    bins = re.search(
+        r"[Oo]ff by ([\d.]+) points on average over runs, by (\d+) in the worst bin of 10 runs or more; of (\d+) of (\d+)", accuracy
+    )
+    fits = re.search(
+        r": (\d+) of (\d+) runs of nanotron that ran out of memory are told to fit .*?, (\d+) of (\d+) that ran not to", accuracy
+    )
+    assert all((stranger, left_out, bins, fits))
+    mean, most, sure, every = bins.groups()
+    failed_but_fit, failed, ran_but_not, ran = fits.groups()
+    for told in (
+        f"{stranger[1]} % of the runs lie in the 80 % interval",
+        f"{worst} % of the group where fewest do",
+        f"their model left out: {left_out[1]} %",
+        f"right to {most} points, over all runs to {mean} on average; {sure} of the runs",
+        f"{every} runs of nanotron",
+        f"{'none' if failed_but_fit == '0' else failed_but_fit} of {failed} runs that ran out of memory",
+        f"{ran_but_not} of {ran} that ran",
+    ):
+        assert told in trust, f"docs/trust.md should say: {told}"
