@@ -118,6 +118,7 @@ def test_a_value_that_nobody_knows_is_told_too():
     assert "settings that nothing is known of, passed over: compile=perhaps" in found.notes
 
 
+@pytest.mark.slow
 def test_settings_may_be_said_of_all_runs_and_come_with_their_plan(tmp_path):
     asked = {
         "model": "llama-3-8b",
