@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import COMM, PHASES, Program
-from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
@@ -175,12 +174,11 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
                 b = b + phase[name]
         else:
             b = b + phase["regather"]
-        if profile.has_host_floor:
-            host = host_times(micro, profile, recompute, tp, region)
-            join = add if micro.host_is_chip else with_host_floor
-            f, b = join(f, host[0]), join(b, host[1])
         forward.append(f)
         backward.append(b)
+    if profile.has_host_floor:
+        host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
+        forward, backward = (_with_host(micro, times, [each[i] for each in host]) for i, times in enumerate((forward, backward)))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward))
     return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
 
@@ -205,12 +203,26 @@ def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profi
     return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
 
 
+def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any]) -> list[Any]:
+    """A pass of each region with the host's time. Several kinds of blocks have one floor together, as the host runs ahead from one to the
+    next: into which of them a graph is divided makes no difference."""
+    if micro.host_is_chip:
+        return [d + h for d, h in zip(device, host, strict=True)]
+    regions, inner = micro.program.regions, inner_regions(micro.program.regions)
+    factors = [host_factor(d, h) for d, h in zip(device, host, strict=True)]
+    if len(inner) > 1:
+        together = (sum_of([regions[i].count * each[i] for i in inner]) for each in (device, host))
+        factors[inner.start : inner.stop] = [host_factor(*together)] * len(inner)
+    return [d * factor for d, factor in zip(device, factors, strict=True)]
+
+
 FORWARD_SHARE = 1.0 / 3.0
 """Share of a layer's time across nodes that its forward pass waits: backward computes two gradients for each product."""
 
 
-def with_host_floor(device: Array, host: Any) -> Any:
-    """A pass of a region and microbatch never takes less than the host needs to launch it: (d^8 + h^8)^(1/8). [s]
+def host_factor(device: Array, host: Any) -> Any:
+    """How many times longer a pass of a microbatch takes since it never takes less than the host needs to launch it:
+    (d^8 + h^8)^(1/8) / d. [-]
 
     A maximum, smooth where the two are alike. Each pass has its own, so that a quicker backward pass never leaves less of the forward one,
     nor the other way round, and with it less to hide communication under.
@@ -218,7 +230,7 @@ def with_host_floor(device: Array, host: Any) -> Any:
     ratio = host / np.maximum(device, _LEAST)
     square = ratio * ratio
     fourth = square * square
-    return device * np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
+    return np.sqrt(np.sqrt(np.sqrt(1.0 + fourth * fourth)))
 
 
 _LEAST = 1e-15

@@ -250,7 +250,7 @@ def test_bad_input_gets_one_sentence(call, arguments, sentence):
         ("global_batch: 8", "global_batch"),
         ("micro_batch: 8", "micro_batch"),
         ("network: alexnet", "network"),
-        ("name: t0a", "axis"),
+        ("size: 2", "axes"),
     ],
 )
 def test_a_damaged_plan_file_is_refused(call, tmp_path, change, sentence):

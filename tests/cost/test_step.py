@@ -14,9 +14,9 @@ from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import (
     element_bytes,
     exposed_sends,
+    host_factor,
     pace,
     phase_launches,
-    with_host_floor,
 )
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.fabric import Topology
@@ -99,7 +99,8 @@ def test_pace_between_mean_and_slowest():
 
 
 def test_host_floor_is_a_smooth_maximum():
-    assert with_host_floor(np.array([1e-6, 1.0, 1e6]), 1.0) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
+    device = np.array([1e-6, 1.0, 1e6])
+    assert device * host_factor(device, 1.0) == pytest.approx([1.0, 2 ** (1 / 8), 1e6], rel=1e-9)
     profile = replace(profile_of("megatron"), host_launch_time=1.0)
     row = row_of(profile=profile, tp=4, recompute="full")  # a host that is far slower than the device
     for region in (0, LAYER, HEAD):
