@@ -124,20 +124,18 @@ class MemoryRule:
         """What a plan that fits may be predicted to need, whatever of that is sure. [byte]"""
         return usable * (1.0 - self.headroom)
 
+    def ratio(self, doubt: MemoryDoubt) -> float | None:
+        """What is not sure of a plan that fits may be so many times what is predicted; None: any number of times."""
+        risk = self.risk if self.risk is not None else DEFAULT_RISK if doubt.of_stranger else 1.0
+        return doubt.ratio_at(1.0 - risk) if risk < 1.0 else None
+
     def verdict(self, ranks: Sequence[RankNeed], usable: float, doubt: MemoryDoubt) -> Verdict:
         """Tight: it would fit, but too little stays free, or too much is unsure."""
-        needed = max(rank.total for rank in ranks)
-        if needed <= self.room(usable) and all(rank.total <= self.surely(rank, usable, doubt) for rank in ranks):
+        needed, ratio = max(rank.total for rank in ranks), self.ratio(doubt)
+        is_sure = ratio is None or all(rank.total <= rank.room(usable, ratio) for rank in ranks)
+        if needed <= self.room(usable) and is_sure:
             return Verdict.FITS
         return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
-
-    def surely(self, rank: RankNeed, usable: float, doubt: MemoryDoubt) -> Any:
-        """What may be predicted of a rank so that it fits but for the risk. [byte]"""
-        risk = self.risk_of(doubt)
-        return rank.room(usable, doubt.ratio_at(1.0 - risk)) if risk < 1.0 else math.inf
-
-    def risk_of(self, doubt: MemoryDoubt) -> float:
-        return self.risk if self.risk is not None else DEFAULT_RISK if doubt.of_stranger else 1.0
 
 
 def memory_rule(memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> MemoryRule:

@@ -48,9 +48,9 @@ JOB_FLAGS = (
 SYNONYMS = ("--dp", "--fsdp", "--gpus", "--nodes", "--mbs", "--gbs", "--seq", "--batch-tokens", "--csv")
 FLAGS = {
     "predict": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--calibration", "--order", "--interval"),
-    "search": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--objective", "--top", "--max-tp", "--max-pp", "--max-dp-shard"),
+    "search": (*PLAN_FLAGS, *JOB_FLAGS, *SYNONYMS, "--objective", "--top", "--risk", "--max-tp", "--max-pp", "--max-dp-shard"),
     "limits": (*PLAN_FLAGS, "--model", "--cluster", "--chips", "--global-batch", "--seq-len", "--memory-headroom", "--json"),
-    "explain": ("--why-not", "--json"),
+    "explain": ("--why-not", "--trust", "--json"),
     "compare": ("--json",),
     "run": ("--steps", "--shrink", "--json"),
     "audit": ("--rank", "--all-stages", "--json"),

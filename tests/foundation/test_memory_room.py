@@ -54,7 +54,7 @@ def test_what_nobody_knows_has_to_be_likely_too_unless_something_is_asked_for():
 @pytest.mark.parametrize(("sure", "more"), [(0.0, {}), (40.0, {"outside": 6.0}), (40.0, {"outside": 6.0, "crowding": 1.5, "beside": 9.0})])
 def test_a_risk_is_where_the_probability_is(risk, sure, more):
     doubt = MemoryDoubt(centre=0.03, scale=0.08)
-    most = memory_rule(risk=risk).surely(RankNeed(total=0.0, sure=sure, **more), 100.0, doubt)
+    most = RankNeed(total=0.0, sure=sure, **more).room(100.0, memory_rule(risk=risk).ratio(doubt))
     rank = RankNeed(total=most, sure=sure, **more)
     assert fit_probability([rank], 100.0, doubt) == pytest.approx(1.0 - risk)
     assert rank.at_most(doubt.ratio_at(1.0 - risk)) == pytest.approx(100.0)

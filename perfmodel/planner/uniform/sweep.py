@@ -24,7 +24,7 @@ from perfmodel.cost.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
-from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, MemoryRule, RankNeed, memory_rule
+from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, Recompute
@@ -83,7 +83,8 @@ class _Segment:
 class Sweep:
     """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
 
-    rule, doubt  when a plan fits, and how far what it needs lies from what is predicted
+    doubt        how far what a plan needs lies from what is predicted
+    ratio        what of that is not sure may be so many times what is predicted; None: any number of times
     capacity     what a plan that fits may take at most: the usable memory less the headroom   [byte]
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
@@ -93,8 +94,8 @@ class Sweep:
 
     estimator: Estimator
     space: Space
-    rule: MemoryRule
     doubt: MemoryDoubt
+    ratio: float | None
     capacity: float
     attention: AttentionKernel
     recompute_operators: tuple[str, ...]
@@ -167,14 +168,14 @@ def sweep(
     needless      see `Sweep`
     kept_tables   of parameters, for passes over other batches of the same space: looked into, and added to
     """
-    rule = memory_rule(memory_headroom, risk)
+    rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
     capacity = rule.room(estimator.machine.memory_usable)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
     state = Sweep(
         estimator=estimator,
         space=space,
-        rule=rule,
-        doubt=memory_doubt(estimator.profile),
+        doubt=doubt,
+        ratio=rule.ratio(doubt),
         capacity=capacity,
         attention=attention,
         recompute_operators=recompute_operators,
@@ -420,14 +421,13 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
 
 def _surely(state: Sweep, sure: Any, outside: float, crowding: float, beside: Any) -> Any:
     """What may be predicted of a rank so that it fits but for the risk, as columns; None where the headroom asks for more. [byte]"""
-    if state.rule.risk_of(state.doubt) >= 1.0:
+    if state.ratio is None:
         return None
     usable = state.estimator.machine.memory_usable
-    nothing_sure = RankNeed(total=0.0, sure=0.0, outside=outside, crowding=crowding)
-    if crowding == 1.0 and not np.any(beside) and state.rule.surely(nothing_sure, usable, state.doubt) >= state.capacity:
-        return None
-    found = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding, beside=beside)
-    return np.asarray(state.rule.surely(found, usable, state.doubt))[..., None]
+    if crowding == 1.0 and isinstance(beside, float) and usable / state.ratio >= state.capacity:
+        return None  # the least that may be predicted where something is sure
+    need = RankNeed(total=0.0, sure=sure, outside=outside, crowding=crowding, beside=beside)
+    return np.asarray(need.room(usable, state.ratio))[..., None]
 
 
 def _column_grid(grid: LayoutGrid) -> LayoutGrid:
