@@ -66,6 +66,7 @@ class Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norms[1](x))))
 
 
+@pytest.mark.slow
 def test_the_layer_of_gpt_launches_what_torch_launches():
     program = estimator_of(make_job(make_model(dropout=0.0)), profile="composer-fsdp").program("megatron", AttentionKernel.FLASH, ())
     launches = dict(zip(PHASES, program.launches[len(PHASES) : 2 * len(PHASES), 0], strict=True))

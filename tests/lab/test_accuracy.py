@@ -46,6 +46,7 @@ def test_the_document_is_written_with_its_figures(cases, tmp_path):
     assert max(len(line) for line in text.splitlines() if not line.startswith(("|", "-", "#", "!"))) <= 140
 
 
+@pytest.mark.slow
 def test_small_jobs_are_lines_of_their_own_and_what_no_chip_can_do_is_left_out(tmp_path):
     one = dict(num_chips=1, tp=1, pp=1, dp=1, zero_stage=0, global_batch=1)
     model = {**CASE["model"], "num_hidden_layers": 2}
