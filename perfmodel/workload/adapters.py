@@ -34,18 +34,11 @@ def with_training(graph: Graph, training: Training) -> Graph:
     apart = with_first_run_apart(graph, FIRST) if graph.repeats else graph
     adapted = _with_adapters(apart, training)
     frozen = with_frozen(adapted, trained=adapted.tensors.keys() - apart.tensors.keys())
-    found = _with_quantized_base(frozen) if training.quantizes_base else frozen
-    repeats = tuple(replace(each, host_layers=_launches(found, each.layer) / _launches(apart, each.layer)) for each in found.repeats)
-    return replace(found, repeats=repeats)
-
-
-def _launches(graph: Graph, layer: str) -> int:
-    """Kernels of a layer, forward and backward."""
-    return sum(len(operator.forward) + len(operator.backward) for operator in graph.operators_of(layer))
+    return _with_quantized_base(frozen) if training.quantizes_base else frozen
 
 
 def regions_in_training(model: TransformerConfig, training: Training) -> tuple[Region, ...]:
-    """`Graph.regions` of what `with_training` makes of the model's graph, which need not be built for them; `host_layers` are left out."""
+    """`Graph.regions` of what `with_training` makes of the model's graph, which need not be built for them."""
     regions = decoder_regions(model)
     if training.is_full:
         return regions

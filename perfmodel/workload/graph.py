@@ -332,14 +332,12 @@ class Repeat:
     carried  the tensor that a run reads of the run before it. The first reads what comes before in the same layout, and what follows
              reads the last: the boundaries are identity operators
     turn     repeats of one name here run in turn, each as its share of the others has run; "": one repeat after the other
-    host_layers   transformer layers whose launches take the host as long
     """
 
     layer: str
     count: int
     carried: str
     turn: str = ""
-    host_layers: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +346,7 @@ class Region:
 
     is_block       of a `Repeat`, or one of `Graph.blocks`: what frameworks recompute, launch and gather as a unit
     carried, turn  the repeat's
-    host_layers    transformer layers whose launches take the host as long, of a block
+    host_layers    transformer layers that a block counts for where a host waits layer by layer
     """
 
     name: str
@@ -371,8 +369,7 @@ def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping
     def region(name: str) -> Region:
         repeat = by_layer.get(name)
         if repeat is not None:
-            carried, turn, host = repeat.carried, repeat.turn, repeat.host_layers
-            return Region(name=name, count=repeat.count, is_block=True, carried=carried, turn=turn, host_layers=host)
+            return Region(name=name, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
         if blocks and name in blocks:
             return Region(name=name, is_block=True, host_layers=blocks[name])
         return Region(name=name)

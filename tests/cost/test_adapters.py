@@ -67,6 +67,13 @@ def test_a_frozen_base_is_gathered_and_never_reduced():
     assert float(zero1.beside.optimizer[0]) < 0.1 * float(terms_of("full", dp_shard=4, zero=1).beside.optimizer[0])
 
 
+def test_the_host_launches_kernels_of_adapters_too():
+    """Two products, a factor and a sum beside each of a layer's seven linear operators; nothing backward below the first adapter."""
+    full, lora = (terms_of(train, dp_shard=4, zero=3).plans.micro.launches[:, 0].reshape(-1, 4) for train in ("full", "lora:4"))
+    assert lora[2, :3].sum() == pytest.approx(full[1, :3].sum() + 7 * 4)
+    assert 0.0 == lora[0, 3] < lora[1, 3] < lora[2, 3]
+
+
 def test_a_reduction_of_an_input_gradient_has_no_weight_gradient_beside_it():
     def shown(train):
         estimator = estimator_of(job_of(train), chips=4, profile=replace(estimator_of().profile, tp_backward_overlap_fraction=1.0))

@@ -50,7 +50,7 @@ def test_every_family_takes_adapters(name, train):
     graph = graph_of(model, train)
     assert graph.num_trained_parameters == num_trained_parameters(model, how)
     assert graph.num_parameters == model.num_parameters + graph.num_trained_parameters
-    assert tuple(replace(region, host_layers=1.0) for region in graph.regions) == regions_in_training(model, how)
+    assert graph.regions == regions_in_training(model, how)
     uses = graph.readers()
     frozen = [tensor for tensor in graph.parameters if not tensor.has_gradient]
     runs = [graph.count(graph.operators[uses[tensor.name][0][0]].layer) for tensor in frozen]
@@ -106,13 +106,6 @@ def test_four_bit_weights_are_made_into_bf16_whenever_they_are_multiplied_with()
         ]
     assert not any(isinstance(work, Stream) for work in graph.operator(f"{FIRST}.q_proj").backward)
     assert {graph.tensors[name].itemsize for name in ("lm_head.weight", "mlp_norm.weight", "up_proj_lora_a.weight")} == {2.0}
-
-
-def test_the_host_launches_what_a_layer_has():
-    """Of Llama's layer 16 kernels forward and 21 backward; frozen 14, with adapters 4 and 5 more for each linear operator."""
-    first, layer = (region.host_layers for region in graph_of(load_model("llama-2-7b"), "lora:16").regions[1:3])
-    assert layer == (16 + 14 + 7 * 9) / (16 + 21)
-    assert first < layer
 
 
 def test_full_training_is_the_graph_itself():
