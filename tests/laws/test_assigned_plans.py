@@ -23,6 +23,7 @@ from perfmodel.workload.models import load_model
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
+from tests.marks import mostly_slow
 
 _MODEL = replace(
     load_model("llama-3-8b"),
@@ -43,14 +44,14 @@ def _unrolled(job: TrainingJob, batch: int, *, dropout: bool, attention: str) ->
     return unrolled(folded, batch=batch, keeps_places=True)
 
 
-@pytest.mark.parametrize("profile", ["megatron", "torchtitan", "nanotron"])
+@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan", "nanotron"]))
 @pytest.mark.parametrize("rules", ["ddp", "megatron", "megatron-sp", "ulysses"])
 @pytest.mark.parametrize(("zero", "microbatches", "pp"), [(0, 1, 1), (1, 2, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (0, 4, 2), (1, 4, 2)])
 def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
     _check(profile, rules, zero, microbatches, pp)
 
 
-@pytest.mark.parametrize("profile", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan"]))
 @pytest.mark.parametrize("rules", ["megatron", "megatron-sp", "ulysses"])
 @pytest.mark.parametrize(("recompute", "attention"), [("full", "flash"), ("selective", "flash"), ("selective", "unfused")])
 @pytest.mark.parametrize(("zero", "microbatches", "pp"), [(3, 2, 1), (1, 4, 2)])
@@ -60,7 +61,7 @@ def test_so_does_one_that_recomputes(
     _check(profile, rules, zero, microbatches, pp, recompute=Recompute(recompute), attention=AttentionKernel(attention))
 
 
-@pytest.mark.parametrize("profile", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan"]))
 @pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])
 @pytest.mark.parametrize(("zero", "microbatches", "pp"), [(1, 1, 1), (3, 2, 1)])
 def test_so_does_one_with_replicas_of_shards(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
@@ -73,7 +74,7 @@ def test_so_does_one_that_keeps_weights_gathered_in_a_pipeline(rules: str, zero:
     _check("torchtitan", rules, zero, 4, 2)
 
 
-@pytest.mark.parametrize("profile", ["megatron", "torchtitan"])
+@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan"]))
 @pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_so_does_one_with_interleaved_stages(profile: str, rules: str, recompute: str) -> None:

@@ -25,6 +25,7 @@ from tests.cost.jobs import CHIP, LLAMA_LIKE, PROFILES, estimator_of, make_job, 
 from tests.cost.machines import make_tier
 from tests.fuzz.topologies import FILE_NOTES, random_cluster
 from tests.hardware.domains import scale_up_size
+from tests.marks import mostly_slow
 
 COMMUNICATION = (
     "tensor_parallel_communication",
@@ -78,7 +79,7 @@ def test_sums_of_norm_gradients_over_tp_come_with_every_microbatch():
 
 @plans
 @pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize("job", mostly_slow(JOBS.values()), ids=JOBS)
 def test_parts_add_up_exactly(job, profile, knobs):
     prediction = predict(estimator_of(job, profile=profile), **knobs)
     assert sum(prediction.parts.values()) == prediction.step_time

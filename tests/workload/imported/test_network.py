@@ -154,7 +154,7 @@ def test_every_dim_that_is_cut_leaves_something_right(name, converted):
         assert operator.whole == ()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", mostly_slow(NETWORKS, quick=7))
 def test_what_is_kept_is_among_what_is_saved(name, converted):
     network = converted(name)[1].network
     for operator in network.operators:
@@ -165,6 +165,7 @@ def test_what_is_kept_is_among_what_is_saved(name, converted):
                 left.remove(tuple(zip(network.tensors[operand.tensor].shape, operand.dims, strict=True)))
 
 
+@pytest.mark.slow
 def test_what_backward_needs_is_kept(converted):
     network = converted("resnet")[1].network
     assert {operator.kept for operator in network.operators if operator.name in ("relu", "relu_")} == {("relu",), ("relu_",)}
@@ -204,6 +205,7 @@ def test_any_network_has_a_data_parallel_plan(name, converted):
     assert sum(row.num_elements for row in reduced) == sum(tensor.num_elements for tensor in trained)
 
 
+@pytest.mark.slow
 def test_heads_are_dims_of_the_projection_and_of_the_attention(converted):
     network = converted("llama")[1].network
     attention = operators_of(network, "attention")[0]
