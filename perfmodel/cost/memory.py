@@ -305,13 +305,20 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
     return ((weights + gradients) + states) + gathered
 
 
-def gradients_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> Sequence[Any]:
-    """Gradients as they are produced, on each of the ranks told apart, where a framework may keep them beside accumulators of another dtype
-    until its replicas have reduced them (nanotron's buckets, DeepSpeed's bf16 optimizer), and this one is not said to. [byte]"""
-    if terms.program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
+def may_lie_beside(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Any) -> Sequence[Any]:
+    """On each of the ranks told apart, what a framework may keep and this one is not said to. [byte]
+
+    In a pipeline what its shards are of: weights that stay gathered, gradients unreduced until the last microbatch (torch). Gradients as
+    they are produced beside accumulators of another dtype, until replicas have reduced them (nanotron, DeepSpeed's bf16 optimizer).
+    """
+    program = terms.program
+    if program.holds_sharded_gradients and np.any(stages.is_single != 1.0):
+        more: Any = (1.0 - stages.is_single) * (sizes.whole_gradient + program.holds_sharded_weights * sizes.gathered)
+    elif program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
         return (0.0,) * stages.num_ranks
-    copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.produced
-    return [elements * copy for elements in held_elements(terms, stages, sharded=False)]
+    else:
+        more = np.minimum(num_replicas - 1.0, 1.0) * sizes.produced
+    return [elements * more for elements in held_elements(terms, stages, sharded=False)]
 
 
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:

@@ -16,8 +16,8 @@ from perfmodel.cost.memory import (
     Unreduced,
     base_memory,
     fixed_memory,
-    gradients_beside,
     kept_memory,
+    may_lie_beside,
     outside_bytes,
     reserve_factor,
     reserved_memory,
@@ -209,7 +209,7 @@ def besides_of(of: Holding, doubt: MemoryDoubt) -> Sequence[Any]:
     """What may lie beside what is predicted, on each of the ranks told apart. [byte]"""
     if not doubt.of_stranger:
         return (0.0,) * of.stages.num_ranks
-    return gradients_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
+    return may_lie_beside(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
 def _most(rank: RankHolding, kept: Kept) -> float:

@@ -26,8 +26,9 @@ more. A plan that dies costs more than one that is a little slower, so the secon
 DEFAULT_RISK = 0.3
 """Probability of not fitting that a plan of a framework that nobody knows may have, beside the headroom.
 
-It refuses what would be too full if layers were dealt out otherwise, or gradients lay there twice, and next to nothing else: of 340 runs
-of nanotron that ran out of memory, its name hidden, none is told to fit, and not 29. Of a known framework the headroom stands for it.
+It refuses what would be too full if layers were dealt out otherwise, or gradients or shards lay there whole, and next to nothing else:
+of 340 runs of nanotron that ran out of memory, its name hidden, none is told to fit, and not 29. Of a known framework the headroom stands
+for it.
 """
 
 
@@ -43,7 +44,7 @@ class MemoryDoubt:
 
     centre, scale   its median, and the distance from it to 73 %
     of_stranger     whether habits that nobody knows may cost more than is predicted: layers dealt out otherwise than evenly, gradients
-                    that stay as they were produced beside accumulators of another dtype
+                    or shards that lie there whole beside what they become
     rests_on        what it was seen on
     """
 

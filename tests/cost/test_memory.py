@@ -11,6 +11,7 @@ from perfmodel.cost.moments import At, largest
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.plan_memory import memory_by_class
 from perfmodel.cost.stages import stages_of
+from perfmodel.cost.step import held_elements
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import make_plan
@@ -223,3 +224,15 @@ def test_gradients_as_produced_may_stay_beside_accumulators_of_a_framework_that_
     plan = plan_of(estimator, **knobs)
     (need, *_) = evaluate_memory(estimator, plan).needs(plan, memory_doubt(estimator.profile))
     assert need.beside == copies * 2 * estimator.job.transformer.num_parameters
+
+
+@pytest.mark.parametrize(("zero", "kept"), [(1, 0), (2, 2), (3, 4)])
+def test_a_framework_that_nobody_knows_may_keep_whole_in_a_pipeline_what_it_shards(zero, kept):
+    """Gradients unreduced, weights gathered, as torch does; of who is said to, they are in the prediction."""
+    estimator = estimator_of(chips=4, profile="generic")
+    plan = plan_of(estimator, pp=2, dp_shard=2, zero=zero)
+    row = evaluate_memory(estimator, plan)
+    held = [each.beside for each in row.needs(plan, memory_doubt(estimator.profile))]
+    whole = [float(elements) for elements in held_elements(row.of.terms, row.of.stages, sharded=False)]
+    assert held == [kept * elements for elements in whole]
+    assert [each.beside for each in row.needs(plan, memory_doubt(profile_of("torch-fsdp2")))] == [0.0] * len(held)
