@@ -197,28 +197,23 @@ def make_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
-    machine = with_rates_of(profile, machine, cluster.chip.launch_year)
+    machine = with_rates_of(profile, machine)
     sizes = element_bytes(job.policy, job.optimizer, profile)
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=sizes, network_at=network_at)
 
 
 RATE_FIELDS = (
     "attention_rate_fraction",
-    "attention_rate_fraction_since_2022",
     "fp8_matmul_rate_fraction",
     "matmul_rate_fraction",
-    "matmul_rate_fraction_since_2022",
 )
-"""What of a profile changes the machine's rates (`with_rates_of`). No other field is read by what a plan's columns are made of."""
+"""What of a profile changes the machine's rates (`with_rates_of`), each a factor. No other field is read by what a plan's columns are made of."""
 
 
-def with_rates_of(profile: ExecutionProfile, machine: Machine, launch_year: int) -> Machine:
+def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
     """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
-    attention, matmul = (
-        (profile.attention_rate_fraction_since_2022, profile.matmul_rate_fraction_since_2022)
-        if launch_year >= 2022
-        else (profile.attention_rate_fraction, profile.matmul_rate_fraction)
-    )
+    attention = profile.attention_rate_fraction * machine.attention_generations.get(profile.attention_kernel, 1.0)
+    matmul = profile.matmul_rate_fraction
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
         machine = replace(machine, attention=rates)

@@ -240,6 +240,7 @@ class Machine:
     decode_attention: Mapping[str, DecodeAttentionRates]
     links: LinkRates
     sustained_clock_fraction: float
+    attention_generations: Mapping[str, float]
     launch_time: float
     host_times: Mapping[str, float]
     context_bytes: float
@@ -260,6 +261,8 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     units = float(max(chip.compute_units, 1))
     rests_on = {}
 
+    clock = calibration.clock_fractions.get(dtype, calibration.sustained_clock_fraction)
+
     def label(part: str, is_there: object) -> str:
         return _label(calibration, chip, part) if is_there else str(Provenance.SPEC_SHEET)
 
@@ -270,9 +273,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and calibration.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
-    matmul = _matmul_rates(
-        matmul_model, peak * calibration.sustained_clock_fraction, memory_bandwidth, units, floor(matmul_model.floor_time)
-    )
+    matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, floor(matmul_model.floor_time))
 
     streaming_models = calibration.streaming or SPEC_SHEET.streaming
     rests_on["streaming"] = label("streaming", calibration.streaming)
@@ -315,14 +316,15 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             calibration,
             matmul_model,
             dtype,
-            peak * calibration.sustained_clock_fraction,
+            peak * clock,
             memory_bandwidth,
             units,
             slowdown("matmul"),
         ),
         decode_attention=_decode_rates(calibration, memory_bandwidth, units, slowdown("attention")),
         links=_link_rates(cluster, calibration),
-        sustained_clock_fraction=calibration.sustained_clock_fraction,
+        sustained_clock_fraction=clock,
+        attention_generations=calibration.attention_generations,
         launch_time=calibration.launch_time * sharing,
         host_is_chip=chip.unit_kind == "core",
         host_times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),

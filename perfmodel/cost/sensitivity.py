@@ -84,7 +84,7 @@ def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[Executi
 def _at(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """With another profile, whose rates the machine has as multiples of the ones before."""
     ratios = {name: getattr(profile, name) / getattr(estimator.profile, name) for name in RATE_FIELDS}
-    machine = with_rates_of(replace(profile, **ratios), estimator.machine, estimator.cluster.chip.launch_year)
+    machine = with_rates_of(replace(profile, **ratios), replace(estimator.machine, attention_generations={}))
     return _with_profile(replace(estimator, machine=machine), profile)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import bad_field, suggest
+from perfmodel.foundation.errors import InputError, bad_field, suggest
 
 
 class KernelClass(StrEnum):
@@ -318,9 +318,15 @@ _MAPPINGS = (
     "peaks",
     "host_times",
     "contention",
+    "clock_fractions",
+    "attention_generations",
     "points",
     "errors",
 )
+
+
+ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
+"""Generations of fused attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +345,10 @@ class Calibration:
     decode_attention    parameters by kernel
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
+    clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)
     attention_clock_fraction   the same of fused attention, which draws less power where its softmax waits
+    attention_generations      rate of an older generation of fused attention (ATTENTION_KERNELS) over the measured one; one that is not
+                        named runs at its rate
     exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
     launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
     host_times          [s] by name: `dtensor_op` an operator pass on distributed tensors, beyond the launch; `redistribution` a collective
@@ -372,7 +381,9 @@ class Calibration:
     collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
     peaks: Mapping[str, float] = field(default_factory=dict)
     sustained_clock_fraction: float = 1.0
+    clock_fractions: Mapping[Dtype, float] = field(default_factory=dict)
     attention_clock_fraction: float = 1.0
+    attention_generations: Mapping[str, float] = field(default_factory=dict)
     exposed_floor_fraction: float = 1.0
     launch_time: float = 0.0
     host_times: Mapping[str, float] = field(default_factory=dict)
@@ -391,6 +402,12 @@ class Calibration:
         object.__setattr__(self, "collectives", MappingProxyType(tiers))
         _require(0 < self.sustained_clock_fraction <= 1, "sustained_clock_fraction", self.sustained_clock_fraction, "must lie in 0..1")
         _require(0 < self.attention_clock_fraction <= 1, "attention_clock_fraction", self.attention_clock_fraction, "must lie in 0..1")
+        for dtype, clock in self.clock_fractions.items():
+            _require(0 < clock <= 1, f"clock_fractions.{dtype}", clock, "must lie in 0..1")
+        for kernel, rate in self.attention_generations.items():
+            if kernel not in ATTENTION_KERNELS:
+                raise InputError(f"attention_generations.{kernel}: must be one of {', '.join(ATTENTION_KERNELS)}; correct it")
+            _require(0 < rate <= 1, f"attention_generations.{kernel}", rate, "must lie in 0..1")
         _require(0 <= self.exposed_floor_fraction <= 1, "exposed_floor_fraction", self.exposed_floor_fraction, "must lie in 0..1")
         _require(self.launch_time >= 0, "launch_time", self.launch_time, "must not be negative")
         _require(1 <= self.allocator_factor <= 1000, "allocator_factor", self.allocator_factor, "must lie from 1 to 1000")

@@ -85,6 +85,7 @@ def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
         calibration,
         attention={name: _rescaled(model, growth) for name, model in calibration.attention.items()},
         sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power),
+        clock_fractions={dtype: min(1.0, clock * power) for dtype, clock in calibration.clock_fractions.items()},
         attention_clock_fraction=min(1.0, calibration.attention_clock_fraction * power),
     )
 

@@ -229,6 +229,7 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
     return dataclasses.replace(
         calibration,
         sustained_clock_fraction=calibration.sustained_clock_fraction * power,
+        clock_fractions={dtype: clock * power for dtype, clock in calibration.clock_fractions.items()},
         attention_clock_fraction=calibration.attention_clock_fraction * power,
     )
 

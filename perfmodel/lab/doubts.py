@@ -12,7 +12,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.sensitivity import STEP, Sensitivity, fitted_slopes, log_change, sensitivities
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Provenance
 from perfmodel.lab.own_runs.fit import SCATTER, noise_of
-from perfmodel.lab.own_runs.habits import ELEMENTWISE, HABITS, Habit, habits_of
+from perfmodel.lab.own_runs.habits import ELEMENTWISE, HABITS, Habit
 from perfmodel.parallel.doubts import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile
@@ -69,7 +69,7 @@ def trust_account(
         carriers = [*_open_constants(estimator, plan), *_of_others(estimator, plan, residuals)]
         rest = "how far one more run lies from the best of constants"
     else:
-        habits = [] if is_known else [habit for habit in habits_of([estimator.cluster.chip.launch_year]) if habit.name not in stated]
+        habits = [] if is_known else [habit for habit in HABITS if habit.name not in stated]
         carriers = [*_habits(estimator, plan, habits), *_kernels(estimator, plan, residuals)]
         rest = f"how far runs of {'it' if is_known else 'frameworks'} lie from predictions: models, clusters, releases"
     every = with_rest(carriers, found, rests_on=rest)

@@ -22,8 +22,7 @@ from perfmodel.foundation.errors import InputError, PerfModelError
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some, mean_error
-from perfmodel.lab.own_runs.habits import habits_of
-from perfmodel.lab.run_machine import cluster_of_run
+from perfmodel.lab.own_runs.habits import HABITS
 from perfmodel.lab.strangers import GROUPS, Strangers, group_of, hidden
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import NORMAL
@@ -72,8 +71,7 @@ def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
 
 def figures_of(name: str, runs: Sequence[OwnRun], base: ExecutionProfile, *, draws: int, seed: int) -> GroupFigures:
     """Of one group, its framework starting from `base`."""
-    habits = habits_of([cluster_of_run(run.planned.hardware).chip.launch_year for run in runs])
-    every = LogTimes(runs=runs, base=base, habits=habits)
+    every = LogTimes(runs=runs, base=base, habits=HABITS)
     measured = np.log([run.measured for run in runs])
     start = every.at(every.start) - measured
     errors, coverages = {0: mean_error(start)}, {}

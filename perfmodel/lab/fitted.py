@@ -120,10 +120,11 @@ def write_fitted(cases: Path, out: Path) -> list[Path]:
     written = []
     for profile, numbers in fitted_profiles(cases).items():
         folder = out / profile
-        if not numbers:
-            continue
         if not folder.is_dir():
             raise InputError(f"out={one_line(out, 200)}: has no folder {profile}; give the folder of the frameworks' habits")
+        if not numbers:
+            (folder / FITTED).unlink(missing_ok=True)
+            continue
         before = fitted_numbers(profile) if out.resolve() == frameworks_dir().resolve() else {}
         write_atomically(folder / FITTED, file_text(numbers, before))
         written.append(folder / FITTED)

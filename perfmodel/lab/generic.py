@@ -88,7 +88,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
 
 def _is_ratio(name: str) -> bool:
     """Whether half and double are as far from one."""
-    return name.endswith(("_fraction_since_2022", "rate_fraction", "_traffic", "_factor", "_weight")) or name == "logit_bytes"
+    return name.endswith(("rate_fraction", "_traffic", "_factor", "_weight")) or name == "logit_bytes"
 
 
 def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:

@@ -26,9 +26,7 @@ and cudaLaunchKernel 3 to 6."""
 NEUTRAL: Mapping[str, float] = MappingProxyType(
     {
         "attention_rate_fraction": 1.0,
-        "attention_rate_fraction_since_2022": 1.0,
         "matmul_rate_fraction": 1.0,
-        "matmul_rate_fraction_since_2022": 1.0,
         "fp8_matmul_rate_fraction": 1.0,
         "context_attention_rate_fraction": 1.0,
         "optimizer_bytes_factor": 1.0,
@@ -63,8 +61,8 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
             {
                 "dropout", "fused_cross_entropy", "logit_bytes", "fuses_elementwise", "rms_norm_traffic", "rotary_traffic",
                 "fuses_gradient_accumulation", "redistribution_copies", "default_attention", "optimizer_bytes_factor",
-                "attention_rate_fraction", "attention_rate_fraction_since_2022", "matmul_rate_fraction",
-                "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction", "context_attention_rate_fraction",
+                "attention_kernel", "attention_rate_fraction", "matmul_rate_fraction",
+                "fp8_matmul_rate_fraction", "context_attention_rate_fraction",
             }
         ),
         "communication": frozenset(

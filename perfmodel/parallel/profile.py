@@ -12,6 +12,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.records import record_from_data, record_to_data
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.values import check_path
+from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.fitted import NOTHING, FittedTo
 from perfmodel.parallel.frameworks import flattened, framework_names, shipped_fields, unit_of
 from perfmodel.parallel.plan import Plan
@@ -61,10 +62,11 @@ class ExecutionProfile:
     tp_overlap_fraction                  share of tensor-parallel communication that hides under compute
     tp_backward_overlap_fraction         the same of those in backward beside which a matmul runs that nothing waits for (Megatron:
                                          re-gathers and input gradients, while the input's and the weight's gradient are computed)
-    attention_rate_fraction, attention_rate_fraction_since_2022   rate of its fused attention over the calibrated kernel's, on chips
-                                         launched before 2022 / since (a kernel written for Ampere reaches less on Hopper)
-    matmul_rate_fraction, matmul_rate_fraction_since_2022   rate of its matrix multiplies over the calibrated one in a long run, on chips
-                                         launched before 2022 / since (layouts of its products, its library, what runs beside them)
+    attention_kernel                     generation of its fused attention (flash1, flash2, flash3, cudnn): what an older one reaches of the
+                                         calibrated kernel's rate is the chip's (`attention_generations` of its calibration)
+    attention_rate_fraction              rate of its fused attention over that generation's
+    matmul_rate_fraction                 rate of its matrix multiplies over the calibrated one in a long run (layouts of its products, its
+                                         library, what runs beside them)
     fp8_matmul_rate_fraction             the same again of those in fp8
     context_chunks                       which part of the sequence a context-parallel rank has: head_tail (the r-th chunk of 2 cp from
                                          either end: equal causal work) or contiguous (the last rank does 2 - 1/cp of the mean)
@@ -129,10 +131,9 @@ class ExecutionProfile:
     prefetches_parameters: bool
     tp_overlap_fraction: float
     tp_backward_overlap_fraction: float
+    attention_kernel: str
     attention_rate_fraction: float
-    attention_rate_fraction_since_2022: float
     matmul_rate_fraction: float
-    matmul_rate_fraction_since_2022: float
     fp8_matmul_rate_fraction: float
     context_chunks: str
     context_attention_rate_fraction: float
@@ -165,6 +166,9 @@ class ExecutionProfile:
             raise InputError(f"saved_input_layout={self.saved_input_layout}: must be consumer or producer; correct the profile {self.name}")
         if self.parameter_unit not in ("layer", "tensor"):
             raise InputError(f"parameter_unit={self.parameter_unit}: must be layer or tensor; correct the profile {self.name}")
+        if self.attention_kernel not in ATTENTION_KERNELS:
+            rule = f"must be one of {', '.join(ATTENTION_KERNELS)}"
+            raise InputError(f"attention_kernel={one_line(self.attention_kernel)}: {rule}; correct the profile {self.name}")
         if self.context_chunks not in CONTEXT_CHUNKS:
             rule = f"must be {' or '.join(CONTEXT_CHUNKS)}"
             raise InputError(f"context_chunks={self.context_chunks}: {rule}; correct the profile {self.name}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.values import said_yes_or_no
+from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
 
 if TYPE_CHECKING:
@@ -90,11 +91,7 @@ def _tp_async(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 def _attention_kernel(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     """By generation: the first, the second, or the one that was written for the chip."""
-    rates = ATTENTION_KERNELS.get(value) if isinstance(value, str) else None
-    if rates is None:
-        return profile
-    before, since = rates
-    return replace(profile, attention_rate_fraction=before, attention_rate_fraction_since_2022=since)
+    return replace(profile, attention_kernel=value, attention_rate_fraction=1.0) if value in ATTENTION_KERNELS else profile
 
 
 def _async_tp(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -123,15 +120,6 @@ ASYNC_TP_OVERLAP = 0.5
 
 TP_ASYNC_OVERLAP = 0.8
 """Share of tensor-parallel communication in backward that hides beside the other gradient's product (Korthikanti et al. 2022, 4.2.2)."""
-
-ATTENTION_KERNELS: Mapping[str, tuple[float, float]] = {
-    "flash1": (0.69, 0.5),
-    "flash2": (1.0, 0.8),
-    "flash3": (1.0, 1.0),
-    "cudnn": (1.0, 1.0),
-}
-"""Rate of a fused attention kernel over the calibrated one, on chips before 2022 (Ampere) and since (Hopper), as the profiles have it that
-were fitted with them: Composer's first FlashAttention, nanotron's and torchtitan's second, NVIDIA's own."""
 
 SEPARATOR = "+"
 """Between a profile's name and the settings that are stated with it."""
@@ -194,7 +182,7 @@ _SETTINGS: Mapping[str, StatedSetting] = {
     "attention_kernel": StatedSetting(
         says="the rate of fused attention, by generation of its kernel; FlashAttention-2 is written as flash_attention_2 too",
         change=_attention_kernel,
-        values=tuple(ATTENTION_KERNELS),
+        values=ATTENTION_KERNELS,
     ),
     "fp8_recipe": StatedSetting(
         says=f"scales of fp8 for each tensor, or for each row: {ROWWISE_FP8:g} of the rate",

@@ -14,7 +14,7 @@ from perfmodel.hardware.calibration import Provenance
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.fit_profiles import Constant
 from perfmodel.lab.own_runs.habits import ELEMENTWISE, Habit, habits_of, moved_fields
-from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run
+from perfmodel.lab.run_machine import calibration_of_run
 from perfmodel.lab.step_times import StepTimes
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -195,11 +195,8 @@ class OwnFit:
 
 def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> OwnFit:
     """Habits of one framework from its runs, `base` where these say nothing. check: sees the errors of the base before the fit."""
-    habits = habits_of(
-        [cluster_of_run(run.planned.hardware).chip.launch_year for run in runs],
-        measured=any(calibration_of_run(run.planned.hardware).provenance is not Provenance.SPEC_SHEET for run in runs),
-    )
-    log_times = LogTimes(runs=runs, base=base, habits=habits)
+    is_measured = any(calibration_of_run(run.planned.hardware).provenance is not Provenance.SPEC_SHEET for run in runs)
+    log_times = LogTimes(runs=runs, base=base, habits=habits_of(measured=is_measured))
     check(runs, log_times.at(log_times.start) - np.log([run.measured for run in runs]))
     return fit_some(log_times, range(len(runs)))
 

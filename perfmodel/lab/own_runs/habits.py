@@ -20,7 +20,7 @@ ELEMENTWISE = "rms_norm_traffic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habit:
-    """fields    of the profile, the one that the runs' chips read first; the others keep their ratio to it
+    """fields    of the profile; the others keep their ratio to the first
     spread    one standard deviation between frameworks: of the logarithm, or where `is_ratio` is false of the value itself
     unmeasured  the same where the machine's rates are a data sheet's; 0: no wider
     says      what it is, in words; unit: "s", or nothing for a share or a factor
@@ -41,11 +41,6 @@ class Habit:
     def name(self) -> str:
         return self.fields[0]
 
-    @property
-    def is_by_year(self) -> bool:
-        """Whether older chips read another field than newer ones."""
-        return any(name.endswith("_since_2022") for name in self.fields)
-
     def constant(self, base: ExecutionProfile) -> Constant:
         """What a fit moves. A value of the base outside of the bounds moves them; a ratio of nothing starts from the least there is."""
         prior = float(getattr(base, self.name)) or (self.lower if self.is_ratio else 0.0)
@@ -64,7 +59,7 @@ class Habit:
 #: 5-22 ms; optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does.
 HABITS: Sequence[Habit] = (
     Habit(
-        fields=("matmul_rate_fraction_since_2022", "matmul_rate_fraction"),
+        fields=("matmul_rate_fraction",),
         spread=0.12,
         lower=0.3,
         upper=1.6,
@@ -72,7 +67,7 @@ HABITS: Sequence[Habit] = (
         says="rate of matrix multiplies over the calibrated one",
     ),
     Habit(
-        fields=("attention_rate_fraction_since_2022", "attention_rate_fraction"),
+        fields=("attention_rate_fraction",),
         spread=0.35,
         lower=0.1,
         upper=1.6,
@@ -136,15 +131,9 @@ HABITS: Sequence[Habit] = (
 )
 
 
-def habits_of(launch_years: Sequence[int], *, measured: bool = True) -> tuple[Habit, ...]:
-    """Of runs on chips of these years: rates are said by the field that most read. measured: something is known of their kernels."""
-    older = sum(year < SINCE for year in launch_years) * 2 > len(launch_years)
-    habits = tuple(replace(habit, fields=habit.fields[::-1]) if older and habit.is_by_year else habit for habit in HABITS)
-    return habits if measured else tuple(replace(habit, spread=max(habit.spread, habit.unmeasured)) for habit in habits)
-
-
-SINCE = 2022
-"""Launch year from which a chip reads the fields `*_since_2022` of a profile."""
+def habits_of(*, measured: bool) -> tuple[Habit, ...]:
+    """measured: something is known of the kernels of the runs' machine."""
+    return tuple(HABITS) if measured else tuple(replace(habit, spread=max(habit.spread, habit.unmeasured)) for habit in HABITS)
 
 
 def moved_fields(habits: Sequence[Habit], base: ExecutionProfile, values: Mapping[str, float]) -> dict[str, float]:
