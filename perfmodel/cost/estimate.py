@@ -207,7 +207,7 @@ RATE_FIELDS = (
     "fp8_matmul_rate_fraction",
     "matmul_rate_fraction",
 )
-"""What of a profile changes the machine's rates (`with_rates_of`), each a factor. No other field is read by what a plan's columns are made of."""
+"""What of a profile changes the machine's rates (`with_rates_of`). No other number is read by what a plan's columns are made of."""
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:

@@ -25,6 +25,8 @@ from perfmodel.lab.left_out.runs import read_runs
 from perfmodel.lab.step_times import StepTimes
 from perfmodel.parallel.frameworks import NEUTRAL, fitted_numbers
 from perfmodel.parallel.profile import GENERIC, list_profiles, load_profile
+from perfmodel.report.markdown import markdown_table
+from perfmodel.report.table import Table
 
 Array = NDArray[np.float64]
 
@@ -115,7 +117,20 @@ def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
     ]
 
 
-HEADERS = ("framework", "number", "value", "of", "runs that it moves", "error %", "without it %", "worth")
+HEADERS = ("framework", "number", "value", "of", "runs that it moves", "error, %", "without it, %", "worth")
+
+
+def worth_text(found: Sequence[Ablation]) -> str:
+    """For docs/accuracy.md."""
+    table = Table(title="", headers=HEADERS, rows=tuple(rows_of(found)), right=(HEADERS[2], *HEADERS[4:]))
+    return f"""### What each of these numbers is worth
+
+Each in turn at its neutral value (a rate of 1, a share or a time of 0), all else as it ships: mean error of the runs whose prediction that
+moves, with the number and without, and the difference in points. One that is worth less than {100 * WORTH:.1f} points is not kept.
+{len(found)} numbers are fitted, or lent to runs of others; {num_constants()} stand in the files of all frameworks together, where profiles
+that share runs or lend have them again.
+
+""" + markdown_table(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from statistics import median
 from perfmodel.foundation.errors import InputError, PerfModelError, one_line
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.reader import list_calibrations, load_calibration
+from perfmodel.lab.ablation import Ablation, ablations, worth_text
 from perfmodel.lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.figures import write_figures
@@ -49,6 +50,7 @@ class AccuracyReport:
     small      errors of small jobs by id, with the framework hidden and left out
     strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; choices, outcomes (of
                memory): of the first
+    ablations  what each number is worth that runs say of a framework
     """
 
     result: ValidationResult
@@ -56,6 +58,7 @@ class AccuracyReport:
     names: tuple[str, ...]
     strangers: tuple[Mapping[str, StrangerFigures], Mapping[str, StrangerFigures]] = ({}, {})
     choices: PlanChoices | None = None
+    ablations: tuple[Ablation, ...] = ()
     outcomes: tuple[MemoryOutcome, ...] = ()
     small: Mapping[str, float] = field(default_factory=dict)
 
@@ -432,7 +435,7 @@ def _fitted(report: AccuracyReport) -> str:
         "",
     ]
     lines += [f"- `{name}`: {' '.join(load_profile(name).source.split()).rstrip('.')}." for name in list_profiles()]
-    return "\n".join(lines)
+    return "\n".join(lines) + ("\n\n" + worth_text(report.ablations) if report.ablations else "")
 
 
 def _worst(report: AccuracyReport) -> str:
@@ -529,6 +532,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         choices=choices_of(runs) if strangers[0] else None,
         outcomes=tuple(known.outcomes(every)) if strangers[0] else (),
         small={run.id: run.error for run in known.times(every, SMALL)},
+        ablations=tuple(ablations(cases[0])) if strangers[0] else (),
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

@@ -19,6 +19,8 @@ import numpy as np
 
 from perfmodel.foundation.errors import InputError, PerfModelError
 from perfmodel.foundation.resources import write_atomically
+from perfmodel.hardware.calibration import ATTENTION_KERNELS
+from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile, profile_text
 from perfmodel.parallel.runs import ANYTHING
 
@@ -71,6 +73,7 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
                 values[field.name] = max(sorted(votes, key=str), key=lambda habit: votes[habit])
             case "float":
                 values[field.name] = _mean(known.values(), field.name)
+    values["attention_rate_fraction"] = _attention_rate(known.values(), str(values["attention_kernel"]))
     values |= {name: _most(known.values(), name) for name in _MOST}
     values |= SAFE_MEMORY | {name: type(values[name])(0) for name in _LENT_BY_NOBODY}  # type: ignore[call-arg]
     names = ", ".join(f"{name} ({', '.join(profile.name for profile in profiles)})" for name, profiles in sorted(known.items()))
@@ -98,6 +101,20 @@ def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
         return 1.0 if _is_ratio(name) else 0.0
     mean = float(np.mean(means))
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
+
+
+def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str) -> float:
+    """The mean of the families' rates of fused attention, their generations of it included, over that of `kernel`."""
+    generations = [calibration.attention_generations for calibration in map(load_calibration, list_calibrations())]
+    rates = {
+        each: float(np.exp(np.mean([np.log(of.get(each, 1.0) / of.get(kernel, 1.0)) for of in generations if of])))
+        for each in ATTENTION_KERNELS
+    }
+
+    def with_kernel(profile: ExecutionProfile) -> ExecutionProfile:
+        return replace(profile, attention_rate_fraction=profile.attention_rate_fraction * rates[profile.attention_kernel])
+
+    return _mean([[with_kernel(profile) for profile in profiles] for profiles in families], "attention_rate_fraction")
 
 
 def _most(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:

@@ -1,4 +1,4 @@
-"""A framework's own rates of matrix multiplies and of attention: by the chip's year, and of fp8 apart."""
+"""A framework's own rates of matrix multiplies and of attention: of products in fp8 apart, of attention by its generation on this chip."""
 
 from dataclasses import replace
 
@@ -8,44 +8,60 @@ from perfmodel.cost.estimate import with_rates_of
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
-from perfmodel.hardware.reader import load_cluster
+from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.profile import load_profile
 
-BEFORE, SINCE, FP8 = 0.8, 0.9, 1.25
+MATMUL, FP8 = 0.9, 0.8
 PROFILE = replace(
-    load_profile("megatron"), matmul_rate_fraction=BEFORE, matmul_rate_fraction_since_2022=SINCE, fp8_matmul_rate_fraction=FP8,
-    attention_rate_fraction=0.5, attention_rate_fraction_since_2022=0.6,
+    load_profile("megatron"), matmul_rate_fraction=MATMUL, fp8_matmul_rate_fraction=FP8, attention_rate_fraction=0.6,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "year, dtype, matmul, attention",
-    [(2020, Dtype.BF16, BEFORE, 0.5), (2022, Dtype.BF16, SINCE, 0.6), (2022, Dtype.FP8, SINCE * FP8, 0.6)],
-)
-def test_rates_are_the_frameworks(year, dtype, matmul, attention):
+@pytest.mark.parametrize("dtype, matmul", [(Dtype.BF16, MATMUL), (Dtype.FP8, MATMUL * FP8)])
+def test_rates_are_the_frameworks(dtype, matmul):
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=dtype)
-    found = with_rates_of(PROFILE, machine, year)
+    found = with_rates_of(PROFILE, machine)
     assert found.grouped_matmul.matmul.flop_rate / machine.grouped_matmul.matmul.flop_rate == pytest.approx(
         found.matmul.flop_rate / machine.matmul.flop_rate, rel=1e-12
     )
     assert found.matmul.flop_rate == pytest.approx(machine.matmul.flop_rate * matmul, rel=1e-12)
-    assert found.attention["flash"].flop_rate == pytest.approx(machine.attention["flash"].flop_rate * attention, rel=1e-12)
+    assert found.attention["flash"].flop_rate == pytest.approx(machine.attention["flash"].flop_rate * 0.6, rel=1e-12)
     assert found.matmul.bandwidth == machine.matmul.bandwidth
+
+
+@pytest.mark.parametrize("chip, cluster", [("a100", "dgx-a100"), ("h100", "dgx-h100")])
+@pytest.mark.parametrize("kernel", ["flash1", "flash2", "flash3"])
+def test_an_older_generation_of_attention_reaches_what_the_chip_says(chip, cluster, kernel):
+    calibration = load_calibration(chip)
+    machine = resolve_machine(load_cluster(cluster), calibration, dtype=Dtype.BF16)
+    found = with_rates_of(replace(PROFILE, attention_kernel=kernel, attention_rate_fraction=1.0), machine)
+    rate = calibration.attention_generations.get(kernel, 1.0)
+    assert found.attention["flash"].flop_rate == machine.attention["flash"].flop_rate * rate
+    assert (rate < 1.0) == (kernel == "flash1" or (kernel, chip) == ("flash2", "h100"))
+
+
+def test_products_of_eight_bits_have_a_clock_of_their_own():
+    calibration = load_calibration("h100")
+    machines = [resolve_machine(load_cluster("dgx-h100"), calibration, dtype=dtype) for dtype in (Dtype.BF16, Dtype.FP8)]
+    assert [machine.sustained_clock_fraction for machine in machines] == [
+        calibration.sustained_clock_fraction,
+        calibration.clock_fractions[Dtype.FP8],
+    ]
 
 
 def test_no_framework_multiplies_faster_than_the_peak():
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=Dtype.BF16)
-    fast = replace(PROFILE, matmul_rate_fraction_since_2022=1.9)
+    fast = replace(PROFILE, matmul_rate_fraction=1.9)
     assert machine.matmul.flop_rate * 1.9 > machine.peak_flop_rate
-    assert with_rates_of(fast, machine, 2022).matmul.flop_rate == machine.peak_flop_rate
+    assert with_rates_of(fast, machine).matmul.flop_rate == machine.peak_flop_rate
 
 
 def test_the_calibrated_rates_stay_where_a_framework_has_none_of_its_own():
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=Dtype.FP8)
-    assert with_rates_of(load_profile("llm-c"), machine, 2022) is machine
+    assert with_rates_of(load_profile("llm-c"), machine) is machine
 
 
-RATES = ("matmul_rate_fraction", "matmul_rate_fraction_since_2022", "fp8_matmul_rate_fraction", "context_attention_rate_fraction")
+RATES = ("matmul_rate_fraction", "fp8_matmul_rate_fraction", "context_attention_rate_fraction")
 
 
 @pytest.mark.parametrize("name", RATES)

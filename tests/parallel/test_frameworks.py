@@ -1,5 +1,6 @@
 """What ships of frameworks: what their source code does in one file, what their runs say in another, and no number in both."""
 
+import dataclasses
 import datetime
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
         if constant not in known:
             assert getattr(profile, constant) == neutral
             assert constant in profile.unknown
+
+
+@pytest.mark.parametrize("name", list_profiles())
+def test_a_fraction_is_one_at_most_and_no_field_asks_for_a_year(name):
+    profile = load_profile(name)
+    for field in dataclasses.fields(profile):
+        assert "since" not in field.name
+        if field.name.endswith("_fraction"):
+            assert 0 <= getattr(profile, field.name) <= 1, field.name
 
 
 def test_a_base_gives_its_habits_and_nothing_that_its_runs_say():

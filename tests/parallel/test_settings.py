@@ -26,8 +26,8 @@ GENERIC = load_profile("generic")
         ("fp32_gradient_accumulation", "accumulate_dtype", "fp32"),
         ("gradient_bucketing=off", "overlaps_gradients", False),
         ("gradient_bucket_mb=25", "bucket_bytes", 25 * 2.0**20),
-        ("attention_kernel=flash1", "attention_rate_fraction", 0.69),
-        ("attention_kernel=cudnn", "attention_rate_fraction_since_2022", 1.0),
+        ("attention_kernel=flash1", "attention_kernel", "flash1"),
+        ("attention_kernel=cudnn", "attention_kernel", "cudnn"),
     ],
 )
 def test_a_setting_is_stated_with_the_profiles_name(stated, field, value):

@@ -48,7 +48,7 @@ def test_runs_say_more_of_a_machine_that_nobody_measured():
 
 def test_it_says_what_the_runs_determined_and_what_is_still_prior(found):
     habits = {habit.name: habit for habit in found.habits}
-    moved, unmoved = habits["matmul_rate_fraction_since_2022"], habits["fp8_matmul_rate_fraction"]
+    moved, unmoved = habits["matmul_rate_fraction"], habits["fp8_matmul_rate_fraction"]
     assert moved.determined in ("by the runs", "in part")
     assert moved.spread < 0.85 * moved.prior_spread
     assert unmoved.determined == "still prior"
@@ -104,7 +104,7 @@ def test_a_run_that_the_others_do_not_explain_is_named_and_not_dropped():
     assert "slow link" in outlier.outlier
     assert outlier.weight < 0.5
     assert len(found.runs) == 5
-    assert found.profile.matmul_rate_fraction_since_2022 == pytest.approx(0.75, rel=0.15)
+    assert found.profile.matmul_rate_fraction == pytest.approx(0.75, rel=0.15)
 
 
 def test_a_setting_that_nobody_knows_is_told():

@@ -9,7 +9,7 @@ a whole model enters, but for the sustained clock, which no table of short burst
 import argparse
 import datetime
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,6 +91,7 @@ class ChipTables:
     relatives: tuple[str, ...]
     sustained_clock_fraction: float
     attention_clock_fraction: float
+    attention_generations: Mapping[str, float]
     clock_source: str
     tiles: Tiles = GPU_TILES
 
@@ -99,9 +100,15 @@ NARROW_TILE = (64.0, 32.0, 6.0)
 """Ampere's libraries choose it for small products (its table is 1 % nearer with it); on Hopper and Blackwell it makes the fit no better."""
 
 _HOPPER_CLOCK = (
-    "clock .72: short bursts against training at the 700 W limit; with FlashAttention-2 counted apart .70-.74 explains nanotron's H100 "
-    "sweep, .74 MosaicML's, .65 a 500 W part; the same of attention: in NVIDIA's recipes in fp8 it takes 1.4 to 1.6 times a burst's"
+    "clock .83: with it the matrix multiplies of Composer and of torchtitan, loops in eager torch, reach the share of the calibrated rate "
+    "on H100 that they reach on A100 (.86), nanotron's the same, and NVIDIA's recipes all of it (2 % off in bf16); attention .72: in those "
+    "recipes in fp8 it takes 1.4 to 1.6 times a burst's; FlashAttention-2 .8 of FlashAttention-3 under that clock (torchtitan's and "
+    "nanotron's runs; .6 in a burst, Shah et al. 2024), the first .5 (MPT)"
 )
+CLOCK_FRACTIONS = {Dtype.FP8: 0.93}
+"""Of products in 8 bits on Hopper and Blackwell, by NVIDIA's recipes and torchtitan's runs in fp8."""
+
+_HOPPER_GENERATIONS = {"flash1": 0.5, "flash2": 0.8}
 TABLES = {
     "a100": ChipTables(
         chip="a100-sxm-80gb",
@@ -115,7 +122,9 @@ TABLES = {
                    "v100-sxm2-16gb", "v100-sxm2-32gb", "v100-sxm3-32gb", "v100-sxm3-32gb-450w"),
         sustained_clock_fraction=0.95,
         attention_clock_fraction=0.95,
-        clock_source="clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip",
+        attention_generations={"flash1": 0.69},
+        clock_source="clock .95: the power limit of 400 W costs a long run of matrix multiplies 3-8 % against a burst on a cool chip; "
+        "FlashAttention-1 .69 of FlashAttention-2 (MPT)",
         tiles=(*GPU_TILES, NARROW_TILE),
     ),
     "h100": ChipTables(
@@ -127,8 +136,9 @@ TABLES = {
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=("h100-sxm-96gb-hbm2e", "h100-pcie-80gb", "h100-nvl-94gb", "gh200-96gb"),
-        sustained_clock_fraction=0.72,
+        sustained_clock_fraction=0.83,
         attention_clock_fraction=0.72,
+        attention_generations=_HOPPER_GENERATIONS,
         clock_source=_HOPPER_CLOCK,
     ),
     "h200": ChipTables(
@@ -140,8 +150,9 @@ TABLES = {
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=(),
-        sustained_clock_fraction=0.72,
+        sustained_clock_fraction=0.83,
         attention_clock_fraction=0.72,
+        attention_generations=_HOPPER_GENERATIONS,
         clock_source=_HOPPER_CLOCK + "; the H200 has the same compute and the same limit",
     ),
     "b200": ChipTables(
@@ -153,11 +164,12 @@ TABLES = {
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=("b100-192gb", "gb200-nvl72", "b300-288gb", "gb300-nvl72"),
-        sustained_clock_fraction=0.68,
+        sustained_clock_fraction=0.66,
         attention_clock_fraction=1.0,
-        clock_source="clock .68: SimuMax's matrix multiplies under load reach .70 of the burst table's (errors: 1 - clock), and H100's "
-        "factor predicts SimuMax's steps within 3 %; attention at a burst's clock: .68 makes NeMo's runs of long sequences 14 to 38 % "
-        "too slow",
+        attention_generations=_HOPPER_GENERATIONS,
+        clock_source="clock .66: SimuMax's matrix multiplies under load reach .70 of the burst table's (errors: 1 - clock), and with .66 "
+        "its steps are predicted within 4 %; generations of attention as on H100; attention at a burst's clock: .68 makes NeMo's runs of "
+        "long sequences 14 to 38 % too slow",
     ),
 }  # fmt: skip
 
@@ -224,7 +236,9 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         decode_attention=decode,
         collectives={SCALE_UP: inside, SCALE_OUT: outside},
         sustained_clock_fraction=tables.sustained_clock_fraction,
+        clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
         attention_clock_fraction=tables.attention_clock_fraction,
+        attention_generations=tables.attention_generations,
         exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
         context_bytes=CONTEXT_BYTES,
         points=points,

@@ -51,7 +51,7 @@ def test_lower_rates_and_a_slower_host_are_slower(runs):
     times = StepTimes(runs=runs)
     every = range(len(runs))
     shipped = times.predict(every, {})
-    assert np.all(times.predict(every, {"matmul_rate_fraction": 0.5, "matmul_rate_fraction_since_2022": 0.5}) > shipped)
+    assert np.all(times.predict(every, {"matmul_rate_fraction": 0.5}) > shipped)
     assert np.all(times.predict(every, {"step_time_constant": 1.0}) > shipped)
 
 
@@ -61,7 +61,7 @@ def test_what_is_kept_is_as_what_is_made_anew(runs):
     chosen, times = range(len(runs)), StepTimes(runs=runs)
     times.predict(chosen, {})
     for constant in sorted(READ_LATE):
-        values = {"matmul_rate_fraction_since_2022": 0.6, constant: 2.0 if constant.endswith("_factor") else 0.5}
+        values = {"matmul_rate_fraction": 0.6, constant: 2.0 if constant.endswith("_factor") else 0.5}
         assert times.predict(chosen, values).tolist() == StepTimes(runs=runs).predict(chosen, values).tolist(), constant
 
 

@@ -1,0 +1,56 @@
+"""What each number is worth that runs say: judged by the runs that it moves, and each that ships is worth its place."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfmodel.lab.ablation import HEADERS, WORTH, _judged, ablations, main, rows_of, worth_text
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_a_number_is_judged_by_the_runs_that_it_moves():
+    base, without, measured = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.2, 3.3]), np.array([1.5, 2.0, 3.0])
+    found = _judged(("a", "b"), "host_launch_time", 1e-5, "step time", base, without, measured)
+    assert (found.num_runs, found.before) == (2, 0.0)
+    assert found.worth == pytest.approx(0.1)
+    (row,) = rows_of([found])
+    assert row == ("a, b", "host_launch_time", "1e-05", "step time", "2", "0.0", "10.0", "+10.0")
+    assert all(header in worth_text([found]) for header in HEADERS)
+    unmoved = _judged(("a",), "host_launch_time", 1e-5, "step time", base, base, measured)
+    assert (unmoved.num_runs, unmoved.worth) == (0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    rows = csv.DictReader((GOLDEN / "published_steps.csv").read_text(encoding="utf-8").splitlines())
+    chosen = [row for row in rows if row["id"].split("-")[0] == "simumax"]
+    path = tmp_path_factory.mktemp("ablation") / "cases.jsonl"
+    lines = (
+        {"id": row["id"], "tier": "primary", "measured": {"step_time_s": float(row["measured_step_time_s"])}, **json.loads(row["settings"])}
+        for row in chosen
+    )
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_framework_without_runs_has_no_lines(few, capsys):
+    assert main([str(few)]) == 0
+    printed = capsys.readouterr().out
+    assert "megatron" in printed
+    assert "nanotron" not in printed
+    assert "numbers of all frameworks together" in printed
+
+
+def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
+    assert main([str(tmp_path / "none.jsonl")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_every_number_that_ships_is_worth_its_place():
+    found = ablations(GOLDEN / "published_training.jsonl.gz")
+    assert {each.constant: each.worth for each in found if each.worth < WORTH} == {}
