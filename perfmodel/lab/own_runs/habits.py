@@ -118,7 +118,7 @@ HABITS: Sequence[Habit] = (
         says="more of it a layer and tp rank, the pipeline across nodes",
         touches=lambda planned: planned.plan.layout.pp > 1,
     ),
-    Habit(fields=("step_time_constant",), spread=0.5, lower=1e-4, upper=10.0, unit="s", says="host time once a step"),
+    Habit(fields=("step_time_constant",), spread=10e-3, lower=0.0, upper=10.0, is_ratio=False, unit="s", says="host time once a step"),
     Habit(fields=("optimizer_bytes_factor",), spread=0.5, lower=1.0, upper=20.0, says="memory traffic of the optimizer over the least"),
     Habit(
         fields=("fp8_matmul_rate_fraction",),

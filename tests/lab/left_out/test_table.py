@@ -94,7 +94,7 @@ def test_one_model_under_two_names_is_one(tmp_path):
 
 def test_a_relative_lends_its_constant_within_bounds():
     constant = FITS["megatron"].constants[0].constant
-    assert with_prior(constant, 0.8).prior == 0.8
+    assert with_prior(constant, 4e-5).prior == 4e-5
     assert with_prior(constant, 7.0).prior == constant.upper
 
 
