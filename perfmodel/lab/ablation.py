@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,8 @@ _MOVES = 1e-3
 class Ablation:
     """A number of one fit, and the mean of |predicted / measured - 1| of the runs that it moves, with it and without.
 
-    of   what is predicted: "step time" or "memory"
+    of        what is predicted: "step time" or "memory"
+    is_lent   another framework's number, which is none more to fit
     """
 
     frameworks: tuple[str, ...]
@@ -50,6 +51,7 @@ class Ablation:
     num_runs: int
     before: float
     after: float
+    is_lent: bool = False
 
     @property
     def worth(self) -> float:
@@ -74,10 +76,9 @@ def _of_steps(cases: Path) -> Iterator[Ablation]:
             continue
         base = times.predict(rows, {})
         for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
-            value = getattr(load_profile(fit.profiles[0]), constant)
-            yield _judged(
-                fit.profiles, constant, value, "step time", base, times.predict(rows, {constant: NEUTRAL[constant]}), measured[rows]
-            )
+            value, without = getattr(load_profile(fit.profiles[0]), constant), times.predict(rows, {constant: NEUTRAL[constant]})
+            found = _judged(fit.profiles, constant, value, "step time", base, without, measured[rows])
+            yield replace(found, is_lent=constant in fit.lent)
 
 
 def _of_memory(cases: Path) -> Iterator[Ablation]:
@@ -105,7 +106,7 @@ def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
     return [
         (
             ", ".join(each.frameworks),
-            each.constant,
+            f"{each.constant} (lent)" if each.is_lent else each.constant,
             f"{each.value:.3g}",
             each.of,
             str(each.num_runs),
@@ -122,13 +123,14 @@ HEADERS = ("framework", "number", "value", "of", "runs that it moves", "error, %
 
 def worth_text(found: Sequence[Ablation]) -> str:
     """For docs/accuracy.md."""
+    lent = sum(each.is_lent for each in found)
     table = Table(title="", headers=HEADERS, rows=tuple(rows_of(found)), right=(HEADERS[2], *HEADERS[4:]))
     return f"""### What each of these numbers is worth
 
 Each in turn at its neutral value (a rate of 1, a share or a time of 0), all else as it ships: mean error of the runs whose prediction that
-moves, with the number and without, and the difference in points. One that is worth less than {100 * WORTH:.1f} points is not kept.
-{len(found)} numbers are fitted, or lent to runs of others; {num_constants()} stand in the files of all frameworks together, where profiles
-that share runs or lend have them again.
+moves, with the number and without, and the difference in points. One that is worth less than {100 * WORTH:.1f} points is not fitted.
+{len(found) - lent} numbers are fitted and {lent} of them lent to runs of others; {num_constants()} stand in the files of all frameworks
+together, where profiles that share runs have them again.
 
 """ + markdown_table(table)
 

@@ -64,8 +64,8 @@ def _factor(name: str, prior: float, spread: float, lower: float, upper: float, 
     return Expected(constant=constant, relative=relative, relative_constant=name)
 
 
-#: Loops in eager torch multiply at one rate.
-_EAGER = {"matmul_rate_fraction": "composer-fsdp"}
+#: Loops in eager torch multiply at one rate, and their hosts take as long once a step.
+_EAGER = {"matmul_rate_fraction": "composer-fsdp", "step_time_constant": "composer-fsdp"}
 
 #: Whoever lends, or gives a prior, is fitted before whoever leans on it. Numbers that took less than .3 points off the mean error of the
 #: runs that they concern are not among these (docs/accuracy.md, what each number is worth).
