@@ -12,7 +12,7 @@ def power_clock_ratio(chip: Chip, measured: Chip) -> float:
     W, F    the chip's power limit [W] and its dense 16-bit peak [FLOP/s];  W', F'  the measured one's
 
     Dynamic power grows with clock times voltage squared, and voltage with the clock. 1 where a power limit or a 16-bit peak is unknown.
-    Assumes that a FLOP at full clock costs both the same energy: W / (F clock^3) is 1.5, 1.2 and 1.5 pJ on A100, H100 and B200.
+    Assumes that a FLOP at full clock costs both the same energy: W / (F clock^3) is 1.5, 1.2 and 1.4 pJ on A100, H100 and B200.
     """
     rates = [matrix_rate(each) for each in (chip, measured)]
     if not all(rates) or not (chip.tdp_watts and measured.tdp_watts):
