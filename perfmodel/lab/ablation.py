@@ -129,8 +129,8 @@ def worth_text(found: Sequence[Ablation]) -> str:
 
 Each in turn at its neutral value (a rate of 1, a share or a time of 0), all else as it ships: mean error of the runs whose prediction that
 moves, with the number and without, and the difference in points. One that is worth less than {100 * WORTH:.1f} points is not fitted.
-{len(found) - lent} numbers are fitted and {lent} of them lent to runs of others; {num_constants()} stand in the files of all frameworks
-together, where profiles that share runs have them again.
+{len(found) - lent} numbers are fitted; {lent} lines are those that a fit lends to the runs of others. {num_constants()} stand in the files
+of all frameworks together, where profiles that share runs have them again.
 
 """ + markdown_table(table)
 
