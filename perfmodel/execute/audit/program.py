@@ -21,6 +21,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.uniform.mesh import CANONICAL_ORDER
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.foundation.errors import RunError
+from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import Plan, place_of
 
 
@@ -78,7 +79,9 @@ class FakeProgram(TrainingProgram):
     def _build_schedule(self, num_stages: int) -> Any:
         """torch refuses 1F1B with fewer microbatches than stages, for what idles then; a late stage's rank counts so few all the same."""
         plan = self.plan
-        self.plan = with_microbatches(plan, max(plan.num_microbatches, num_stages))
+        if plan.schedule is not PipelineSchedule.ONE_F_ONE_B or plan.num_microbatches >= num_stages:
+            return super()._build_schedule(num_stages)
+        self.plan = with_microbatches(plan, num_stages)
         schedule = super()._build_schedule(num_stages)
         self.plan, schedule._n_microbatches = plan, plan.num_microbatches
         return schedule
