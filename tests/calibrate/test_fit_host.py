@@ -101,6 +101,7 @@ def test_runs_quicker_than_their_kernels_leave_no_host_time():
 
 
 @pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.slow
 def test_every_event_is_counted_by_some_form(event: str):
     cluster, calibration = machine()
     plans = overhead_plans(2, cluster="localhost", profile="torch-gloo", brief=False)

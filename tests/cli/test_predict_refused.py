@@ -116,6 +116,7 @@ VALUES = st.one_of(
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(FLAGS), VALUES, max_size=4))
+@pytest.mark.slow
 def test_any_flags_give_a_prediction_or_a_sentence(capfd, flags):
     job = ["--model", "gpt2", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "32", "--seq-len", "512"]
     code = cli.run(["predict", *job, "--json", *(part for pair in flags.items() for part in pair)])

@@ -193,6 +193,7 @@ SETS = ("ddp", "megatron", "megatron-sp", "ulysses")
 
 
 @pytest.mark.parametrize("chips, batch, seq_len", [(8, 4, 96), (12, 6, 96)])
+@pytest.mark.slow
 def test_each_plan_is_under_one_rule_set(chips, batch, seq_len):
     """Of rule sets that leave the same once axes of one rank are dropped, the first: counted by asking for one at a time."""
     model = make_model(**LLAMA_LIKE | {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4})

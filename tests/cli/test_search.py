@@ -110,6 +110,7 @@ def test_what_was_there_before_is_not_called_the_best_plan(call, tmp_path):
     assert out.endswith("\nfigure: best.png\n\nbest plan: best.yaml\n")
 
 
+@pytest.mark.slow
 def test_a_figure_of_several_numbers_of_chips_has_all_of_them(call, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("perfmodel.report.figures.write_figure", lambda figure, path: drawn.append(figure))
@@ -257,6 +258,7 @@ def test_baselines_obey_the_flags(call_json):
     assert rule["step_time"] >= result["plans"][0]["step_time"]
 
 
+@pytest.mark.slow
 def test_several_values_of_anything_are_one_table(call, call_json):
     flags = with_flags(SMALL, "--seq-len", "256,512", "--profile", "megatron,torchtitan", "--chips", "8,12", "--top", "1")
     content = call_json("search", *flags)
@@ -296,6 +298,7 @@ def test_plans_and_baselines_as_csv(call):
     assert all(float(row["tflops_per_chip"]) > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_plans_that_the_framework_cannot_run_are_starred_or_left_out(call, call_json):
     starred = call_json("search", *JOB, "--profile", "megatron")
     assert not all(each["runnable"] for each in starred["plans"])
@@ -309,6 +312,7 @@ def test_plans_that_the_framework_cannot_run_are_starred_or_left_out(call, call_
     assert some["num_evaluated"] < starred["num_evaluated"]
 
 
+@pytest.mark.slow
 def test_a_risk_limits_the_plans_and_more_certainty_has_its_price(call, call_json):
     job = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 32, "--seq-len", 8192, "--tp", 2]
     found = call_json("search", *job, "--risk", "5%")

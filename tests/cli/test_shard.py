@@ -137,6 +137,7 @@ def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
     assert "proved" in out
 
 
+@pytest.mark.slow
 def test_a_pipeline_has_stages_and_a_bound(call, call_json, tmp_path):
     job = ("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "64", "--size", "layers=4", "--size", "seq_len=128")
     path = tmp_path / "plan.yaml"

@@ -87,6 +87,7 @@ def test_a_reduction_of_an_input_gradient_has_no_weight_gradient_beside_it():
 
 @pytest.mark.parametrize("profile", mostly_slow(PROFILES))
 @pytest.mark.parametrize("train", ["lora:4", "qlora:4:q_proj+down_proj"])
+@pytest.mark.slow
 def test_every_cell_of_a_search_is_its_prediction(profile, train):
     model = make_model(**(LLAMA_LIKE if train == "lora:4" else {}), num_hidden_layers=5)
     estimator = estimator_of(job_of(train, model, batch=4), chips=4, node=2, profile=profile)

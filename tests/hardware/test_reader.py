@@ -457,6 +457,7 @@ def assert_valid_or_refused(parse, data, kind):
 
 @settings(max_examples=150)
 @given(data=mutated(CHIP_DATA))
+@pytest.mark.slow
 def test_any_chip_file_is_a_chip_or_an_input_error(data):
     assert_valid_or_refused(parse_chip, data, Chip)
 
@@ -481,6 +482,7 @@ def test_any_text_is_an_input_error(text):
         st.sampled_from(["matmul", "collectives", "peaks", "chips", "context_bytes", "points", "x"]), ANYTHING, min_size=1
     )
 )
+@pytest.mark.slow
 def test_any_calibration_file_is_a_calibration_or_an_input_error(change, tmp_path_factory):
     path = tmp_path_factory.mktemp("cal") / "cal.yaml"
     path.write_text(calibration_text(FULL), encoding="utf-8")

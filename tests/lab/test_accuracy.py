@@ -65,6 +65,7 @@ def test_lines_hold_each_scored_run_once(cases, tmp_path):
         assert sum(line.holds(row.labels) for line in LINES) == 1
 
 
+@pytest.mark.slow
 def test_left_out_predictions_stand_beside_the_others(cases, tmp_path):
     table = tmp_path / "left.csv"
     with table.open("w", encoding="utf-8", newline="") as stream:
@@ -107,6 +108,7 @@ def test_a_cause_is_named_where_a_source_tells_it(cases, tmp_path):
     assert not next(row for row in report.result.rows if row.id == "mcore-1").is_scored
 
 
+@pytest.mark.slow
 def test_a_cause_does_not_depend_on_the_error(cases, tmp_path):
     rows = write_report([cases], tmp_path / "a.md").result.rows
     rows += tuple(replace(rows[0], id=name, group=name.partition("-")[0]) for name in ("nanotron-14102875", "llmc-125M"))
@@ -128,6 +130,7 @@ def test_a_pipe_in_a_cell_is_escaped():
     ]
 
 
+@pytest.mark.slow
 def test_groups_that_cost_most_are_named(cases, tmp_path):
     out = tmp_path / "a.md"
     report = write_report([cases], out)

@@ -76,6 +76,7 @@ def test_inputs_hold_nothing_that_was_measured_or_said_about_the_run():
 
 
 @pytest.mark.parametrize("name", NOT_INPUTS)
+@pytest.mark.slow
 def test_a_field_that_is_no_input_changes_no_prediction(name):
     base = row_of(CASE)
     for value in (None, "out_of_memory", 7, {"step_time_s": 99.0, "peak_memory_gib": 1.0, "mfu": 0.9}, ["a"], "recompute=full"):

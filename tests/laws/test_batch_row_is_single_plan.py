@@ -91,6 +91,7 @@ def _tiers(topology, node):
 
 
 @pytest.mark.parametrize("profile", mostly_slow(PROFILES))
+@pytest.mark.slow
 def test_every_cell_of_a_small_sweep(profile):
     estimator = estimator_of(make_job(make_model(num_hidden_layers=9), batch=4), chips=4, node=2, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER, ("dp_shard", "pp", "tp", "cp", "dp_replicate"))))

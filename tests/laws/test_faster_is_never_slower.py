@@ -63,6 +63,7 @@ def test_faster_hardware_is_never_slower(profile, seed):
 
 
 @pytest.mark.parametrize("profile", ["megatron", "nanotron", "torch-fsdp2", "composer-fsdp"])
+@pytest.mark.slow
 def test_computing_less_is_never_slower(profile):
     rng = random.Random(profile)
     job = random_job(rng)

@@ -150,6 +150,7 @@ def test_the_regions_of_a_decoder_are_known_without_its_graph() -> None:
 @pytest.mark.parametrize("zero", [0, 3])
 @pytest.mark.parametrize("recompute", Recompute)
 @pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2"])
+@pytest.mark.slow
 def test_two_kinds_of_blocks_in_turn_are_the_same_blocks_written_out(profile: str, recompute: Recompute, zero: int) -> None:
     folded, written_out = (Priced(graph, profile, recompute, zero) for graph in (FOLDED, WRITTEN_OUT))
     assert [region.name for region in folded.program.regions] == ["embedding", "plain", "gated", "head"]

@@ -171,6 +171,7 @@ def test_faster_by_any_factor_is_never_slower(knobs, profile, faster, which):
 
 
 @plans
+@pytest.mark.slow
 def test_more_memory_never_makes_a_plan_unfit(knobs):
     small = predict(estimator_of(), **knobs)
     needed = small.memory["total"]

@@ -62,6 +62,7 @@ INTEGER_PROBLEMS = {
 @pytest.mark.parametrize("memory", [1e9, 8.0 * 400], ids=["tables", "branches"])
 @pytest.mark.parametrize("name", INTEGER_PROBLEMS)
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.slow
 def test_toulbar2_finds_the_same_cost(seed, name, memory):
     given = random_problem(seed, integers=True, **INTEGER_PROBLEMS[name])
     solution = eliminate(*given, memory_limit=memory)

@@ -124,6 +124,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("job, chips", SMALL.values(), ids=SMALL)
+@pytest.mark.slow
 def test_number_of_plans(job, chips):
     assert [" ".join(order) for order in SEARCHED_ORDERS] == ORDERS
     result = search_plans(estimator_of(job, chips=chips), top=1, with_baselines=False)

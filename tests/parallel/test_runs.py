@@ -56,6 +56,7 @@ def test_a_ring_that_is_balanced_halves_the_chunks():
 
 
 @pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torchtitan", "composer-fsdp", "llm-c"])
+@pytest.mark.slow
 def test_the_space_of_a_framework_is_what_it_runs(profile):
     """Exactly the plans of the whole space of which nothing is said."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=8), chips=8, profile=profile)

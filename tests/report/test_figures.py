@@ -93,6 +93,7 @@ def test_several_numbers_of_chips_are_all_drawn():
 
 
 @pytest.mark.parametrize("ending", MAGIC)
+@pytest.mark.slow
 def test_each_format_is_written(ending, predictions, result, tmp_path):
     plot_predictions(predictions, tmp_path / f"predict{ending}")
     plot_search(result, tmp_path / f"search{ending}")

@@ -38,6 +38,7 @@ def test_each_bound_is_a_bound(seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.slow
 def test_cutting_keeps_the_best_choices_and_the_bounds(seed):
     given = random_problem(seed, num_vertices=6, num_configurations=5, num_edges=9, integers=True)
     relaxation, best, least = relaxation_of(given), brute_force(*given), least_with_each(given)

@@ -165,6 +165,7 @@ def by_weight_table(vertex_costs, matrices, weights, limit):
 
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.9])
 @pytest.mark.parametrize("is_repeated", [False, True])
+@pytest.mark.slow
 def test_long_chains_are_solved_as_by_a_table_of_weights(share, is_repeated):
     rng = np.random.default_rng(7)
     kinds = [(rng.random(50), rng.random((50, 50)), rng.integers(0, 8, 50).astype(float)) for _ in range(4 if is_repeated else 120)]

@@ -41,6 +41,7 @@ def test_bounds_and_branches_lose_no_optimum(seed, num_vertices, num_edges):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_branch_and_bound_agrees_with_elimination(seed):
     vertex_costs, edges = grid_problem(seed, 6, 9, 7)
     whole = eliminate(vertex_costs, edges)

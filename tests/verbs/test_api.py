@@ -191,6 +191,7 @@ def test_values_may_be_texts_as_on_the_command_line():
     assert perfmodel.predict(**typed) == perfmodel.predict(**JOB, tp=2, memory_headroom=0.1)
 
 
+@pytest.mark.slow
 def test_lists_give_one_prediction_for_each_combination():
     found = perfmodel.predict(**{**JOB, "chips": [64, 100, 128], "profile": ["megatron", "torchtitan"]}, tp=2)
     assert [(each.plan.num_chips, each.plan.profile) for each in found] == [

@@ -70,6 +70,7 @@ def test_gradients_are_those_of_weights_with_the_adapters_in_them(variant):
         *(pytest.param(*each, marks=pytest.mark.slow) for each in [("lora:4", "full"), ("lora:4:q_proj+v_proj", "none")]),
     ],
 )
+@pytest.mark.slow
 def test_torch_counts_what_is_predicted(train, recompute):
     """FLOP of a step exactly, what its forward pass keeps to the tokens."""
     plan = adapted(train, 1, model=tiny("gpt2"), batch=2, micro_batch=2, attention="unfused", recompute=recompute)

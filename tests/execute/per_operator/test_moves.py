@@ -60,6 +60,7 @@ def play(programs, meshes, locals_):
         (axes_of(4, 2), (8, 3, 8)),
     ],
 )
+@pytest.mark.slow
 def test_a_known_tensor_between_random_layouts_of_any_mesh(axes, shape):
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     num_ranks = prod(axis.size for axis in axes)

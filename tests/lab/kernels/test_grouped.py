@@ -62,6 +62,7 @@ def test_noise_and_a_badly_chosen_kernel_move_them_little():
     assert found.memory_fraction == pytest.approx(TRUE.memory_fraction, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_fit_never_exceeds_the_data_sheet():
     table = layers()
     found = fit_grouped(replace(table, time=table.time / 3), PLAIN, H100, Dtype.BF16)
@@ -69,6 +70,7 @@ def test_a_fit_never_exceeds_the_data_sheet():
     assert found.memory_fraction * PLAIN.memory_fraction <= 1.001
 
 
+@pytest.mark.slow
 def test_planted_parameters_predict_the_layers_left_out():
     assert np.median(grouped_errors(layers(), PLAIN, H100, Dtype.BF16)) < 0.02
 
