@@ -70,12 +70,11 @@ def test_further_microbatches_repeat_the_last(counting, schedule, zero):
 @pytest.mark.parametrize(
     "knobs",
     [
-        dict(schedule="no pipeline", zero=3, num_chips=8, dp_shard=2, tp=2),
         dict(schedule="1f1b", zero=3, num_chips=16, dp_shard=2, tp=2, precision=Precision.BF16_MIXED),
         dict(schedule="interleaved", zero=2, num_chips=8, cp=2, recompute="full"),
         dict(schedule="gpipe", zero=1, num_chips=8, tp=2, recompute="selective", model=tiny("gpt2")),
     ],
-    ids=["tp", "mixed precision, dp_replicate, tp", "cp, full recomputation", "selective recomputation"],
+    ids=["mixed precision, dp_replicate, tp", "cp, full recomputation", "selective recomputation"],
 )
 def test_so_they_do_with_every_axis(counting, knobs):
     knobs = dict(knobs)
