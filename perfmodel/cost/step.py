@@ -6,7 +6,7 @@ dimension for each independent choice. The same code serves both, so their bits 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
+from perfmodel.workload.graph import Region
 from perfmodel.workload.job import Optimizer, PrecisionPolicy
 
 Array = NDArray[np.float64]
@@ -160,20 +161,23 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
             return ("core", "rest") if profile.recompute_stops_early else ("core", "rest", "tail")
 
 
+def passes_of(phase: Mapping[str, Any], it: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
+    """Forward and backward of a region, of a quantity of each phase and of what is gathered again (`regather`); with what is recomputed, in
+    blocks, in backward."""
+    forward, backward = (phase["core"] + phase["rest"]) + phase["tail"], phase["backward"]
+    if not it.is_block or recompute is not Recompute.FULL:  # full recomputation gathers its inputs anyway
+        backward = backward + phase["regather"]
+    if it.is_block:
+        for name in recomputed_phases(recompute, profile):
+            backward = backward + phase[name]
+    return forward, backward
+
+
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
     """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under both."""
     forward, backward = [], []
     for region, it in enumerate(micro.program.regions):
-        phase = phase_times(micro, profile, region)
-        f = (phase["core"] + phase["rest"]) + phase["tail"]
-        b = phase["backward"]
-        if it.is_block:
-            if recompute is not Recompute.FULL:
-                b = b + phase["regather"]  # full recomputation gathers its inputs anyway
-            for name in recomputed_phases(recompute, profile):
-                b = b + phase[name]
-        else:
-            b = b + phase["regather"]
+        f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
         forward.append(f)
         backward.append(b)
     if profile.has_host_floor:
@@ -192,12 +196,7 @@ def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profi
             return held[(region * len(PHASES) + PHASES.index(phase)) * len(COMM) + COMM.index(name)]
 
         by_phase = {phase: sum(on_links(phase, name) for name in COMM if name != "regather") for phase in PHASES}
-        f = (by_phase["core"] + by_phase["rest"]) + by_phase["tail"]
-        b = by_phase["backward"]
-        if not it.is_block or recompute is not Recompute.FULL:
-            b = b + on_links("backward", "regather")
-        if it.is_block:
-            b = b + sum(by_phase[name] for name in recomputed_phases(recompute, profile))
+        f, b = passes_of(by_phase | {"regather": on_links("backward", "regather")}, it, profile, recompute)
         forward.append(np.maximum(times.forward[region] - f, 0.0))
         backward.append(np.maximum(times.backward[region] - b, 0.0))
     return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
@@ -254,13 +253,8 @@ def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
 def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array, region: int) -> tuple[Any, Any]:
     """What the host needs to launch a region forward, and backward with what is recomputed. [s]"""
     it, launches = micro.program.regions[region], phase_launches(micro, region)
-    forward = FORWARD * ((launches["core"] + launches["rest"]) + launches["tail"])
-    backward = launches["backward"]
-    if not it.is_block or recompute is not Recompute.FULL:
-        backward = backward + launches["regather"]
-    if it.is_block:
-        for name in recomputed_phases(recompute, profile):
-            backward = backward + FORWARD * launches[name]
+    launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
+    forward, backward = passes_of(launches, it, profile, recompute)
     f, b = profile.host_launch_time * forward, profile.host_launch_time * backward
     if profile.host_layer_time_per_tp_across_nodes > 0 and it.is_block:
         across = it.host_layers * profile.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.errors import PerfModelError
+from perfmodel.foundation.text import columns_text
 from perfmodel.lab.cases import read_cases
 from perfmodel.lab.left_out.fits import FITS
 from perfmodel.lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
@@ -144,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PerfModelError as error:
         print(error, file=sys.stderr)
         return 2
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADERS))]
-    print("\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows))
+    print(columns_text(rows))
     print(f"{num_constants()} numbers of all frameworks together")
     return 0
 

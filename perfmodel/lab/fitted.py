@@ -12,6 +12,7 @@ import argparse
 import datetime
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.foundation.errors import InputError, PerfModelError, one_line
@@ -88,7 +89,7 @@ def _number(value: float, spread: float, runs: Sequence[tuple[str, str]], how: s
 
 def _lent(number: FittedNumber, name: str) -> FittedNumber:
     how = number.how if " of " in number.how else f"{number.how} of {name}'s runs"
-    return FittedNumber(**{**{field: getattr(number, field) for field in FittedNumber.__slots__}, "how": how})
+    return replace(number, how=how)
 
 
 def file_text(numbers: Mapping[str, FittedNumber], before: Mapping[str, FittedNumber]) -> str:

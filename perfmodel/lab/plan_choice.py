@@ -38,13 +38,13 @@ class Choice:
     noted_all_reduce: float = math.nan
 
 
-def choice_of(case: Case, planned: PlannedCase, *, predicted: float = math.nan) -> Choice:
-    """Of a published run, whatever is predicted to fit."""
+def choice_of(case: Case, planned: PlannedCase) -> Choice:
+    """Of a published run, whatever is predicted to fit; its prediction is to be filled in."""
     return Choice(
         group=plan_group(case),
         plan=plan_of(case, planned),
         labels=labels_of(case, planned),
-        predicted=predicted,
+        predicted=math.nan,
         measured=case.measured_time,
         fits=True,
         noted_all_reduce=case.noted_all_reduce,

@@ -29,7 +29,6 @@ from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.generic import generic_profile, known_families
 from perfmodel.lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
 from perfmodel.lab.plan_choice import BROKEN_NVLINK, LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
-from perfmodel.lab.run_labels import labels_of
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import StrangerResiduals, stranger_interval
@@ -54,13 +53,21 @@ _ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
 
 
 def group_of(case: Case, groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> str:
-    """Of a primary run with a time that means something; empty for all others. Raises InputError where it cannot be predicted."""
+    """The title of a run's group, empty for none. Raises InputError where it cannot be predicted."""
+    return _title(_judged(case), groups)
+
+
+def _judged(case: Case) -> Choice | None:
+    """Of a primary run with a time that means something; None for all others."""
     if case.tier != "primary" or case.reason or case.trains_adapters:
-        return ""
+        return None
     if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
-        return ""
-    labels = labels_of(case, plan_of_case(case.inputs))
-    return next((title for title, holds in groups if holds(labels)), "")
+        return None
+    return choice_of(case, plan_of_case(case.inputs))
+
+
+def _title(choice: Choice | None, groups: Sequence[tuple[str, rules.Rule]]) -> str:
+    return "" if choice is None else next((title for title, holds in groups if holds(choice.labels)), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +151,16 @@ class Strangers:
         """Primary runs of the groups."""
         for case in cases:
             try:
-                group = group_of(case, groups)
-                if not group:
+                choice = _judged(case)
+                group = _title(choice, groups)
+                if choice is None or not group:
                     continue
                 name, planned = self.planned(case)
                 time = self.predictor.predict(planned).step_time
             except InputError:
                 continue
-            choice = choice_of(case, plan_of_case(case.inputs), predicted=time)
-            yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice)
+            told = replace(choice, predicted=time)
+            yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=told)
 
     def outcomes(self, cases: Iterable[Case]) -> list[MemoryOutcome]:
         """Of nanotron's runs, the framework whose failures are published."""
