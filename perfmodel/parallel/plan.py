@@ -31,6 +31,7 @@ from perfmodel.parallel.settings import framework_named
 from perfmodel.parallel.stated import settings_in, settings_text
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.layer_specs import PARTS, part_to_plain
 from perfmodel.workload.network_model import NetworkModel
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
@@ -143,7 +144,9 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 def _model_to_dict(model: TransformerConfig | NetworkModel) -> dict[str, Any]:
     if isinstance(model, TransformerConfig):
-        return {field.name: getattr(model, field.name) for field in fields(model)}
+        values = {field.name: getattr(model, field.name) for field in fields(model)}
+        parts = {name: values.pop(name) for name in (*PARTS, "kinds")}
+        return values | {name: part_to_plain(part) for name, part in parts.items() if part}
     sizes = {name: list(size) if isinstance(size, tuple) else size for name, size in model.sizes.items()}
     return {"network": model.name, "sizes": sizes, "inputs": list(model.inputs)}
 

@@ -25,6 +25,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION,
 from perfmodel.parallel.stated import read_settings, stated
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.layer_specs import PARTS, part_from_plain
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.training import FULL_TRAINING, Training, training_of
 from perfmodel.workload.transformer import build_graph
@@ -288,8 +289,14 @@ def _model(job: _Fields) -> TransformerConfig | NetworkModel | None:
         found = NetworkModel(name=network.text("network"), sizes=sizes, inputs=network.strings("inputs", ()))
         return found if len(job.faults) == before else None
     given = _Fields(value, {field.name for field in fields(TransformerConfig)}, job.faults, f"{job.within}model: ")
+    plain = dict(value)
     for name, entry in value.items():
-        if not isinstance(entry, (str, int, float, bool)):
+        if name in PARTS or name == "kinds":
+            try:
+                plain[name] = part_from_plain(name, entry)
+            except InputError as error:
+                given.wrong(str(error))
+        elif not isinstance(entry, (str, int, float, bool)):
             given.wrong(f"{one_line(name)}={shown(entry)}: must be a single value; correct it")
     for field in fields(TransformerConfig):
         if field.name not in value and field.default is MISSING and field.default_factory is MISSING:
@@ -297,7 +304,7 @@ def _model(job: _Fields) -> TransformerConfig | NetworkModel | None:
     if len(job.faults) > before:
         return None
     try:
-        return TransformerConfig(**value)
+        return TransformerConfig(**plain)
     except InputError as error:
         given.wrong(str(error))
         return None

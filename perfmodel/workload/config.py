@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.activations import ACTIVATIONS
+from perfmodel.workload.layer_specs import DeltaNet, Experts, FeedForward, LatentAttention, LayerSpec, Mamba, Mixer
 
 # Closed choices that are written into plan files as they are, hence literals and not enums.
 Norm = Literal["layernorm", "rmsnorm"]
@@ -27,7 +28,7 @@ _COUNTS = (
     "vocab_size",
     "max_position_embeddings",
 )
-_COUNTS_OR_ZERO = ("sliding_window", "full_attention_every", "position_offset", "no_rotary_every")
+_COUNTS_OR_ZERO = ("sliding_window", "full_attention_every", "position_offset", "no_rotary_every", "attention_chunk", "num_mtp_layers")
 _FLAGS = (
     "gated_mlp",
     "qkv_bias",
@@ -42,6 +43,8 @@ _FLAGS = (
     "pre_norm",
     "sandwich_norm",
     "embedding_layernorm",
+    "attention_sinks",
+    "attention_gate",
 )
 _CHOICES: dict[str, frozenset[str]] = {
     "activation": frozenset(ACTIVATIONS),
@@ -81,6 +84,12 @@ class TransformerConfig:
     no_rotary_every       every so many layers one has no rotary positions (SmolLM3: 4; its pass over q and k is counted there too); 0: none
     position_offset       unused rows at the head of the learned position table (OPT: 2)
     dropout               on the embedding, the attention weights and each branch, where the software applies it
+    attention_sinks       each head has a logit that no key has (gpt-oss)
+    attention_gate        attention's output is scaled by the sigmoid of a product as wide as the queries (Qwen3-Next)
+    attention_chunk       a query sees the keys of its own chunk of so many alone, but in layers of `full_attention_every`; 0: none
+    experts, latent, mamba, delta   what layers of that kind are made of; intermediate_size is that of a dense MLP
+    kinds                 the kinds of layers, where there are several; (): all are alike
+    num_mtp_layers        modules that predict further tokens, beside the layers (multi-token prediction)
     left_out              what else the file describes and is not counted (a vision tower); "" for nothing
     source                where the numbers are from
     """
@@ -116,6 +125,15 @@ class TransformerConfig:
     no_rotary_every: int = 0
     position_offset: int = 0
     embedding_layernorm: bool = False
+    attention_sinks: bool = False
+    attention_gate: bool = False
+    attention_chunk: int = 0
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    mamba: Mamba | None = None
+    delta: DeltaNet | None = None
+    kinds: tuple[LayerSpec, ...] = ()
+    num_mtp_layers: int = 0
     dropout: float = 0.0
     left_out: str = ""
     source: str = ""
@@ -158,8 +176,25 @@ class TransformerConfig:
             raise bad_field("no_rotary_every", self.no_rotary_every, "needs position=rotary", "set it to 0")
         if self.full_attention_every and not self.sliding_window:
             raise bad_field("full_attention_every", self.full_attention_every, "needs a sliding_window", "give the window or set it to 0")
+        if self.kinds and sum(kind.count for kind in self.kinds) != self.num_hidden_layers:
+            rule = f"must be as many as the layers of its kinds, {sum(kind.count for kind in self.kinds)}"
+            raise bad_field("num_hidden_layers", self.num_hidden_layers, rule, "correct the config")
+        for kind in self.layer_kinds:
+            needed = {kind.mixer, kind.feed_forward} & {"experts", "latent", "mamba", "delta"}
+            for part in sorted(needed):
+                if getattr(self, part) is None:
+                    raise bad_field("kinds", kind.name, f"has layers with {part}, of which nothing is said", f"give {part}")
         if self.position_offset and self.position != "learned":
             raise bad_field("position_offset", self.position_offset, "needs position=learned", "set it to 0")
+
+    @property
+    def layer_kinds(self) -> tuple[LayerSpec, ...]:
+        """The kinds of layers, in order; one where all are alike."""
+        if self.kinds:
+            return self.kinds
+        mixer: Mixer = "latent" if self.latent is not None else "attention"
+        feed_forward: FeedForward = "experts" if self.experts is not None else "dense"
+        return (LayerSpec(name="layer", count=self.num_hidden_layers, mixer=mixer, feed_forward=feed_forward),)
 
     @property
     def num_position_rows(self) -> int:

@@ -1,0 +1,201 @@
+"""What the layers of a transformer may be made of besides dense attention and a dense MLP: frozen records, read from a config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from perfmodel.foundation.errors import bad_field
+
+Mixer = Literal["attention", "latent", "mamba", "delta", "none"]
+FeedForward = Literal["dense", "experts", "none"]
+Score = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in the place of the MLP: each token is sent to `top_k` of `num_experts`.
+
+    width          feed-forward width of one expert
+    gated          an expert is act(gate(x)) * up(x), else act(up(x))
+    bias           of every product of an expert
+    shared_width   width of what every token runs besides, all shared experts together; 0: none
+    shared_gate    its output is scaled by the sigmoid of a product with one column (Qwen2-MoE)
+    router_bias    of the router's product; the bias that DeepSeek moves by hand is a buffer, no parameter
+    score          of what the router says
+    num_groups, top_groups   experts lie in groups, and a token may choose from so many of them; 1 and 1: from all
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    gated: bool = True
+    bias: bool = False
+    shared_width: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    score: Score = "softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_1=("num_experts", "top_k", "width", "num_groups", "top_groups"), at_least_0=("shared_width",))
+        if self.score not in get_args(Score):
+            raise bad_field("score", self.score, "is not known here", f"use one of {', '.join(get_args(Score))}")
+        if self.top_k > self.num_experts:
+            raise bad_field(
+                "num_experts_per_tok", self.top_k, f"must be at most the number of experts, {self.num_experts}", "correct the config"
+            )
+        if self.num_experts % self.num_groups or self.top_groups > self.num_groups:
+            rule = f"must divide the {self.num_experts} experts, and topk_group={self.top_groups} must not exceed it"
+            raise bad_field("n_group", self.num_groups, rule, "correct the config")
+        if self.top_k > self.num_experts // self.num_groups * self.top_groups:
+            raise bad_field("num_experts_per_tok", self.top_k, "must be at most the experts of topk_group groups", "correct the config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Keys and values made of one latent for each token, in DeepSeek's way (arXiv 2405.04434, section 2.1).
+
+    query_rank       of the queries' own latent; 0: queries are made of the hidden state
+    key_value_rank   of the latent of keys and values
+    nope_head_dim, rope_head_dim   of a query or key head the entries without and with rotary positions; the latter of a key are shared
+    value_head_dim   of a value head
+    index_heads, index_head_dim, index_top   of a sparse indexer (DeepSeek V3.2, GLM-5): each query attends to the best `index_top`
+                     keys; 0: there is none
+    """
+
+    query_rank: int
+    key_value_rank: int
+    nope_head_dim: int
+    rope_head_dim: int
+    value_head_dim: int
+    index_heads: int = 0
+    index_head_dim: int = 0
+    index_top: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = ("key_value_rank", "nope_head_dim", "rope_head_dim", "value_head_dim")
+        _check(self, at_least_1=sizes, at_least_0=("query_rank", "index_heads", "index_head_dim", "index_top"))
+
+    @property
+    def score_head_dim(self) -> int:
+        """Width of queries and keys in attention."""
+        return self.nope_head_dim + self.rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """A Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): heads of `head_dim` with a state of `state_size` for each entry."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    conv_kernel: int
+    chunk_size: int
+    conv_bias: bool = True
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_1=("num_heads", "head_dim", "num_groups", "state_size", "conv_kernel", "chunk_size"))
+        if self.num_heads % self.num_groups:
+            raise bad_field("n_groups", self.num_groups, f"must divide mamba_num_heads={self.num_heads}", "correct the config")
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """A gated delta network (Yang et al. 2024, arXiv 2412.06464), as in Qwen3-Next."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    conv_kernel: int
+    chunk_size: int = 64
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_1=("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel", "chunk_size"))
+        if self.num_value_heads % self.num_key_heads:
+            rule = f"must divide linear_num_value_heads={self.num_value_heads}"
+            raise bad_field("linear_num_key_heads", self.num_key_heads, rule, "correct the config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Layers of one make.
+
+    name     by which the graph calls such a layer
+    count    how many there are
+    mixer    what mixes tokens; feed_forward: what each token then runs
+    turn     kinds of one name here come in turn, each as its share of the others has come; "": one kind after the other
+    """
+
+    name: str
+    count: int
+    mixer: Mixer = "attention"
+    feed_forward: FeedForward = "dense"
+    turn: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self, at_least_1=("count",))
+        for field in ("name", "turn"):
+            if not isinstance(getattr(self, field), str):
+                raise bad_field(field, getattr(self, field), "must be a text", "write it in quotes")
+        for field, choices in (("mixer", Mixer), ("feed_forward", FeedForward)):
+            value = getattr(self, field)
+            if not isinstance(value, str) or value not in get_args(choices):
+                raise bad_field(field, value, "is not known here", f"use one of {', '.join(get_args(choices))}")
+        if self.mixer == "none" and self.feed_forward == "none":
+            raise bad_field("feed_forward", "none", "a layer must have a mixer or a feed-forward", "correct the config")
+
+
+#: Field of a `TransformerConfig` -> the record that it holds.
+PARTS: Mapping[str, type[Experts] | type[LatentAttention] | type[Mamba] | type[DeltaNet]] = {
+    "experts": Experts,
+    "latent": LatentAttention,
+    "mamba": Mamba,
+    "delta": DeltaNet,
+}
+
+
+def part_to_plain(value: Any) -> Any:
+    """A record, or several, as a file holds them."""
+    return [asdict(each) for each in value] if isinstance(value, tuple) else asdict(value)
+
+
+def part_from_plain(field: str, value: Any) -> Any:
+    """The record, or the tuple of kinds, of a field of a model's. Raises InputError."""
+    if field == "kinds":
+        if not isinstance(value, list):
+            raise bad_field(field, type(value).__name__, "must be a list of kinds of layers", "write one mapping for each")
+        return tuple(_record(f"kinds[{i}]", LayerSpec, each) for i, each in enumerate(value))
+    return _record(field, PARTS[field], value)
+
+
+def _record(where: str, make: Any, value: Any) -> Any:
+    known = {field.name: field for field in fields(make)}
+    if not isinstance(value, Mapping):
+        raise bad_field(where, type(value).__name__, "must be a mapping", f"give {', '.join(known)}")
+    unknown = [str(name) for name in value if name not in known]
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in value]
+    if unknown or missing:
+        named = unknown[0] if unknown else missing[0]
+        raise bad_field(where, named, "is not known here" if unknown else "is missing", f"give {', '.join(known)}")
+    return make(**value)
+
+
+def _check(record: Any, *, at_least_1: tuple[str, ...], at_least_0: tuple[str, ...] = ()) -> None:
+    for names, least in ((at_least_1, 1), (at_least_0, 0)):
+        for name in names:
+            value = getattr(record, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+                raise bad_field(name, value, f"must be a whole number of at least {least}", "correct it in the config")
+    for field in fields(record):
+        if field.type == "bool" and not isinstance(getattr(record, field.name), bool):
+            raise bad_field(field.name, getattr(record, field.name), "must be true or false", "write one of them")
