@@ -196,6 +196,10 @@ class TransformerConfig:
         feed_forward: FeedForward = "experts" if self.experts is not None else "dense"
         return (LayerSpec(name="layer", count=self.num_hidden_layers, mixer=mixer, feed_forward=feed_forward),)
 
+    def prefix_of(self, kind: LayerSpec) -> str:
+        """Before the names of operators and parameters of a kind of layers; none where all layers are of that kind."""
+        return f"{kind.name}." if len(self.layer_kinds) > 1 else ""
+
     @property
     def num_position_rows(self) -> int:
         """Rows of the learned position table; 0 where positions are not learned."""

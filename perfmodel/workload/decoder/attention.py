@@ -1,0 +1,58 @@
+"""Dense attention: queries, keys and values of the hidden state, grouped heads, a fused kernel or the full square."""
+
+from __future__ import annotations
+
+from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.kinds.attention import Causal
+from perfmodel.workload.kinds.attention import attention as fused_attention
+from perfmodel.workload.kinds.softmax import softmax
+
+
+def attention_mixer(b: DecoderBuilder, x: str) -> str:
+    model, weight_form_kv = b.model, b.weight_form_kv
+    copies = " c" if weight_form_kv else ""
+    q = b.linear("q_proj", x, "b s g r d h", "b s h", "g r d h", 3, "b s g r d")
+    k = b.linear("k_proj", x, f"b s g{copies} d h", "b s h", "g d h", 2, f"b s g{copies} d")
+    v = b.linear("v_proj", x, f"b s g{copies} d h", "b s h", "g d h", 2, f"b s g{copies} d")
+    if model.qkv_bias:
+        q = b.bias("q_proj", q, "b s g r d", "b s g r d", "g r d")
+        k = b.bias("k_proj", k, f"b s g{copies} d", f"b s g{copies} d", "g d")
+        v = b.bias("v_proj", v, f"b s g{copies} d", f"b s g{copies} d", "g d")
+    if model.qk_norm:
+        q = b.qk_norm("q_norm", q, "b s g r d", "g r")
+        k = b.qk_norm("k_norm", k, f"b s g{copies} d", "g")
+    if model.position == "rotary":
+        q = b.rotary("q_rotary", q, "b s g r d")
+        k = b.rotary("k_rotary", k, f"b s g{copies} d")
+    k_dims = "b z g r d" if weight_form_kv else "b z g d"
+    core = "attention_core"
+    if b.attention == "flash":
+        dims = "b q z g_attn r_attn d"
+        operator = fused_attention(
+            "attention",
+            operand(q, "b q g r d"),
+            operand(k, k_dims),
+            operand(v, k_dims),
+            operand("attention.out", "b q g r d"),
+            b.of(dims),
+            head_dim=model.head_dim,
+            causal=Causal(window=model.sliding_window, windowed=model.sliding_layer_fraction, shares_queries=b.shares_queries),
+        )
+        out = b.add(operator, dims, group=core)
+    else:
+        square, square_dims = "b q z g_attn r_attn", "b g r q z"
+        scores = b.product("scores", f"{square} d", (q, "b q g r d"), (k, k_dims), ("scores.out", square_dims), group=core)
+        operator = softmax(
+            "softmax",
+            operand(scores, square_dims),
+            operand("softmax.out", square_dims),
+            b.of(square),
+            over="z",
+            scale=model.head_dim**-0.5,
+            causal_queries="q",
+        )
+        weights = b.add(operator, square, whole="z", group=core)
+        if b.drops:
+            weights = b.dropout("attention_weights_dropout", weights, square, square_dims, group=core)
+        out = b.product("context", f"{square} d", (weights, square_dims), (v, k_dims), ("attention.out", "b q g r d"), group=core)
+    return b.linear("o_proj", out, "b s g r d h", "b s g r d", "h g r d", 1, "b s h")

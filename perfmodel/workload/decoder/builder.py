@@ -1,0 +1,174 @@
+"""Writes the operators of a decoder down in order, with the names by which rule sets know their dims.
+
+Dims: b sequences, s positions, h hidden, g key-value heads, r query heads for each of
+them, c copies of a key-value head, d head dim, f feed-forward, v vocabulary, p positions of the learned table; q and z are
+query and key positions inside attention. A word such as `g_norm` is dim g under another of the names that rule sets know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
+from perfmodel.workload.kinds.attention import rotary
+from perfmodel.workload.kinds.dropout import dropout
+from perfmodel.workload.kinds.einsum import einsum
+from perfmodel.workload.kinds.elementwise import elementwise
+from perfmodel.workload.kinds.embedding import embedding
+from perfmodel.workload.kinds.identity import identity
+from perfmodel.workload.kinds.norm import layer_norm, rms_norm
+
+#: Word -> the name that rule sets know the dim by; the dim is the word up to `_`.
+LOGICAL = {
+    "b": "batch", "s": "s", "s_res": "s_res", "q": "s_query", "z": "s_key", "h": "hidden", "g": "kv_heads", "r": "q_per_kv",
+    "g_norm": "norm_kv_heads", "r_norm": "norm_q_per_kv", "g_attn": "attn_kv_heads", "r_attn": "attn_q_per_kv", "c": "kv_copies",
+    "d": "head_dim", "f": "ffn", "v_in": "vocab_in", "v_out": "vocab_out", "p": "positions",
+}  # fmt: skip
+PER_SAMPLE, STRETCHED, PADDED, WHOLE = "b", "c", "v", "d"
+
+
+def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
+    """Size of each dim; the batch is a quantity of the plan."""
+    kv_heads = model.num_key_value_heads
+    return {
+        "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
+        "c": 1, "d": model.head_dim, "f": model.intermediate_size, "v": model.vocab_size,
+    } | ({"p": model.num_position_rows} if model.position == "learned" else {})  # fmt: skip
+
+
+@dataclass(slots=True)
+class DecoderBuilder:
+    """Collects operators and tensors while the layer is written down in order; each method returns the tensor that it makes.
+
+    Dims are words separated by spaces; those of an operator may say under which name (`g_norm`), those of tensors are bare.
+
+    prefix   before the names of operators and tensors of a region
+    the rest is what `build_graph` is given
+    """
+
+    model: TransformerConfig
+    seq_len: int
+    activation_bytes: float
+    parameter_bytes: float
+    sizes: Mapping[str, int]
+    operators: list[Operator] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    attention: str = "flash"
+    drops: bool = False
+    weight_form_kv: bool = True
+    shares_queries: bool = True
+    region: str = "embedding"
+    prefix: str = ""
+
+    def begin(self, region: str, *, prefix: str = "") -> None:
+        """What follows belongs to this region."""
+        self.region, self.prefix = region, prefix
+
+    def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "") -> str:
+        shape, role, name = tuple(self.of(dims).values()), TensorRole.PARAMETER, self.prefix + name
+        bias_of = bias_of and self.prefix + bias_of
+        self.tensors[name] = Tensor(name=name, shape=shape, role=role, itemsize=self.parameter_bytes, num_rows=num_rows, bias_of=bias_of)
+        return name
+
+    def index(self, name: str, dims: str) -> str:
+        self.tensors[name] = Tensor(name=name, shape=tuple(self.of(dims).values()), role=TensorRole.INDEX, itemsize=INDEX_BYTES)
+        return name
+
+    def of(self, dims: str) -> dict[str, int]:
+        """Sizes of an operator's dims."""
+        return {name: self.sizes[name] for name in (word[0] for word in dims.split())}
+
+    def add(self, operator: Operator, dims: str, *, whole: str = "", group: str = "", itemsize: float = 0.0) -> str:
+        """The operator with its dims as rule sets see them."""
+        tensor = self.prefix + operator.output.tensor
+        shape = tuple(self.sizes[dim] for dim in operator.output.dims)
+        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=itemsize or self.activation_bytes)
+        names = tuple(operator.dims)
+        self.operators.append(
+            replace(
+                operator,
+                name=self.prefix + operator.name,
+                output=replace(operator.output, tensor=tensor),
+                layer=self.region,
+                group=group,
+                logical={word[0]: LOGICAL[word] for word in dims.split()},
+                whole=tuple(name for name in names if name in (WHOLE, *operator.whole, *whole)),
+                padded=tuple(name for name in names if name == PADDED),
+                per_sample=tuple(name for name in names if name == PER_SAMPLE),
+                stretched=tuple(name for name in names if name == STRETCHED),
+            )
+        )
+        return tensor
+
+    # --- pieces ---------------------------------------------------------------------------------------------
+
+    def product(self, name: str, dims: str, x: tuple[str, str], y: tuple[str, str], output: tuple[str, str], *, group: str = "") -> str:
+        is_weight = self.tensors[y[0]].role is TensorRole.PARAMETER
+        operator = einsum(name, operand(*x), operand(*y), operand(*output), self.of(dims), second_is_parameter=is_weight)
+        return self.add(operator, dims, group=group)
+
+    def linear(self, name: str, x: str, dims: str, x_dims: str, weight_dims: str, num_rows: int, out_dims: str) -> str:
+        weight = self.parameter(f"{name}.weight", weight_dims, num_rows)
+        return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims))
+
+    def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
+        operands = tuple(operand(*each) for each in inputs)
+        operator = elementwise(name, function, operands, operand(f"{name}.out", inputs[0][1]), self.of(dims))
+        return self.add(operator, dims)
+
+    def bias(self, name: str, x: str, dims: str, tensor_dims: str, bias_dims: str) -> str:
+        vector = self.parameter(f"{name}.bias", bias_dims, len(bias_dims.split()), bias_of=name)
+        return self.pointwise(f"{name}_bias", "bias", [(x, tensor_dims), (vector, bias_dims)], dims)
+
+    def activation(self, x: str, dims: str) -> str:
+        return self.pointwise("activation", self.model.activation, [(x, dims)], dims)
+
+    def norm(
+        self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h", weight_dims: str = "", rows: int = 1
+    ) -> str:
+        """`over`: the dims that are normalised; `weight_dims`: those of the weight, where it has more; `rows` of them are its dim 0."""
+        layernorm = self.model.norm == "layernorm"
+        weight_dims = weight_dims or over
+        x_operand, output = operand(x, tensor_dims), operand(f"{name}.out", tensor_dims)
+        weight = operand(self.parameter(f"{name}.weight", weight_dims, rows), weight_dims)
+        normalised = tuple(over.split())
+        if layernorm:
+            shift = operand(self.parameter(f"{name}.bias", weight_dims, rows), weight_dims) if self.model.norm_bias else None
+            return self.add(layer_norm(name, x_operand, weight, shift, output, self.of(dims), over=normalised), dims)
+        return self.add(rms_norm(name, x_operand, weight, output, self.of(dims), over=normalised), dims)
+
+    def qk_norm(self, name: str, x: str, dims: str, heads: str) -> str:
+        """Of queries or keys. One over all heads together needs them whole, whatever rule set cuts them."""
+        match self.model.qk_norm_scope:
+            case "head":
+                return self.norm(name, x, dims, dims, "d")
+            case "own":
+                return self.norm(name, x, dims, dims, "d", f"{heads} d", len(heads.split()))
+            case "all":
+                whole = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
+                return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)
+
+    def rotary(self, name: str, x: str, dims: str) -> str:
+        operator = rotary(name, operand(x, dims), operand(f"{name}.out", dims), self.of(dims), head_dim=self.model.head_dim)
+        return self.add(operator, dims)
+
+    def dropout(self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", *, group: str = "") -> str:
+        operator = dropout(name, operand(x, tensor_dims), operand(f"{name}.out", tensor_dims), self.of(dims))
+        return self.add(operator, dims, group=group)
+
+    def sum(self, name: str, inputs: list[str]) -> str:
+        return self.pointwise(name, "add", [(x, "b s h") for x in inputs], "b s_res h")
+
+    def identity(self, name: str, x: str) -> str:
+        dims = "b s_res h"
+        return self.add(identity(name, operand(x, "b s h"), operand(f"{name}.out", "b s h"), self.of(dims)), dims)
+
+    def embedding(self, name: str, ids: str, ids_dims: str, table_name: str, dims: str, table_dims: str) -> str:
+        table = operand(self.parameter(table_name, table_dims, 1), table_dims)
+        return self.add(embedding(name, operand(ids, ids_dims), table, operand(f"{name}.out", "b s h"), self.of(dims)), dims)
+
+
+def operand(tensor: str, dims: str) -> Operand:
+    return Operand(tensor=tensor, dims=tuple(dims.split()))

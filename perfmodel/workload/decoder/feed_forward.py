@@ -1,0 +1,34 @@
+"""The dense feed-forward branch, and how a branch ends."""
+
+from __future__ import annotations
+
+from perfmodel.workload.decoder.builder import DecoderBuilder
+
+
+def branch_end(b: DecoderBuilder, name: str, x: str, *, bias: str) -> str:
+    """What follows the last projection of a branch: bias, post-norm, dropout; all on the residual stream's layout."""
+    if bias:
+        x = b.bias(bias, x, "b s_res h", "b s h", "h")
+    if b.model.sandwich_norm:
+        x = b.norm(f"{name}_post_norm", x)
+    if b.drops:
+        x = b.dropout(f"{name}_dropout", x)
+    return x
+
+
+def dense_mlp(b: DecoderBuilder, x: str) -> str:
+    model = b.model
+    hidden, wide = "b s f h", "b s f"
+    if model.gated_mlp:
+        gate = b.linear("gate_proj", x, hidden, "b s h", "f h", 1, wide)
+        up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide)
+        if model.mlp_bias:
+            gate = b.bias("gate_proj", gate, wide, wide, "f")
+            up = b.bias("up_proj", up, wide, wide, "f")
+        y = b.pointwise("gate_product", "mul", [(b.activation(gate, wide), wide), (up, wide)], wide)
+    else:
+        up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide)
+        if model.mlp_bias:
+            up = b.bias("up_proj", up, wide, wide, "f")
+        y = b.activation(up, wide)
+    return b.linear("down_proj", y, "b s f h", wide, "h f", 1, "b s h")

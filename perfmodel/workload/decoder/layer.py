@@ -1,0 +1,48 @@
+"""One layer: a mixer, a feed-forward, and how they are joined to the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from perfmodel.workload.decoder.attention import attention_mixer
+from perfmodel.workload.decoder.builder import DecoderBuilder
+from perfmodel.workload.decoder.feed_forward import branch_end, dense_mlp
+from perfmodel.workload.layer_specs import FeedForward, LayerSpec, Mixer
+
+#: What writes each part: the hidden state in, the branch's output out, on the residual stream's dims.
+MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {"attention": attention_mixer}
+FEED_FORWARDS: Mapping[FeedForward, Callable[[DecoderBuilder, str], str]] = {"dense": dense_mlp}
+
+
+def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
+    """The operators of one layer that reads `x`; returns what it hands on."""
+    model = b.model
+    x = b.identity("block_input", x)
+    if model.parallel_block:
+        x = _parallel(b, kind, x)
+    else:
+        if kind.mixer != "none":
+            mixed = MIXERS[kind.mixer](b, b.norm("attention_norm", x) if model.pre_norm else x)
+            bias = "o_proj" if model.attention_output_bias and kind.mixer == "attention" else ""
+            x = b.sum("attention_add", [x, branch_end(b, "attention", mixed, bias=bias)])
+        if kind.feed_forward != "none":
+            out = FEED_FORWARDS[kind.feed_forward](b, b.norm("mlp_norm", x) if model.pre_norm else x)
+            bias = "down_proj" if model.mlp_bias and kind.feed_forward == "dense" else ""
+            x = b.sum("mlp_add", [x, branch_end(b, "mlp", out, bias=bias)])
+    return b.identity("block_output", x)
+
+
+def _parallel(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
+    """Both branches read the same residual and are added together."""
+    model = b.model
+    normed = b.norm("attention_norm", x) if model.pre_norm else x
+    mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)
+    mixed = MIXERS[kind.mixer](b, normed)
+    both = b.sum("parallel_add", [mixed, FEED_FORWARDS[kind.feed_forward](b, mlp_in)])
+    if model.attention_output_bias:
+        both = b.bias("o_proj", both, "b s_res h", "b s h", "h")
+    if model.mlp_bias:
+        both = b.bias("down_proj", both, "b s_res h", "b s h", "h")
+    if b.drops:
+        both = b.dropout("block_dropout", both)
+    return b.sum("block_add", [x, both])
