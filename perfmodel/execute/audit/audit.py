@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from perfmodel.cost.counts import Audit, RankAudit, RankCounts, audit_rows, predicted_counts
 from perfmodel.cost.estimate import Estimator
-from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate, with_microbatches
+from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
     Patience,
@@ -69,22 +69,19 @@ def audit_plan(
             place = place_of(plan, rank)
             numbers = whole if every_microbatch else counted_microbatches(plan, place["pp"])
             largest = max(largest, numbers)
-            counted: dict[int, Counted] = {}
-            for number in numbers:
-                if progress is not None:
-                    progress((len(audited) + len(counted) / len(numbers)) / len(ranks), f"rank {rank}")
-                counted[number] = process.count(with_microbatches(plan, number), rank, dropout=estimator.profile.dropout)
-            counts = extrapolate({number: each.counts for number, each in counted.items()}, plan.num_microbatches)
+            if progress is not None:
+                progress(len(audited) / len(ranks), f"rank {rank}")
+            counted = process.count(plan, rank, numbers, dropout=estimator.profile.dropout)
             predicted = predicted_counts(estimator, plan, place)
             audited.append(
                 RankAudit(
                     rank=rank,
                     place=place,
-                    rows=audit_rows(predicted, counts),
+                    rows=audit_rows(predicted, counted.counts),
                     peak_moment=predicted.peak_moment,
                     peak_by_class={name: size for name, size in predicted.peak_by_class.items() if size},
-                    elapsed=sum(each.elapsed for each in counted.values()),
-                    memory=max(each.memory for each in counted.values()),
+                    elapsed=counted.elapsed,
+                    memory=counted.memory,
                 )
             )
     return Audit(plan=plan, profile=estimator.profile.name, torch=process.torch_version, counted_microbatches=largest, ranks=tuple(audited))
@@ -149,14 +146,17 @@ class CountingProcess:
             self._process = None
         self._scope.close()
 
-    def count(self, plan: Plan, rank: int, *, dropout: bool = False) -> Counted:
-        """That rank's step, counted; RunError where torch cannot build or run its program."""
+    def count(self, plan: Plan, rank: int, numbers: Sequence[int] = (), *, dropout: bool = False) -> Counted:
+        """That rank's step, counted; RunError where torch cannot build or run its program.
+
+        numbers     of microbatches to count it with, of which the plan's own follows; the plan's own
+        """
         if self._process is None:
             self._start()
         self._number += 1
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told below
-                self._connection.send((self._number, plan, rank, dropout))
+                self._connection.send((self._number, plan, rank, tuple(numbers) or (plan.num_microbatches,), dropout))
             kind, *content = self._receive()
         except BaseException:
             self.close()
@@ -165,7 +165,8 @@ class CountingProcess:
             raise RunError(f"audit: rank {rank}: torch cannot build or run this program: {content[0]}")
         if kind == "lost":
             raise RunError(f"audit: rank {rank}: {content[0]}")
-        return Counted(*content)
+        counts, elapsed, memory = content
+        return Counted(extrapolate(counts, plan.num_microbatches), elapsed, memory)
 
     def _receive(self) -> tuple[Any, ...]:
         """The answer to the last question, without its number; RunError where the process ends or is stopped."""

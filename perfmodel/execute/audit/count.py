@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,16 +38,17 @@ _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 
 
 class StepCounter(CollectiveCounter):
-    """Counts FLOPs and collectives of what reaches the dispatcher below DTensor, at the shapes of this rank."""
+    """Counts FLOPs and collectives of what reaches the dispatcher below DTensor, at the shapes of this rank, and shows it to a tracker."""
 
-    def __init__(self, label: Any) -> None:
+    def __init__(self, label: Any, tracker: StorageTracker) -> None:
         super().__init__(label, times_them=False)
-        self.counts = RankCounts()
+        self.counts, self.tracker = RankCounts(), tracker
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.tracker.see(func, args, result)
         packet = func._overloadpacket
         if packet in _CPU_ATTENTION:
             is_backward = packet is aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -113,15 +114,24 @@ def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
         torch.autograd.backward = original
 
 
-def torch_counts(plan: Plan, rank: int, *, dropout: bool = False) -> RankCounts:
-    """One step of that rank's program, counted; FLOPs by torch operator."""
+def torch_counts(plan: Plan, rank: int, numbers: Sequence[int], *, dropout: bool = False) -> dict[int, RankCounts]:
+    """One step of that rank's program with each of these numbers of microbatches, counted; FLOPs by torch operator."""
     with fake_program(plan, rank, dropout=dropout) as program:
-        counter = StepCounter(program.axis_of)
-        saved: list[int] = []
-        with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
-            program.forward_backward()
-            held = _held(program)
-            program.data.optimizer_step()
+        counted = {}
+        for number in numbers:
+            program.take(number)
+            counted[number] = _counts_of_step(program)
+    return counted
+
+
+def _counts_of_step(program: FakeProgram) -> RankCounts:
+    tracker = StorageTracker()
+    counter = StepCounter(program.axis_of, tracker)
+    saved: list[int] = []
+    with program.mode, tracker.shown(), counter, _before_first_backward(lambda: saved.append(tracker.made)):
+        program.forward_backward()
+        held = _held(program)
+        program.data.optimizer_step()
     counts = replace(
         counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2], saved=float(saved[0]), peak=float(tracker.peak)
     )

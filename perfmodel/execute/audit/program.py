@@ -73,8 +73,20 @@ class FakeProgram(TrainingProgram):
         self.sharding.dropout = self.plan.job.transformer.dropout if self.dropout else 0.0
         with self.mode:
             self.data.materialise(self.worker.device)
-            shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
-            self.tokens, self.targets = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+
+    def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
+        with self.mode:
+            return torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+
+    def take(self, num_microbatches: int) -> None:
+        """Steps of so many microbatches from here on; the buffers of a pipeline that receive are there before the next one begins."""
+        self.plan, self.losses = with_microbatches(self.plan, num_microbatches), []
+        self._lay_out_step()
+        if self.schedule is not None:
+            prepare = getattr(self.schedule, "_initialize_stages", None) or self.schedule._initialize_stage
+            with self.mode:
+                prepare((), None)
 
     def _build_schedule(self, num_stages: int) -> Any:
         """torch refuses 1F1B with fewer microbatches than stages, for what idles then; a late stage's rank counts so few all the same."""
@@ -94,18 +106,19 @@ class FakeProgram(TrainingProgram):
 
 @contextmanager
 def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[FakeProgram]:
-    """The program of that rank at the plan's full size, inside the fake mode, after a first step.
+    """The program of that rank at the plan's full size, after a first step of few microbatches; it steps in its fake mode.
 
-    The first step also does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state. Its
-    last microbatch does all of that.
+    The first step does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state. In a
+    pipeline whole gradients of a second microbatch are added to those of the first.
     """
     torch.set_num_threads(1)
     with ExitStack() as stack:
         worker = stack.enter_context(fake_group(rank, plan.num_chips))
         stack.enter_context(_static_stages())
-        program = FakeProgram(worker, plan, FakeTensorMode(allow_non_fake_inputs=True), dropout=dropout)
-        stack.enter_context(program.mode)
-        program.step(first_microbatch=plan.num_microbatches - 1)
+        few = 1 if plan.layout.pp == 1 else plan.layout.pp if plan.schedule is PipelineSchedule.INTERLEAVED else 2
+        program = FakeProgram(worker, with_microbatches(plan, few), FakeTensorMode(allow_non_fake_inputs=True), dropout=dropout)
+        with program.mode:
+            program.step()
         try:
             yield program
         finally:

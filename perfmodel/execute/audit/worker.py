@@ -16,8 +16,8 @@ from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Reads (number, plan, rank, dropout) until the other end closes; answers each with its number and
-    ("ok", counts, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
+    """Reads (number, plan, rank, numbers of microbatches, dropout) until the other end closes; answers each with its number and
+    ("ok", counts by number of microbatches, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
     die_with_parent(parent)
     warnings.simplefilter("ignore")
     connection = Connection(descriptor)
@@ -31,7 +31,7 @@ def main(descriptor: int, parent: int) -> None:
     connection.send((0, "ready", str(torch.__version__)))
     while True:
         try:
-            number, plan, rank, dropout = connection.recv()
+            number, *question = connection.recv()
         except (EOFError, OSError):
             return
         server, child = os.getpid(), os.fork()
@@ -39,7 +39,7 @@ def main(descriptor: int, parent: int) -> None:
             code = 1
             try:
                 die_with_parent(server)
-                connection.send((number, *_audit(plan, rank, dropout)))
+                connection.send((number, *_audit(*question)))
                 code = 0
             finally:
                 os._exit(code)
@@ -72,14 +72,14 @@ def _wait_for(child: int) -> str:
         pause = min(2 * pause, 0.2)
 
 
-def _audit(plan: Any, rank: int, dropout: bool) -> tuple[Any, ...]:
+def _audit(plan: Any, rank: int, numbers: tuple[int, ...], dropout: bool) -> tuple[Any, ...]:
     import resource
 
     from perfmodel.execute.audit.count import torch_counts
 
     start = time.perf_counter()
     try:
-        counts = torch_counts(plan, rank, dropout=dropout)
+        counts = torch_counts(plan, rank, numbers, dropout=dropout)
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
         return "error", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -39,6 +39,7 @@ _KINDS = {
     "recv_": "recv",
 }
 _NAMESPACES = ("c10d", "_c10d_functional")
+_WAIT = torch.ops._c10d_functional.wait_tensor
 
 Label = Callable[[list[int]], str]
 
@@ -149,6 +150,24 @@ class StorageTracker(TorchDispatchMode):
         self._seen: dict[int, weakref.ref[Any]] = {}
 
     def __enter__(self) -> StorageTracker:
+        self._begin()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)
+        self._end()
+
+    @contextmanager
+    def shown(self) -> Iterator[StorageTracker]:
+        """Tracks what another mode shows it (`see`), which spares every operator a way through this one."""
+        self._begin()
+        try:
+            yield self
+        finally:
+            self._end()
+
+    def _begin(self) -> None:
         gc.collect()
         for candidate in gc.get_objects():
             kind = type(candidate)
@@ -164,11 +183,8 @@ class StorageTracker(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
-        super().__enter__()
-        return self
 
-    def __exit__(self, *details: Any) -> None:
-        super().__exit__(*details)
+    def _end(self) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         self._seen.clear()
 
@@ -199,11 +215,18 @@ class StorageTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        if func._overloadpacket is torch.ops._c10d_functional.wait_tensor:
-            self._release(args[0], result)
-        for tensor in _tensors(result):
-            self._track(tensor)
+        self.see(func, args, result)
         return result
+
+    def see(self, func: Any, args: Any, result: Any) -> None:
+        """What an operator made."""
+        if func._overloadpacket is _WAIT:
+            self._release(args[0], result)
+        if isinstance(result, torch.Tensor):
+            self._track(result)
+        else:
+            for tensor in _tensors(result):
+                self._track(tensor)
 
     def _release(self, waiting: torch.Tensor, arrived: torch.Tensor) -> None:
         """A fake tensor that is waited for comes back with a storage of its own; a real one is the same."""

@@ -97,10 +97,8 @@ class _Unit(FlatUnit):
 class FlatData:
     """ZeRO stages 0 and 1 over flat buffers."""
 
-    def __init__(
-        self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer, num_microbatches: int
-    ) -> None:
-        self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, num_microbatches
+    def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
+        self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, 1
         if shards:
             self.shard_group, self.replica_group = mesh.group("dp_shard", "cp"), mesh.group("dp_replicate")
         else:

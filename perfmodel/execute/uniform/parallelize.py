@@ -82,10 +82,7 @@ class TrainingProgram:
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
         self._materialise()
-        # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
-        data_ranks = layout.data_parallel * layout.cp
-        self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
-        self.schedule = self._build_schedule(num_stages) if layout.pp > 1 else None
+        self._lay_out_step()
         self.clock = Clock(worker.device)
         self.losses: list[torch.Tensor] = []
 
@@ -131,14 +128,23 @@ class TrainingProgram:
             shards=plan.zero is ZeroStage.OPTIMIZER,
             dtypes=self.dtypes,
             optimizer=job.optimizer,
-            num_microbatches=plan.num_microbatches,
         )
 
     def _materialise(self) -> None:
         """Until here all is on the meta device; an audit makes what follows of fake tensors."""
         self.data.materialise(self.worker.device)
         self.data.fill(self.plan.job.transformer, self.worker.beat)
+
+    def _lay_out_step(self) -> None:
+        """All that depends on how many microbatches a step has."""
+        plan, layout = self.plan, self.plan.layout
         self.tokens, self.targets = self._local_tokens()
+        if isinstance(self.data, FlatData):
+            self.data.num_microbatches = plan.num_microbatches
+        # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
+        data_ranks = layout.data_parallel * layout.cp
+        self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
+        self.schedule = self._build_schedule(layout.pp * plan.virtual_stages) if layout.pp > 1 else None
 
     def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets [microbatches * micro_batch, s / cp] of this rank, in the order of its microbatches."""
@@ -190,18 +196,18 @@ class TrainingProgram:
         first, vocab_size = self.sharding.tp_rank * logits.shape[-1], self.plan.job.transformer.vocab_size
         return cross_entropy(logits, targets, first=first, vocab_size=vocab_size, group=self.mesh.group("tp")) * self.loss_scale
 
-    def forward_backward(self, *, first_microbatch: int = 0) -> None:
-        """Gradients of the whole step, reduced; without a pipeline those of the microbatches from `first_microbatch` on."""
+    def forward_backward(self) -> None:
+        """Gradients of the whole step, reduced."""
         self.data.begin_step()
-        self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches(first_microbatch)
+        self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches()
         self.worker.beat("gradient sync")
         self.data.finish_gradients()
         self.clock.mark("gradient_sync")
 
-    def _run_microbatches(self, first: int) -> list[torch.Tensor]:
+    def _run_microbatches(self) -> list[torch.Tensor]:
         plan, model = self.plan, self.stages[0]
         losses = []
-        for index in range(first, plan.num_microbatches):
+        for index in range(plan.num_microbatches):
             self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
             rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
             loss = self.loss(model(self.tokens[rows]), self.targets[rows])
@@ -230,9 +236,9 @@ class TrainingProgram:
             return 0.0
         return sum(float(loss) for loss in self.losses) / (self.loss_scale * self.plan.job.tokens_per_step)
 
-    def step(self, *, first_microbatch: int = 0) -> None:
+    def step(self) -> None:
         self.clock.mark("start")
-        self.forward_backward(first_microbatch=first_microbatch)
+        self.forward_backward()
         self.worker.beat("optimizer")
         self.data.optimizer_step()
         self.clock.mark("optimizer")
