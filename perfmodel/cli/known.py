@@ -217,20 +217,20 @@ def models(
     json: Json = False,
     sources: Sources = False,
 ) -> None:
-    """Known models: shape and exact parameter count, with their sources."""
+    """Known models: shape and exact counts of parameters, all and those that a token runs through, with their sources."""
     from perfmodel.workload.models import list_models, load_model
 
     known = [load_model(each) for each in ([name] if name else list_models())]
     if json:
         print_json({"models": [_model_object(model) for model in known]})
     elif name:
-        print_facts(known[0].name, [(key, str(value)) for key, value in _model_object(known[0]).items() if key != "name"])
+        print_facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
     else:
         _print_list(
-            ("model", "parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
+            ("model", "parameters", "active", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions", "source"),
             [(*_model_row(model), model.source) for model in known],
             title=f"Known models: {len(known)}.",
-            right=("parameters", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
+            right=("parameters", "active", "layers", "hidden", "heads", "kv heads", "ffn", "vocabulary", "positions"),
             sources=sources,
         )
 
@@ -247,12 +247,21 @@ def _model_row(model: TransformerConfig) -> tuple[str, ...]:
         model.vocab_size,
         model.max_position_embeddings,
     )
-    return (model.name, format_count(model.num_parameters), *(str(size) for size in sizes))
+    active = format_count(model.num_active_parameters) if model.experts else "all"
+    return (model.name, format_count(model.num_parameters), active, *(str(size) for size in sizes))
 
 
 def _model_object(model: TransformerConfig) -> dict[str, Any]:
     fields: dict[str, Any] = to_plain(model)
-    return {"name": model.name, "num_parameters": model.num_parameters, **fields}
+    counts = ("num_parameters", "num_active_parameters", "num_active_parameters_without_embedding", "num_mtp_parameters")
+    return {"name": model.name, **{count: getattr(model, count) for count in counts}, **fields}
+
+
+def _fact(value: Any) -> str:
+    """A record in one line."""
+    if isinstance(value, list):
+        return "; ".join(map(_fact, value))
+    return ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else str(value)
 
 
 def profiles(

@@ -1,18 +1,27 @@
-"""The shape of a dense decoder-only transformer, and its parameters counted one by one."""
+"""The shape of a decoder-only transformer, and its parameters counted one by one."""
 
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.layer_specs import DeltaNet, Experts, FeedForward, LatentAttention, LayerSpec, Mamba, Mixer
+from perfmodel.workload.layer_shapes import ParameterShape, is_routed, norm_shapes, shapes_of_layer
+from perfmodel.workload.layer_specs import (
+    DeltaNet,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    LayerSpec,
+    Mamba,
+    Mixer,
+    kinds_with_layers,
+    layer_order,
+)
 
 # Closed choices that are written into plan files as they are, hence literals and not enums.
 Norm = Literal["layernorm", "rmsnorm"]
 Position = Literal["learned", "rotary", "alibi", "none"]
 QkNormScope = Literal["head", "own", "all"]
-Region = Literal["embedding", "layer", "head"]
 
 #: A size beyond this is a mistake in the file; below it, every count of parameters fits a float64 and every tensor an int64.
 MAX_SIZE = 2**31 - 1
@@ -54,21 +63,9 @@ _CHOICES: dict[str, frozenset[str]] = {
 }
 
 
-class ParameterShape(NamedTuple):
-    """One parameter tensor. A matrix is stored as torch.nn.Linear stores it: rows are outputs, columns are inputs."""
-
-    name: str
-    shape: tuple[int, ...]
-    region: Region
-
-    @property
-    def num_elements(self) -> int:
-        return prod(self.shape)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
-    """A dense decoder-only transformer; field names are Hugging Face's where it has one.
+    """A decoder-only transformer; field names are Hugging Face's where it has one.
 
     architecture          family that the fields were read as: gpt2, opt, llama, mistral, qwen2, ..., megatron
     gated_mlp             act(gate(x)) * up(x) in place of act(up(x))
@@ -174,8 +171,11 @@ class TransformerConfig:
             raise bad_field("pre_norm", False, "then the norms after attention and MLP must stand alone", "set sandwich_norm or pre_norm")
         if self.no_rotary_every and self.position != "rotary":
             raise bad_field("no_rotary_every", self.no_rotary_every, "needs position=rotary", "set it to 0")
-        if self.full_attention_every and not self.sliding_window:
-            raise bad_field("full_attention_every", self.full_attention_every, "needs a sliding_window", "give the window or set it to 0")
+        if self.full_attention_every and not (self.sliding_window or self.attention_chunk):
+            rule = "needs a sliding_window or an attention_chunk"
+            raise bad_field("full_attention_every", self.full_attention_every, rule, "give one or set it to 0")
+        if self.sliding_window and self.attention_chunk:
+            raise bad_field("attention_chunk", self.attention_chunk, "attention is cut to a sliding_window or to chunks", "set one to 0")
         if self.kinds and sum(kind.count for kind in self.kinds) != self.num_hidden_layers:
             rule = f"must be as many as the layers of its kinds, {sum(kind.count for kind in self.kinds)}"
             raise bad_field("num_hidden_layers", self.num_hidden_layers, rule, "correct the config")
@@ -215,15 +215,47 @@ class TransformerConfig:
         return 1.0 - (self.num_hidden_layers // self.full_attention_every) / self.num_hidden_layers
 
     @property
+    def main_kind(self) -> LayerSpec:
+        """The kind of layers that most are of; of kinds that are as many, the one with experts."""
+        return max(self.layer_kinds, key=lambda kind: (kind.count, kind.feed_forward == "experts"))
+
+    @property
     def num_layer_parameters(self) -> int:
-        """Parameters of one layer."""
+        """Parameters of one layer; of several kinds, of the one that most layers are of."""
         return sum(shape.num_elements for shape in self.layer_shapes())
 
     @property
     def num_parameters(self) -> int:
-        """All trainable parameters, a tied matrix once; equals what Hugging Face's model of the same config reports."""
+        """All trainable parameters, a tied matrix once, without modules that predict further tokens; equals what Hugging Face's model
+        of the same config reports."""
         outside = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
-        return self.num_hidden_layers * self.num_layer_parameters + outside
+        return outside + sum(kind.count * sum(shape.num_elements for shape in self.layer_shapes(kind)) for kind in self.layer_kinds)
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that a token runs through: of the experts among which it chooses, only as many as it chooses."""
+        return self.num_parameters - sum(kind.count * self._num_passed_over(kind) for kind in self.layer_kinds)
+
+    @property
+    def num_active_parameters_without_embedding(self) -> int:
+        """Likewise without the table that tokens are looked up in, unless the output matrix is the same."""
+        return self.num_active_parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
+
+    @property
+    def num_mtp_parameters(self) -> int:
+        """Of the modules that predict further tokens, all of them; they share the token table and the output matrix."""
+        return self.num_mtp_layers * sum(shape.num_elements for shape in self.mtp_shapes())
+
+    @property
+    def num_active_mtp_parameters(self) -> int:
+        return self.num_mtp_parameters - self.num_mtp_layers * self._num_passed_over(self.mtp_kind)
+
+    def _num_passed_over(self, kind: LayerSpec) -> int:
+        """Parameters of the experts that a token does not choose in one layer."""
+        if self.experts is None or kind.feed_forward != "experts":
+            return 0
+        routed = sum(shape.num_elements for shape in self.layer_shapes(kind) if is_routed(shape))
+        return routed // self.experts.num_experts * (self.experts.num_experts - self.experts.top_k)
 
     @property
     def num_parameters_non_embedding(self) -> int:
@@ -233,10 +265,12 @@ class TransformerConfig:
         return self.num_parameters - tables - self.num_position_rows * self.hidden_size
 
     def with_layers(self, num_hidden_layers: int) -> "TransformerConfig":
-        """The same model, deeper or shallower; the name tells."""
+        """The same model, deeper or shallower; the name tells. Of several kinds, those that come first stay as many as they are, and
+        those in turn keep their shares."""
         if num_hidden_layers == self.num_hidden_layers:
             return self
-        return replace(self, num_hidden_layers=num_hidden_layers, name=f"{self.name}-{num_hidden_layers}-layers")
+        kinds = kinds_with_layers(self.kinds, num_hidden_layers) if self.kinds and num_hidden_layers > 0 else self.kinds
+        return replace(self, num_hidden_layers=num_hidden_layers, kinds=kinds, name=f"{self.name}-{num_hidden_layers}-layers")
 
     def embedding_shapes(self) -> tuple[ParameterShape, ...]:
         """Before the first layer: token table, learned positions, norm."""
@@ -245,35 +279,33 @@ class TransformerConfig:
         if self.position == "learned":
             shapes.append(ParameterShape("position_embedding.weight", (self.num_position_rows, h), "embedding"))
         if self.embedding_layernorm:
-            shapes += self._norm("embedding_norm", h, "embedding")
+            shapes += norm_shapes(self, "embedding_norm", h, "embedding")
         return tuple(shapes)
 
-    def layer_shapes(self) -> tuple[ParameterShape, ...]:
-        """One layer, in the order of use."""
-        h, f, d = self.hidden_size, self.intermediate_size, self.head_dim
-        queries, keys = self.num_attention_heads * d, self.num_key_value_heads * d
-        shapes = self._norm("attention_norm", h, "layer") if self.pre_norm else []
-        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            shapes += _linear(name, rows, h, bias=self.qkv_bias)
-        if self.qk_norm:
-            for name, heads in (("q_norm", self.num_attention_heads), ("k_norm", self.num_key_value_heads)):
-                shapes += self._norm(name, {"head": (d,), "own": (heads, d), "all": (heads * d,)}[self.qk_norm_scope], "layer")
-        shapes += _linear("o_proj", h, queries, bias=self.attention_output_bias)
-        if self.sandwich_norm:
-            shapes += self._norm("attention_post_norm", h, "layer")
-        if self.pre_norm and not self.shared_norm:
-            shapes += self._norm("mlp_norm", h, "layer")
-        if self.gated_mlp:
-            shapes += _linear("gate_proj", f, h, bias=self.mlp_bias)
-        shapes += _linear("up_proj", f, h, bias=self.mlp_bias)
-        shapes += _linear("down_proj", h, f, bias=self.mlp_bias)
-        if self.sandwich_norm:
-            shapes += self._norm("mlp_post_norm", h, "layer")
-        return tuple(shapes)
+    def layer_shapes(self, kind: LayerSpec | None = None) -> tuple[ParameterShape, ...]:
+        """One layer of a kind, else of the main one, in the order of use."""
+        return shapes_of_layer(self, kind or self.main_kind)
+
+    @property
+    def mtp_kind(self) -> LayerSpec:
+        """What the layer of a module that predicts further tokens is: as the last."""
+        return self.layer_kinds[-1]
+
+    def mtp_shapes(self) -> tuple[ParameterShape, ...]:
+        """One module that predicts a further token (DeepSeek-V3, arXiv 2412.19437, section 2.2): the normed hidden state and the normed
+        embedding of the next token, put together and projected, one layer, a norm."""
+        h = self.hidden_size
+        return (
+            *norm_shapes(self, "hidden_norm", h),
+            *norm_shapes(self, "embedding_norm", h),
+            ParameterShape("joint_proj.weight", (h, 2 * h), "layer"),
+            *self.layer_shapes(self.mtp_kind),
+            *norm_shapes(self, "final_norm", h),
+        )
 
     def head_shapes(self) -> tuple[ParameterShape, ...]:
         """After the last layer: norm and, unless tied to the token table, the output matrix."""
-        shapes = self._norm("final_norm", self.hidden_size, "head")
+        shapes = norm_shapes(self, "final_norm", self.hidden_size, "head")
         if not self.tie_word_embeddings:
             shapes.append(ParameterShape("lm_head.weight", (self.vocab_size, self.hidden_size), "head"))
         if self.lm_head_bias:
@@ -282,19 +314,10 @@ class TransformerConfig:
 
     def parameter_shapes(self) -> tuple[ParameterShape, ...]:
         """Every parameter of the model; those of layer 3 are named `layers.3....`. A tied output matrix is not listed twice."""
-        one = self.layer_shapes()
-        layers = (shape._replace(name=f"layers.{i}.{shape.name}") for i in range(self.num_hidden_layers) for shape in one)
+        of_kind = {kind.name: self.layer_shapes(kind) for kind in self.layer_kinds}
+        order = enumerate(layer_order(self.layer_kinds))
+        layers = (shape._replace(name=f"layers.{i}.{shape.name}") for i, name in order for shape in of_kind[name])
         return (*self.embedding_shapes(), *layers, *self.head_shapes())
-
-    def _norm(self, name: str, size: int | tuple[int, ...], region: Region) -> list[ParameterShape]:
-        shape = (size,) if isinstance(size, int) else size
-        weight = ParameterShape(f"{name}.weight", shape, region)
-        return [weight, ParameterShape(f"{name}.bias", shape, region)] if self.norm_bias else [weight]
-
-
-def _linear(name: str, rows: int, columns: int, *, bias: bool) -> list[ParameterShape]:
-    weight = ParameterShape(f"{name}.weight", (rows, columns), "layer")
-    return [weight, ParameterShape(f"{name}.bias", (rows,), "layer")] if bias else [weight]
 
 
 def _check_count(field: str, value: object, least: int) -> None:

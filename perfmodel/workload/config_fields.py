@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.config import printable, quoted
+from perfmodel.workload.config import MAX_LAYERS, printable, quoted
+from perfmodel.workload.layer_specs import FeedForward, Mixer, kinds_of_layers
 
 Values = dict[str, Any]
 
@@ -53,6 +54,48 @@ class ConfigFields:
     def has(self, key: str) -> bool:
         return self.data.get(key) is not None
 
+    def nested(self, key: str) -> ConfigFields:
+        """The keys of a mapping inside; none where there is no mapping. Faults are told together."""
+        inside = self.data.get(key)
+        return ConfigFields(data=inside if isinstance(inside, Mapping) else {}, model_type=self.model_type, defaults={}, faults=self.faults)
+
+    def record(self, make: Callable[..., _Value], **values: Any) -> _Value | None:
+        """Whose own rules may be broken by what the keys say."""
+        try:
+            return make(**values)
+        except InputError as error:
+            self.faults.append(str(error))
+            return None
+
+    @_noted(())
+    def of_each_layer(self, key: str, known: tuple[str, ...], num_layers: int) -> tuple[str, ...]:
+        """A word for each layer; empty where the key is not there."""
+        words = self.data.get(key)
+        if words is None:
+            return ()
+        if not isinstance(words, (list, tuple)) or any(not isinstance(word, str) or word not in known for word in words):
+            raise bad_field(key, printable(words), f"must list {' or '.join(known)} for every layer", "other kinds are not modelled")
+        if len(words) != num_layers:
+            raise bad_field(key, printable(words), f"must have one entry for each of the {printable(num_layers)} layers", "correct it")
+        return tuple(words)
+
+    @_noted(())
+    def indices(self, key: str, num_layers: int) -> tuple[int, ...]:
+        """Numbers of layers, from 0; empty where the key is not there."""
+        numbers = self.data.get(key)
+        if numbers is None:
+            return ()
+        if not isinstance(numbers, (list, tuple)) or any(
+            not isinstance(n, int) or isinstance(n, bool) or not 0 <= n < num_layers for n in numbers
+        ):
+            rule = f"must list numbers of layers from 0 to {printable(num_layers - 1)}"
+            raise bad_field(key, printable(numbers), rule, "correct it in the config")
+        return tuple(numbers)
+
+    def num_layers(self) -> int:
+        """As many as can be listed one by one; a number beyond is refused with the model."""
+        return min(max(1, self.count("num_hidden_layers")), MAX_LAYERS)
+
     @_noted(1)
     def count(self, *keys: str, default: int | None = None) -> int:
         """A size; later keys are older names of the first, and all that are there must agree."""
@@ -85,6 +128,15 @@ class ConfigFields:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
             raise bad_field(key, quoted(value), "must be a share from 0 to below 1", "correct it in the config")
         return float(value)
+
+    @_noted("")
+    def choice(self, key: str, known: tuple[str, ...], *, default: str) -> str:
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value not in known:
+            raise bad_field(key, quoted(value), "is not modelled", f"known are {', '.join(known)}")
+        return value
 
     @_noted("gelu")
     def activation(self, *keys: str, default: str) -> str:
@@ -150,6 +202,14 @@ def window_of(fields: ConfigFields, *, used: bool, every: int) -> Values:
     if all(full):
         return {"sliding_window": 0, "full_attention_every": 0}
     return {"sliding_window": window, "full_attention_every": every_of(fields, "layer_types", full)}
+
+
+def made_of(layers: Sequence[tuple[Mixer, FeedForward]], **parts: object) -> Values:
+    """Parts that layers have, and their kinds where not all are alike."""
+    used = {word for make in layers for word in make}
+    kinds = kinds_of_layers(layers)
+    plain = len(kinds) == 1 and kinds[0].mixer in ("attention", "latent") and kinds[0].feed_forward != "none"
+    return {**{name: part if name in used else None for name, part in parts.items()}, "kinds": () if plain else kinds}
 
 
 def no_rotary_every_of(fields: ConfigFields) -> int:

@@ -1,6 +1,6 @@
 """Read a Hugging Face `config.json` into a `TransformerConfig`, by hand and without `transformers`.
 
-This file finds the part of the config that describes the language model, refuses what is not a dense decoder and says what it
+This file finds the part of the config that describes the language model, refuses what is not a decoder or not modelled and says what it
 lacks; `families` knows the keys.
 """
 
@@ -14,6 +14,8 @@ from perfmodel.foundation.files import listed, read_text
 from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES
+from perfmodel.workload.families.dense import DENSE
+from perfmodel.workload.families.latent import LATENT
 
 
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
@@ -95,9 +97,6 @@ _CROSS = "cross-attention to images"
 
 #: Prefixes of `model_type`, the longest that fits counts.
 _UNSUPPORTED: Mapping[str, str] = {
-    "mixtral": _MOE,
-    "qwen2_moe": _MOE,
-    "qwen3_moe": _MOE,
     "qwen3_next": _MOE,
     "phimoe": _MOE,
     "olmoe": _MOE,
@@ -146,11 +145,11 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 
 def _refuse(fields: ConfigFields) -> None:
-    """Keys that make a dense decoder of a known family into something else."""
+    """Keys that make a decoder of a known family into something else."""
     data = fields.data
-    if any(_is_set(data.get(key), above=1) for key in _MOE_KEYS):
+    if fields.model_type in DENSE and any(_is_set(data.get(key), above=1) for key in _MOE_KEYS):
         raise _not_modelled(fields.model_type, _MOE)
-    if any(_is_set(data.get(key), above=0) for key in _MLA_KEYS):
+    if fields.model_type not in LATENT and any(_is_set(data.get(key), above=0) for key in _MLA_KEYS):
         raise _not_modelled(fields.model_type, _MLA)
     if data.get("is_encoder_decoder") is True or data.get("add_cross_attention") is True:
         raise _not_modelled(fields.model_type, _ENCODER_DECODER)
@@ -161,7 +160,9 @@ def _is_set(value: object, *, above: int) -> bool:
 
 
 def _not_modelled(model_type: str, lacking: str) -> InputError:
-    return bad_field("model_type", model_type, f"needs {lacking}, which perfmodel does not model yet", "give a dense decoder-only model")
+    return bad_field(
+        "model_type", model_type, f"needs {lacking}, which perfmodel does not model yet", "give a decoder-only model of another"
+    )
 
 
 def _model_type(data: Mapping[str, Any]) -> str:
@@ -193,6 +194,11 @@ _MODEL_TYPE_OF_CLASS: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "LLaMAForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "GemmaForCausalLM": "gemma",

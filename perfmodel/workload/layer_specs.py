@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from perfmodel.foundation.errors import bad_field
+
+if TYPE_CHECKING:
+    from perfmodel.workload.config import TransformerConfig
 
 Mixer = Literal["attention", "latent", "mamba", "delta", "none"]
 FeedForward = Literal["dense", "experts", "none"]
@@ -153,6 +157,100 @@ class LayerSpec:
                 raise bad_field(field, value, "is not known here", f"use one of {', '.join(get_args(choices))}")
         if self.mixer == "none" and self.feed_forward == "none":
             raise bad_field("feed_forward", "none", "a layer must have a mixer or a feed-forward", "correct the config")
+
+
+def layer_order(kinds: Sequence[LayerSpec]) -> list[str]:
+    """The kind of each layer, by name, as they come: those that take turns each as its share of the others has come."""
+    begins: dict[str, int] = {}
+    order = []
+    for place, kind in enumerate(kinds):
+        begin = begins.setdefault(kind.turn, place) if kind.turn else place
+        order += [(begin, (number + 1) / kind.count, place) for number in range(kind.count)]
+    return [kinds[place].name for *_, place in sorted(order)]
+
+
+def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerSpec, ...]:
+    """The kinds of a model from what each of its layers is made of. What comes before all others is a kind by itself; the rest takes
+    turns, in proportion: which layer is which of them is not kept. The one that most layers are of is called "layer"."""
+    counts = Counter(layers)
+    makes = list(counts)  # as they are first met
+    runs = [make for i, make in enumerate(layers) if i == 0 or layers[i - 1] != make]
+    alone = 0  # kinds at the head that never come again
+    while alone < len(makes) and runs.count(runs[alone]) == 1:
+        alone += 1
+    turn = "layers" if len(makes) - alone > 1 else ""
+    main = max(makes, key=lambda make: (counts[make], make[1] == "experts"))
+    return tuple(
+        LayerSpec(
+            name="layer" if make == main else _kind_name(make, makes),
+            count=counts[make],
+            mixer=make[0],
+            feed_forward=make[1],
+            turn=turn if place >= alone else "",
+        )
+        for place, make in enumerate(makes)
+    )
+
+
+def _kind_name(make: tuple[Mixer, FeedForward], makes: Sequence[tuple[Mixer, FeedForward]]) -> str:
+    """By what it has that not all have."""
+    mixer, feed_forward = make
+    words = [mixer] if len({each for each, _ in makes}) > 1 and mixer != "none" else []
+    if len({each for _, each in makes}) > 1 and feed_forward != "none":
+        words.append(feed_forward)
+    return "_".join((*words, "layer"))
+
+
+def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[LayerSpec, ...]:
+    """Kinds of a model with so many layers in all: those before the last keep theirs as far as they go, those that take turns at the
+    end share what is left as they did."""
+    last = [kind for kind in kinds if kind.turn and kind.turn == kinds[-1].turn] or [kinds[-1]]
+    left, counts = num_layers, {}
+    for kind in kinds:
+        if kind not in last:
+            counts[kind.name] = min(kind.count, left)
+            left -= counts[kind.name]
+    counts |= _shared_out(left, {kind.name: kind.count for kind in last})
+    return tuple(replace(kind, count=counts[kind.name]) for kind in kinds if counts[kind.name])
+
+
+def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
+    """In proportion, what is left over to those that lack most; of these to those that would have none."""
+    whole = sum(shares.values())
+    counts = {name: total * share // whole for name, share in shares.items()}
+    short = sorted(shares, key=lambda name: (-(total * shares[name] % whole), counts[name] > 0))
+    for name in short[: total - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+#: What a graph cannot be made of yet -> how a message calls it.
+_NOT_BUILT: Mapping[str, str] = {
+    "experts": "mixture-of-experts layers",
+    "latent": "multi-head latent attention",
+    "mamba": "state-space layers (Mamba-2)",
+    "delta": "gated delta networks",
+    "attention_sinks": "attention sinks",
+    "attention_gate": "gated attention",
+    "attention_chunk": "attention in chunks",
+    "num_mtp_layers": "multi-token prediction",
+}
+
+
+def not_built(model: TransformerConfig) -> str:
+    """What a model has that is read and counted, but of which no graph is built: "mixture-of-experts layers and attention sinks"; "" for
+    nothing."""
+    lacking = [text for field, text in _NOT_BUILT.items() if getattr(model, field)]
+    if len(model.layer_kinds) > 1:
+        lacking.append("several kinds of layers")
+    return " and ".join(filter(None, (", ".join(lacking[:-1]), *lacking[-1:])))
+
+
+def check_built(model: TransformerConfig) -> None:
+    """Raises InputError for a model that cannot be predicted yet."""
+    lacking = not_built(model)
+    if lacking:
+        raise bad_field("model", model.name, f"needs {lacking}, which perfmodel counts but does not predict yet", "use a dense model")
 
 
 #: Field of a `TransformerConfig` -> the record that it holds.

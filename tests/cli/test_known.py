@@ -19,6 +19,15 @@ def test_sources_are_listed_where_somebody_asks(call, verb):
     assert "\nsources\n[1] " in call(verb, "--sources")[1]
 
 
+def test_models_show_what_a_token_runs_through(call, call_json):
+    rows = {line.split()[0]: line.split() for line in call("models")[1].splitlines() if line.strip()}
+    assert rows["mixtral-8x7b"][1:3] == ["46.7B", "12.9B"]
+    assert rows["llama-3-8b"][2] == "all"
+    assert "num_experts 8, top_k 2, width 14336" in call("models", "mixtral-8x7b")[1]
+    found = call_json("models", "deepseek-v3")["models"][0]
+    assert (found["num_active_parameters"], found["num_active_parameters_without_embedding"]) == (37_552_282_624, 36_625_603_584)
+
+
 def test_templates_are_valid_and_can_be_used(call, call_json, tmp_path):
     (tmp_path / "mychip.yaml").write_text(call("chips", "--template")[1])
     text = call("clusters", "--template")[1].replace("chip: h100-sxm-80gb", "chip: mychip.yaml")

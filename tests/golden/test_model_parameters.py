@@ -39,3 +39,24 @@ def test_every_shipped_model_has_a_published_count():
 def test_parameter_count_is_that_of_the_model_card(name, count):
     """The totals that the Hugging Face pages of these models show."""
     assert load_model(name).num_parameters == count
+
+
+@pytest.mark.parametrize(
+    "name, active, without_embedding",
+    [
+        ("mixtral-8x7b", 12.88, 12.749),
+        ("mixtral-8x22b", 39.161, 38.96),
+        ("deepseek-v2", 21.376, 20.852),
+        ("deepseek-v2-lite", 2.661, 2.451),
+        ("kimi-k2", 32.861, 31.687),
+        ("qwen2-57b-a14b", 14.249, 13.705),
+        ("qwen3-30b-a3b", 3.353, 3.042),
+        ("qwen3-235b-a22b", 22.191, 21.568),
+        ("deepseek-v3", 37.552, 36.626),
+    ],
+)
+def test_active_parameters_are_those_of_the_chosen_experts(name, active, without_embedding):
+    """Counted on the models that transformers 5.23 builds, experts that a token does not choose taken away. [1e9]"""
+    model = load_model(name)
+    assert round(model.num_active_parameters / 1e9, 3) == active
+    assert round(model.num_active_parameters_without_embedding / 1e9, 3) == without_embedding

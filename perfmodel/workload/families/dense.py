@@ -1,8 +1,4 @@
-"""What each Hugging Face family writes into its `config.json`, and what it leaves to its code.
-
-One function for each family says which keys it reads and what the family fixes. A size that the file leaves out is an error; the
-one exception is the `text_config` of a vision-language model, which Hugging Face writes without the values that equal its class's defaults.
-"""
+"""Families whose layers are all attention and a dense MLP."""
 
 from collections.abc import Callable, Mapping
 
@@ -195,10 +191,7 @@ def _gptj(fields: ConfigFields) -> Values:
 def _mpt(fields: ConfigFields) -> Values:
     """The form that transformers has: ALiBi, no bias anywhere."""
     hidden, heads = fields.count("d_model", "hidden_size"), fields.count("n_heads", "num_attention_heads")
-    nested = fields.data.get("attn_config")
-    attention = ConfigFields(
-        data=nested if isinstance(nested, Mapping) else {}, model_type=fields.model_type, defaults={}, faults=fields.faults
-    )
+    attention = fields.nested("attn_config")
     attention.must_be("alibi", True, "positions other than ALiBi are")
     attention.must_be("attn_type", "multihead_attention", "keys and values that heads share are")
     attention.must_be("qk_ln", False, "norms of queries and keys are")
@@ -244,7 +237,7 @@ def _starcoder2(fields: ConfigFields) -> Values:
 
 
 #: Llama's block: gated MLP, RMSNorm, rotary positions, no bias anywhere.
-_LLAMA: Values = {
+LLAMA: Values = {
     "gated_mlp": True,
     "norm": "rmsnorm",
     "position": "rotary",
@@ -255,11 +248,11 @@ _LLAMA: Values = {
 }
 
 
-def _llama(fields: ConfigFields) -> Values:
+def llama(fields: ConfigFields) -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
         **sizes_of(fields, kv_default=True),
-        **_LLAMA,
+        **LLAMA,
         "qkv_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": fields.flag("mlp_bias", default=False),
@@ -268,20 +261,20 @@ def _llama(fields: ConfigFields) -> Values:
     }
 
 
-def _olmo2(fields: ConfigFields) -> Values:
+def olmo2(fields: ConfigFields) -> Values:
     """No norm before a branch, one after it; queries and keys are normed over all heads together."""
-    return {**_llama(fields), "mlp_bias": False, "pre_norm": False, "sandwich_norm": True, "qk_norm": True, "qk_norm_scope": "all"}
+    return {**llama(fields), "mlp_bias": False, "pre_norm": False, "sandwich_norm": True, "qk_norm": True, "qk_norm_scope": "all"}
 
 
 def _olmo3(fields: ConfigFields) -> Values:
-    return {**_olmo2(fields), **window_of(fields, used=True, every=4)}
+    return {**olmo2(fields), **window_of(fields, used=True, every=4)}
 
 
-def _glm(fields: ConfigFields) -> Values:
+def glm(fields: ConfigFields) -> Values:
     """GLM-4-9B and GLM-Edge in transformers' form (glm-4-9b-hf)."""
     return {
         **sizes_of(fields, kv_default=False, head_dim_required=True),
-        **_LLAMA,
+        **LLAMA,
         "qkv_bias": fields.flag("attention_bias", default=True),
         "activation": fields.activation("hidden_act", default="silu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
@@ -290,23 +283,23 @@ def _glm(fields: ConfigFields) -> Values:
 
 def _glm4(fields: ConfigFields) -> Values:
     """GLM-4-0414."""
-    return {**_glm(fields), "sandwich_norm": True}
+    return {**glm(fields), "sandwich_norm": True}
 
 
 def _smollm3(fields: ConfigFields) -> Values:
     fields.must_be("use_sliding_window", False, "attention in windows is")
     tied = fields.flag("tie_word_embeddings", default=True)
-    return {**_llama(fields), "tie_word_embeddings": tied, **_rotary(no_rotary_every_of(fields))}
+    return {**llama(fields), "tie_word_embeddings": tied, **rotary(no_rotary_every_of(fields))}
 
 
-def _rotary(no_rotary_every: int) -> Values:
+def rotary(no_rotary_every: int) -> Values:
     return {"position": "none"} if no_rotary_every == 1 else {"position": "rotary", "no_rotary_every": no_rotary_every}
 
 
 def _cohere(fields: ConfigFields) -> Values:
     """Command R: a parallel block with one norm, a LayerNorm without bias, the output matrix tied."""
     return {
-        **_llama(fields),
+        **llama(fields),
         "mlp_bias": False,
         "norm": "layernorm",
         "parallel_block": True,
@@ -320,14 +313,14 @@ def _cohere(fields: ConfigFields) -> Values:
 def _cohere2(fields: ConfigFields) -> Values:
     """Command R7B and Command A: layers with a window have rotary positions, those without have none."""
     window = window_of(fields, used=fields.has("sliding_window"), every=fields.count("sliding_window_pattern", default=4))
-    positions = _rotary(window["full_attention_every"]) if window["sliding_window"] else {"position": "none"}
+    positions = rotary(window["full_attention_every"]) if window["sliding_window"] else {"position": "none"}
     return {**_cohere(fields), "qk_norm": False, **window, **positions}
 
 
-def _mistral(fields: ConfigFields) -> Values:
+def mistral(fields: ConfigFields) -> Values:
     return {
         **sizes_of(fields, kv_default=False),
-        **_LLAMA,
+        **LLAMA,
         **window_of(fields, used=fields.has("sliding_window") or bool(fields.defaults), every=0),
         "activation": fields.activation("hidden_act", default="silu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
@@ -337,7 +330,7 @@ def _mistral(fields: ConfigFields) -> Values:
 def _phi3(fields: ConfigFields) -> Values:
     return {
         **sizes_of(fields, kv_default=True),
-        **_LLAMA,
+        **LLAMA,
         **window_of(fields, used=fields.has("sliding_window"), every=0),
         "activation": fields.activation("hidden_act", default="silu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
@@ -345,10 +338,10 @@ def _phi3(fields: ConfigFields) -> Values:
     }
 
 
-def _qwen2(fields: ConfigFields) -> Values:
+def qwen2(fields: ConfigFields) -> Values:
     return {
         **sizes_of(fields, kv_default=False),
-        **_LLAMA,
+        **LLAMA,
         **_qwen_window(fields),
         "qkv_bias": True,
         "activation": fields.activation("hidden_act", default="silu"),
@@ -356,11 +349,11 @@ def _qwen2(fields: ConfigFields) -> Values:
     }
 
 
-def _qwen3(fields: ConfigFields) -> Values:
+def qwen3(fields: ConfigFields, *, head_dim_required: bool = True) -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
-        **sizes_of(fields, kv_default=False, head_dim_required=True),
-        **_LLAMA,
+        **sizes_of(fields, kv_default=False, head_dim_required=head_dim_required),
+        **LLAMA,
         **_qwen_window(fields),
         "qk_norm": True,
         "qkv_bias": bias,
@@ -375,7 +368,7 @@ def _gemma(fields: ConfigFields) -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
         **sizes_of(fields, kv_default=False, head_dim_required=True),
-        **_LLAMA,
+        **LLAMA,
         "qkv_bias": bias,
         "attention_output_bias": bias,
         "activation": fields.activation("hidden_activation", default="gelu_pytorch_tanh"),
@@ -404,7 +397,7 @@ def _qwen_window(fields: ConfigFields) -> Values:
     return window_of(fields, used=used, every=0)
 
 
-FAMILIES: Mapping[str, Callable[[ConfigFields], Values]] = {
+DENSE: Mapping[str, Callable[[ConfigFields], Values]] = {
     "gpt2": _gpt2,
     "megatron": _megatron,
     "opt": _opt,
@@ -416,53 +409,22 @@ FAMILIES: Mapping[str, Callable[[ConfigFields], Values]] = {
     "starcoder2": _starcoder2,
     "phi": _phi,
     "phi3": _phi3,
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen2_vl_text": _qwen2,
-    "qwen2_5_vl_text": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3_vl_text": _qwen3,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen2_vl_text": qwen2,
+    "qwen2_5_vl_text": qwen2,
+    "qwen3": qwen3,
+    "qwen3_vl_text": qwen3,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
-    "olmo2": _olmo2,
+    "olmo2": olmo2,
     "olmo3": _olmo3,
-    "glm": _glm,
+    "glm": glm,
     "glm4": _glm4,
     "smollm3": _smollm3,
-    "granite": _llama,
+    "granite": llama,
     "cohere": _cohere,
     "cohere2": _cohere2,
-}
-
-_DEFAULTED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "sliding_window",
-)
-
-
-def _class_defaults(row: str) -> Mapping[str, int]:
-    return {key: int(value) for key, value in zip(_DEFAULTED, row.split(), strict=True) if value != "-"}
-
-
-#: Defaults of the configuration classes of transformers 5.23, for nested configs only.
-CLASS_DEFAULTS: Mapping[str, Mapping[str, int]] = {
-    "llama": _class_defaults("32000 4096 11008 32 32 32 - 2048 -"),
-    "mistral": _class_defaults("32000 4096 14336 32 32 8 - 131072 4096"),
-    "qwen2": _class_defaults("151936 4096 22016 32 32 32 - 32768 4096"),
-    "qwen2_vl_text": _class_defaults("152064 8192 29568 80 64 8 - 32768 4096"),
-    "qwen2_5_vl_text": _class_defaults("152064 8192 29568 80 64 8 - 32768 4096"),
-    "qwen3": _class_defaults("151936 4096 22016 32 32 32 128 32768 4096"),
-    "qwen3_vl_text": _class_defaults("151936 4096 22016 32 32 32 128 128000 4096"),
-    "gemma": _class_defaults("256000 3072 24576 28 16 16 256 8192 -"),
-    "gemma2": _class_defaults("256000 2304 9216 26 8 4 256 8192 4096"),
-    "gemma3_text": _class_defaults("262208 2304 9216 26 8 4 256 131072 4096"),
 }

@@ -1,0 +1,47 @@
+"""What each Hugging Face family writes into its `config.json`, and what it leaves to its code.
+
+One function for each family says which keys it reads and what the family fixes. A size that the file leaves out is an error; the
+one exception is the `text_config` of a vision-language model, which Hugging Face writes without the values that equal its class's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from perfmodel.workload.config_fields import ConfigFields, Values
+from perfmodel.workload.families.dense import DENSE
+from perfmodel.workload.families.experts import EXPERTS
+from perfmodel.workload.families.latent import LATENT
+
+FAMILIES: Mapping[str, Callable[[ConfigFields], Values]] = {**DENSE, **EXPERTS, **LATENT}
+
+_DEFAULTED = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+)
+
+
+def _class_defaults(row: str) -> Mapping[str, int]:
+    return {key: int(value) for key, value in zip(_DEFAULTED, row.split(), strict=True) if value != "-"}
+
+
+#: Defaults of the configuration classes of transformers 5.23, for nested configs only.
+CLASS_DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "llama": _class_defaults("32000 4096 11008 32 32 32 - 2048 -"),
+    "mistral": _class_defaults("32000 4096 14336 32 32 8 - 131072 4096"),
+    "qwen2": _class_defaults("151936 4096 22016 32 32 32 - 32768 4096"),
+    "qwen2_vl_text": _class_defaults("152064 8192 29568 80 64 8 - 32768 4096"),
+    "qwen2_5_vl_text": _class_defaults("152064 8192 29568 80 64 8 - 32768 4096"),
+    "qwen3": _class_defaults("151936 4096 22016 32 32 32 128 32768 4096"),
+    "qwen3_vl_text": _class_defaults("151936 4096 22016 32 32 32 128 128000 4096"),
+    "gemma": _class_defaults("256000 3072 24576 28 16 16 256 8192 -"),
+    "gemma2": _class_defaults("256000 2304 9216 26 8 4 256 8192 4096"),
+    "gemma3_text": _class_defaults("262208 2304 9216 26 8 4 256 131072 4096"),
+}

@@ -1,0 +1,73 @@
+"""Families with multi-head latent attention: DeepSeek V2 and V3 and those built after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from perfmodel.foundation.errors import bad_field
+from perfmodel.workload.config import printable
+from perfmodel.workload.config_fields import ConfigFields, Values, made_of
+from perfmodel.workload.families.dense import LLAMA
+from perfmodel.workload.families.experts import after_dense_layers, routed_and_shared
+from perfmodel.workload.layer_specs import LatentAttention
+
+
+def _deepseek_v2(fields: ConfigFields) -> Values:
+    return _deepseek(fields, sigmoid=False)
+
+
+def _deepseek_v3(fields: ConfigFields) -> Values:
+    return _deepseek(fields, sigmoid=True)
+
+
+def _deepseek(fields: ConfigFields, *, sigmoid: bool) -> Values:
+    latent, experts = _latent(fields), routed_and_shared(fields, sigmoid=sigmoid)
+    return {
+        **_attention(fields),
+        **made_of(after_dense_layers(fields, "latent"), latent=latent, experts=experts),
+        "num_mtp_layers": fields.count("num_nextn_predict_layers", default=0),
+    }
+
+
+def _latent(fields: ConfigFields) -> LatentAttention | None:
+    """`q_lora_rank` may be null; head_dim is at most a copy of the rope width and is not read."""
+    return fields.record(
+        LatentAttention,
+        query_rank=fields.count("q_lora_rank", default=0),
+        key_value_rank=fields.count("kv_lora_rank"),
+        nope_head_dim=fields.count("qk_nope_head_dim"),
+        rope_head_dim=fields.count("qk_rope_head_dim"),
+        value_head_dim=fields.count("v_head_dim"),
+    )
+
+
+def _attention(fields: ConfigFields) -> Values:
+    """All but the latents. Every head has keys and values of its own, and the width of a score is that of queries."""
+    heads = fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", default=heads)
+    if kv_heads != heads:
+        rule = f"contradicts kv_lora_rank: latent attention makes keys and values for each of the num_attention_heads={printable(heads)}"
+        fields.faults.append(str(bad_field("num_key_value_heads", printable(kv_heads), rule, "correct one of the two")))
+    bias = fields.flag("attention_bias", default=False)
+    return {
+        "num_hidden_layers": fields.count("num_hidden_layers"),
+        "hidden_size": fields.count("hidden_size"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": fields.count("qk_nope_head_dim") + fields.count("qk_rope_head_dim"),
+        "intermediate_size": fields.count("intermediate_size"),
+        "vocab_size": fields.count("vocab_size"),
+        "max_position_embeddings": fields.count("max_position_embeddings"),
+        **LLAMA,
+        "qkv_bias": bias,
+        "attention_output_bias": bias,
+        "activation": fields.activation("hidden_act", default="silu"),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
+    }
+
+
+LATENT: Mapping[str, Callable[[ConfigFields], Values]] = {
+    "deepseek_v2": _deepseek_v2,
+    "deepseek_v3": _deepseek_v3,
+    "kimi_k2": _deepseek_v3,
+}
