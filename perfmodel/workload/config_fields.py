@@ -39,6 +39,10 @@ def _noted(
     return wrap
 
 
+_NO_WORDS: tuple[str, ...] = ()
+_NO_NUMBERS: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFields:
     """The keys of a config, read with their type checked. A JSON null is a key that is not there, as in Hugging Face's classes.
@@ -67,7 +71,7 @@ class ConfigFields:
             self.faults.append(str(error))
             return None
 
-    @_noted(())
+    @_noted(_NO_WORDS)
     def of_each_layer(self, key: str, known: tuple[str, ...], num_layers: int) -> tuple[str, ...]:
         """A word for each layer; empty where the key is not there."""
         words = self.data.get(key)
@@ -79,7 +83,7 @@ class ConfigFields:
             raise bad_field(key, printable(words), f"must have one entry for each of the {printable(num_layers)} layers", "correct it")
         return tuple(words)
 
-    @_noted(())
+    @_noted(_NO_NUMBERS)
     def indices(self, key: str, num_layers: int) -> tuple[int, ...]:
         """Numbers of layers, from 0; empty where the key is not there."""
         numbers = self.data.get(key)

@@ -195,7 +195,7 @@ def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerS
 def _kind_name(make: tuple[Mixer, FeedForward], makes: Sequence[tuple[Mixer, FeedForward]]) -> str:
     """By what it has that not all have."""
     mixer, feed_forward = make
-    words = [mixer] if len({each for each, _ in makes}) > 1 and mixer != "none" else []
+    words: list[str] = [mixer] if len({each for each, _ in makes}) > 1 and mixer != "none" else []
     if len({each for _, each in makes}) > 1 and feed_forward != "none":
         words.append(feed_forward)
     return "_".join((*words, "layer"))
