@@ -94,6 +94,16 @@ def grouped_matmul_time(
     return rates.floor_time + rates.expert_time * e + products + passes
 
 
+def grouped_product_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: Machine) -> Any:
+    """One grouped product of experts, forward or a gradient: as many products [m, k] x [k, n] as there are experts, in one call. [s]
+
+    t = floor of a plain product + P(batch, m, n, k),   P of `grouped_matmul_time`
+
+    Each expert's rows fill tiles of their own: few rows an expert cost what a tile does.
+    """
+    return machine.matmul.floor_time + _product_time(batch, m, n, k, itemsize, machine.grouped_matmul.matmul)
+
+
 def convolution_time(*, batch: Num, m: Num, n: Num, k: Num, num_bytes: Num, itemsize: Num, machine: Machine) -> Any:
     """A convolution, or one of its gradients, as a batch (groups) of products [m, k] x [k, n]. [s]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfmodel.cost.estimate import Estimator, memory_on_rank
 from perfmodel.cost.evaluate import amount_values
-from perfmodel.cost.program import COMM, PHASES, Program, compile_program
+from perfmodel.cost.program import PHASES, Program, compile_program
 from perfmodel.cost.stages import inner_regions, rank_runs
 from perfmodel.cost.step import recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -24,6 +24,7 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, profile_events
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
+from perfmodel.parallel.algebra.traffic_classes import COMM
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
@@ -106,12 +107,13 @@ def axes_name(axes: frozenset[str], plan: Plan) -> str:
 
 def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int]) -> RankCounts:
     """Counts of the rank at `place` (its index on each axis)."""
-    program = estimator.program(plan.rules, plan.attention, plan.recompute_operators)
+    program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
         [plan.order],
         tier_sizes=estimator.machine.tier_sizes,
         num_key_value_heads=plan.job.transformer.num_key_value_heads,
+        experts=([plan.ep], [plan.etp]) if plan.has_experts else None,
     )
     counts = RankCounts()
     times = _times(estimator, program.regions, plan, place["pp"])
@@ -139,7 +141,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     joins = is_unfused and plan.micro_batch > 1 and model.num_attention_heads > plan.layout.tp
     if not (is_part or joins):
         return estimator
-    kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators).derivation
+    kept = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher).derivation
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp if is_part else plan.job.seq_len
     copies = _Copies(
         queries=joins,
@@ -157,7 +159,7 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         recompute_operators=plan.recompute_operators,
         attention_kernel=str(plan.attention),
     )
-    return replace(estimator, programs={(plan.rules, plan.attention, plan.recompute_operators): program})
+    return replace(estimator, programs={(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher): program})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from perfmodel.cost.plan_memory import (
     rank_holding,
     scalar,
 )
-from perfmodel.cost.program import COMM, PHASES, Program, compile_program
+from perfmodel.cost.program import PHASES, Program, compile_program
 from perfmodel.cost.stages import rank_runs, stage_sums, total_pass
 from perfmodel.cost.step import (
     Bytes,
@@ -44,7 +44,8 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
-from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.algebra.traffic_classes import COMM, SHOWN_COMM
+from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
 from perfmodel.parallel.per_operator.stages import stage_runs
@@ -81,7 +82,7 @@ class Estimator:
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
-    graphs: dict[AttentionKernel | int, Graph] = field(default_factory=dict)
+    graphs: dict[tuple[AttentionKernel, Dispatcher] | int, Graph] = field(default_factory=dict)
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -94,13 +95,20 @@ class Estimator:
         value: _Value = self._made[key][1]
         return value
 
-    def program(self, rules: RuleSet | str, attention: AttentionKernel, recompute_operators: tuple[str, ...]) -> Program:
+    def program(
+        self,
+        rules: RuleSet | str,
+        attention: AttentionKernel,
+        recompute_operators: tuple[str, ...],
+        dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL,
+    ) -> Program:
         """`rules`: a rule set, or the name of a shipped one."""
         rules = rule_set_of(rules)
-        key = (rules, attention, recompute_operators)
+        key = (rules, attention, recompute_operators, dispatcher)
         if key not in self.programs:
+            graph = self.graph(attention, dispatcher)
             self.programs[key] = compile_program(
-                derive(self.graph(attention), apply_rules(self.graph(attention), rules)),
+                derive(graph, apply_rules(graph, rules)),
                 self.profile,
                 recompute_operators=recompute_operators,
                 attention_kernel=str(attention),
@@ -112,7 +120,7 @@ class Estimator:
         """Of what the plan says of each operator's sharding, by rules or one by one."""
         assignment = plan.assignment
         if assignment is None:
-            return self.program(plan.rules, plan.attention, plan.recompute_operators)
+            return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
         key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators
         if key not in self.programs:
             check_assignment(assignment, self.network(plan.micro_batch))
@@ -152,8 +160,8 @@ class Estimator:
             self.graphs[batch] = self.network_at(batch)
         return self.graphs[batch]
 
-    def graph(self, attention: AttentionKernel) -> Graph:
-        if attention not in self.graphs:
+    def graph(self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL) -> Graph:
+        if (attention, dispatcher) not in self.graphs:
             policy = self.job.policy
             graph = build_graph(
                 self.job.transformer,
@@ -162,9 +170,10 @@ class Estimator:
                 dropout=self.profile.dropout,
                 activation_bytes=itemsize(policy.compute),
                 parameter_bytes=itemsize(policy.parameter),
+                dispatcher=str(dispatcher),
             )
-            self.graphs[attention] = with_training(graph, self.job.train)
-        return self.graphs[attention]
+            self.graphs[attention, dispatcher] = with_training(graph, self.job.train)
+        return self.graphs[attention, dispatcher]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
         key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
@@ -299,10 +308,14 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         sample = 3.0 * estimator.network(plan.micro_batch).flops / plan.micro_batch
         return sample, sample
     model = job.transformer
+    if not model.is_plain:
+        written = estimator.graph(plan.attention, plan.dispatcher)
+        whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
+        return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
-    graph = estimator.graph(plan.attention)
+    graph = estimator.graph(plan.attention, plan.dispatcher)
     frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
     if frozen:
         # the model's are frozen, what is trained comes beside them
@@ -335,8 +348,7 @@ PARTS = (
     "forward",
     "backward",
     "recompute",
-    "tensor_parallel_communication",
-    "context_parallel_communication",
+    *(f"{name}_communication" for name in SHOWN_COMM),
     "host",
     "pipeline_bubble",
     "pipeline_communication",
@@ -410,6 +422,8 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
         # axes of no name are neither: all that operators send to each other
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
         detail = {"redistributions": moved} | detail
+    if not plan.has_experts:
+        del detail[f"{SHOWN_COMM[-1]}_communication"]
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
     return adding_up(detail, step)
 
@@ -474,6 +488,7 @@ def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
         "tensor_parallel_communication": inner,
         "context_parallel_communication": inner,
         "redistributions": outer,
+        f"{SHOWN_COMM[-1]}_communication": outer,
         "host": "profile",
         "pipeline_bubble": rests["matmul"],
         "pipeline_communication": outer,

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_backward_time, attention_time, convolution_time, matmul_time, streaming_time
+from perfmodel.cost.compute import (
+    attention_backward_time,
+    attention_time,
+    convolution_time,
+    grouped_product_time,
+    matmul_time,
+    streaming_time,
+)
 from perfmodel.cost.context import attention_share
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.rows import Amounts, Rows, TimedRows
@@ -45,7 +52,8 @@ def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float 
     sizes = np.array([grid.size(mask) for mask in amounts.masks])
     samples = np.where(amounts.per_sample, microbatch, 1.0)
     padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
-    return amounts.base * samples * padded / sizes[amounts.axes], sizes
+    values = amounts.base * samples * padded / sizes[amounts.axes]
+    return values if amounts.times is None else values * sizes[amounts.times], sizes
 
 
 def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
@@ -59,6 +67,8 @@ def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -
 def row_times(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> RowTimes:
     """The time of every segment; `amount` and `sizes` as `amount_values` gives them."""
     matmul = _matmul(rows, machine, amount, sizes)
+    if rows.grouped.names:
+        matmul += _grouped(rows, machine, amount, sizes)
     if rows.convolution.names:
         matmul += _convolution(rows, machine, amount, sizes)
     communication, between_nodes = _communication(rows, machine, grid, amount, sizes)
@@ -89,6 +99,19 @@ def _matmul(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> A
         machine=machine,
     )
     return _summed(time + _host_time(rows.matmul, sizes, machine), rows.matmul, rows.num_segments)
+
+
+def _grouped(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
+    mm = rows.grouped.columns
+    time = grouped_product_time(
+        batch=amount[mm["batch"]],
+        m=amount[mm["m"]],
+        n=amount[mm["n"]],
+        k=amount[mm["k"]],
+        itemsize=rows.activation_bytes,
+        machine=machine,
+    )
+    return _summed(time + _host_time(rows.grouped, sizes, machine), rows.grouped, rows.num_segments)
 
 
 def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
@@ -185,7 +208,7 @@ def members_inside(masks: tuple[frozenset[str], ...], grid: LayoutGrid) -> list[
 def product_flops(rows: TimedRows, amount: Array) -> Array:
     """[segments, columns] FLOP of products on one chip, a multiply-add counted twice; causal attention counts what it computes."""
     total = np.zeros((rows.num_segments, amount.shape[1]))
-    for products in (rows.matmul, rows.convolution):
+    for products in (rows.matmul, rows.grouped, rows.convolution):
         if products.names:
             mm = products.columns
             flops = 2.0 * amount[mm["batch"]] * amount[mm["m"]] * amount[mm["n"]] * amount[mm["k"]]

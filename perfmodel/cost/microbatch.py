@@ -11,6 +11,7 @@ from perfmodel.cost.evaluate import amount_values, by_segment, product_flops, ro
 from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
+from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.profile import ExecutionProfile
 
@@ -60,6 +61,9 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
         columns.append(pipeline_crosses_nodes(grid))
     for tier in grid.inside:
         columns += [tier[axis] for axis in _FINE_INNER]
+    folded = [axis for axis in EXPERT_AXES if axis in grid.fine]
+    for sizes in (grid.fine, *grid.inside) if folded else ():
+        columns += [sizes[axis] for axis in folded]
     return columns
 
 

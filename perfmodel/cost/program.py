@@ -17,11 +17,11 @@ from perfmodel.cost.kept import kept_tensors
 from perfmodel.cost.launches import added_gradients, kernels_of, score_matrices
 from perfmodel.cost.lifetimes import backward_moments
 from perfmodel.cost.live import Kept, Moment, entering, operand_bytes
-from perfmodel.cost.rows import Amounts, RowCompiler, Rows, TimedRows, plain_rows
+from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.derive import Amount, Derivation, ParameterLayout, Traffic, amount_of
-from perfmodel.parallel.algebra.sharding import TENSOR_AXES
+from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -30,10 +30,6 @@ from perfmodel.workload.graph import Graph, Operand, Operator, Pass, Region, Ten
 #: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
 #: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
 PHASES = ("core", "rest", "tail", "backward")
-#: Communication of activations. Tensor-parallel collectives of backward that have a matrix product beside them on which nothing waits
-#: are kept apart: gathering a saved input again (the input's gradient is computed meanwhile) and reducing an input's gradient (the
-#: weight's gradient is).
-COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient")
 #: `entering`: what full recomputation alone keeps of a block, since nothing in it does.
 SAVED = ("kept", "dropped_by_selective", "boundary", "entering")
 NOTHING = Amount(base=0.0)
@@ -112,7 +108,8 @@ def compile_program(
     """
     run = with_habits(derivation, profile)
     graph, shardings = run.graph, run.shardings
-    compiler = RowCompiler(graph, profile, graph.activation_bytes)
+    data_axes = frozenset(axis for op in graph.operators for dim in op.per_sample for axis in shardings[op.name].get(dim, ()))
+    compiler = RowCompiler(graph, profile, graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
     place = {region.name: i for i, region in enumerate(graph.regions)}
     phases = _forward_phases(graph, recompute_operators, profile)
     for op in graph.operators:
@@ -198,16 +195,11 @@ def _of_blocks(graph: Graph) -> list[list[Operator]]:
     return [graph.operators_of(region.name) for region in graph.regions if region.is_block]
 
 
-def comm_class(axes: frozenset[str]) -> str:
-    """Whose communication a collective of activations is: what rides on any tp axis is tensor-parallel."""
-    return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"
-
-
 def _is_input_gradient(graph: Graph, traffic: Traffic) -> bool:
     """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
     if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
         return False
-    if not traffic.axes & TENSOR_AXES:
+    if comm_class(traffic.axes) != "tensor_parallel":
         return False
     products = [op for op, _ in graph.consumers(traffic.tensor) if op.is_product]
     # of a frozen weight no gradient is made meanwhile
@@ -336,12 +328,10 @@ def _peaks(
 
 
 __all__ = [
-    "COMM",
     "PHASES",
     "SAVED",
     "Peaks",
     "Program",
-    "comm_class",
     "compile_program",
     "segment",
 ]

@@ -7,7 +7,7 @@ of plans, of a free mesh, or of one operator's configurations, whose axes are it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 
@@ -25,13 +25,16 @@ from perfmodel.workload.graph import Data, Extent, FusedAttention, Graph, Operat
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 
+#: These and the part of them that experts may take: what a microbatch is counted for each rank of.
+BATCH_AXES = DATA_AXES | {"dp_ep"}
+
 _PRODUCT = ("batch", "m", "n", "k")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Amounts:
-    """[amounts, 1] arrays; axes as indices into `masks`."""
+    """[amounts, 1] arrays; axes as indices into `masks`. times: axes that multiply; None where none does."""
 
     base: NDArray[np.float64]
     per_sample: NDArray[np.bool_]
@@ -39,6 +42,7 @@ class Amounts:
     padded_size: NDArray[np.float64]
     padded_axes: NDArray[np.int64]
     masks: tuple[frozenset[str], ...]
+    times: NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,7 +66,7 @@ class Rows:
 class TimedRows:
     """What takes time, by rows. A segment is whatever times are to be told apart by.
 
-    matmul, convolution   columns batch, m, n, k (amounts), mesh
+    matmul, grouped, convolution   columns batch, m, n, k (amounts), mesh
     attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, habits (which of `attention_habits`), backward (0/1)
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
@@ -74,6 +78,7 @@ class TimedRows:
 
     amounts: Amounts
     matmul: Rows
+    grouped: Rows
     convolution: Rows
     attention: Rows
     streaming: Rows
@@ -100,17 +105,20 @@ class RowCompiler:
     """Gathers rows of the operators of a graph.
 
     activation_bytes   of an element, where neither an operator nor its tensor says it
+    data_axes          that cut the batch anywhere
     """
 
     graph: Graph
     profile: ExecutionProfile
     activation_bytes: float
+    data_axes: frozenset[str] = DATA_AXES
     _masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Amounts as they were asked for."""
     _habits: dict[AttentionHabits, int] = field(default_factory=dict)
     _matmul: list[_Entry] = field(default_factory=list)
+    _grouped: list[_Entry] = field(default_factory=list)
     _convolution: list[_Entry] = field(default_factory=list)
     _attention: list[_Entry] = field(default_factory=list)
     _streaming: list[_Entry] = field(default_factory=list)
@@ -131,14 +139,8 @@ class RowCompiler:
         if amount.per_sample:
             if not amount.axes >= DATA_AXES:
                 raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
-            # the microbatch is counted per data-parallel rank, so these axes cancel
-            amount = Amount(
-                base=amount.base,
-                per_sample=True,
-                axes=amount.axes - DATA_AXES,
-                padded_size=amount.padded_size,
-                padded_axes=amount.padded_axes,
-            )
+            # the microbatch is counted per data-parallel rank, so these axes cancel; what one of them does not cut is of all its ranks
+            amount = replace(amount, axes=amount.axes - self.data_axes, times=self.data_axes - amount.axes)
         return self._amounts.setdefault(amount, len(self._amounts))
 
     def data_amount(self, op: Operator, sharding: Sharding, data: Data) -> Amount:
@@ -161,7 +163,8 @@ class RowCompiler:
                 columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
                 columns["mesh"] = self._mesh(op, sharding)
                 tensors = [self.amount(extent_amount(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
-                (self._convolution if tensors else self._matmul).append(_Entry(segment, name, columns, work.repeats, tensors))
+                rows = self._convolution if tensors else self._grouped if work.is_grouped else self._matmul
+                rows.append(_Entry(segment, name, columns, work.repeats, tensors))
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 which = self._habits.setdefault(attention_habits(work.mask, self.profile), len(self._habits))
@@ -215,6 +218,7 @@ class RowCompiler:
         return TimedRows(
             amounts=self._arrays(),
             matmul=_rows(self._matmul, (*_PRODUCT, "mesh")),
+            grouped=_rows(self._grouped, (*_PRODUCT, "mesh")),
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
             attention=_rows(self._attention, (*_ATTENTION, "head_dim", "habits", "backward")),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),
@@ -230,6 +234,7 @@ class RowCompiler:
     def _arrays(self) -> Amounts:
         amounts = list(self._amounts)
         axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
+        times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         return Amounts(
             base=np.array([a.base for a in amounts])[:, None],
@@ -238,6 +243,7 @@ class RowCompiler:
             padded_size=np.array([a.padded_size for a in amounts])[:, None],
             padded_axes=padded_axes,
             masks=tuple(self._masks),
+            times=np.array(times, dtype=np.int64) if any(times) else None,
         )
 
 

@@ -20,9 +20,11 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
-from perfmodel.cost.program import COMM, PHASES, Program
+from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.hardware.calibration import KernelClass
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES
+from perfmodel.parallel.algebra.traffic_classes import COMM
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -316,9 +318,8 @@ def hop_time(boundary: Any, tp: Any, profile: ExecutionProfile, machine: Machine
         send = collective_time(CollectiveKind.SEND_RECV, boundary, group_size=pipelined, inside=inside, machine=machine)
         return send + runtime
     send = collective_time(CollectiveKind.SEND_RECV, boundary / tp, group_size=pipelined, inside=inside, machine=machine)
-    axes = ("tp_kv", "tp_q")
     members = np.where(grid.degree["pp"] > 1, tp, 1.0)
-    group_inside = [np.minimum(tier, members) for tier in grid.group_inside(axes)]
+    group_inside = [np.minimum(tier, members) for tier in grid.group_inside(TENSOR_AXES)]
     gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)
     return send + gather + runtime
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.parallel.algebra.sharding import FINE_AXES
+from perfmodel.parallel.algebra.folding import expert_parts
 from perfmodel.parallel.layout import DEFAULT_ORDER
 
 Column = NDArray[np.float64]
@@ -60,8 +60,11 @@ def make_grid(
     order_index: Sequence[int] | NDArray[np.int64] | None = None,
     tier_sizes: Sequence[int],
     num_key_value_heads: int,
+    experts: tuple[Sequence[int] | NDArray[np.int64], Sequence[int] | NDArray[np.int64]] | None = None,
 ) -> LayoutGrid:
     """The grid of layouts: whole-axis degrees, each row laid out in orders[order_index[row]] (innermost first).
+
+    experts   ep and etp of each row, of a model that has any (`algebra/folding.py`)
 
     An axis of stride t and size n has min(n, max(1, floor(D / t))) members inside a domain of D chips.
     """
@@ -82,12 +85,32 @@ def make_grid(
     fine_stride = {axis: stride[axis] for axis in ("dp_replicate", "dp_shard", "cp")}
     fine_stride["tp_q"] = stride["tp"]
     fine_stride["tp_kv"] = stride["tp"] * tp_q
+    if experts is not None:
+        _fold(fine, fine_stride, np.asarray(experts[0], dtype=np.float64), np.asarray(experts[1], dtype=np.float64))
     inside: list[Mapping[str, Column]] = []
     hop: list[Column] = []
     for size in tier_sizes:
-        inside.append({axis: np.minimum(fine[axis], np.maximum(1.0, np.floor(size / fine_stride[axis]))) for axis in FINE_AXES})
+        inside.append({axis: np.minimum(fine[axis], np.maximum(1.0, np.floor(size / fine_stride[axis]))) for axis in fine})
         hop.append(np.where(stride["pp"] * degree["pp"] <= size, 2.0, 1.0))
     return LayoutGrid(degree=degree, fine=fine, inside=tuple(inside), hop=tuple(hop))
+
+
+def _fold(fine: dict[str, Column], stride: dict[str, Column], ep: Column, etp: Column) -> None:
+    """Each axis as the part that experts are dealt over and the rest. Of tp the rest is the inner part, of the others the outer one; the
+    data part is of dp_shard, of dp_replicate where nothing shards."""
+    parts = expert_parts(tp_kv=fine["tp_kv"], tp_q=fine["tp_q"], cp=fine["cp"], ep=ep, etp=etp)
+    shards = fine["dp_shard"] > 1
+    stride["dp_ep"] = np.where(shards, stride["dp_shard"], stride["dp_replicate"])
+    for axis, takes in (("dp_shard", shards), ("dp_replicate", ~shards)):
+        taken = np.where(takes, parts["dp_ep"], 1.0)
+        fine[axis] = fine[axis] / taken
+        stride[axis] = stride[axis] * taken
+    stride["cp_ep"] = stride["cp"]
+    fine["cp"], stride["cp"] = fine["cp"] / parts["cp_ep"], stride["cp"] * parts["cp_ep"]
+    for axis in ("tp_kv", "tp_q"):
+        fine[axis] = fine[axis] / parts[f"{axis}_ep"]
+        stride[f"{axis}_ep"] = stride[axis] * fine[axis]
+    fine |= parts
 
 
 def free_grid(sizes: Mapping[str, Column], inside: Sequence[Mapping[str, Column]], num_rows: int) -> LayoutGrid:

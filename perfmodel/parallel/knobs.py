@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import given_words, word, words_of
-from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute, check_order
 
 if TYPE_CHECKING:
     from perfmodel.parallel.algebra.rules import RuleSet
@@ -61,6 +61,9 @@ class Knobs:
     dp_shard: int | None = _searched("Data-parallel ranks that shard (FSDP; see --zero)", in_files=1)
     cp: int | None = _searched("Context-parallel degree", in_files=1)
     tp: int | None = _searched("Tensor-parallel degree", in_files=1)
+    ep: int | None = _searched("Expert-parallel degree: experts are dealt over so many ranks", in_files=1)
+    etp: int | None = _searched("Tensor-parallel degree inside an expert", otherwise="1 with --ep, else tp")
+    dispatcher: str | None = _choice("alltoall or allgather", choices=Dispatcher, in_files="alltoall")
     zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", least=0, in_files=0)
     rules: Sequence[RuleSet] | None = word(
         "How operators are cut by the axes (docs/rules.md)", otherwise="megatron, or megatron-sp with tp, if left out",
@@ -117,6 +120,10 @@ class Knobs:
             kept = given.get("dp_replicate" if to_shard else "dp_shard", 1)
             given |= {"dp_shard": dp // kept, "dp_replicate": kept} if to_shard else {"dp_replicate": dp // kept, "dp_shard": kept}
         return given
+
+
+#: Knobs of models with experts alone.
+EXPERT_KNOBS = ("ep", "etp", "dispatcher")
 
 
 def searched_knobs(record: type = Knobs) -> tuple[str, ...]:

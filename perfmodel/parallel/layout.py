@@ -45,6 +45,13 @@ class AttentionKernel(StrEnum):
     UNFUSED = "unfused"
 
 
+class Dispatcher(StrEnum):
+    """How tokens reach their experts: each to the ranks of those that it chose, or all of them to all ranks, which pick theirs."""
+
+    ALL_TO_ALL = "alltoall"
+    ALL_GATHER = "allgather"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
     """Degrees of the five mesh axes. Their product is the number of chips."""

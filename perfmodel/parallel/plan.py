@@ -13,12 +13,14 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.values import text_of, whole
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
+from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
-from perfmodel.parallel.knobs import Knobs, plan_keys
+from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     AttentionKernel,
+    Dispatcher,
     ParallelLayout,
     PipelineSchedule,
     Recompute,
@@ -48,6 +50,8 @@ class Plan:
     stage_layers[k] is the number of layers of virtual stage k, in model order; it lives on pipeline rank k % pp.
     rules says which dims of each operator the axes of the layout cut.
 
+    ep, etp, dispatcher   of a model with experts: the ranks that they are dealt over and those that share one (`algebra/folding.py`),
+                 and how tokens reach them
     profile      the framework that is assumed and what is known of its setup (`parallel/stated.py`)
     assignment   where each operator has a sharding of its own, in place of rules: over a mesh of the chips of each of `pp` stages. The
                  other axes of the layout are then 1, and a micro-batch is that of all chips of a stage together
@@ -70,6 +74,9 @@ class Plan:
     profile: str
     calibration: str = ""
     assignment: Assignment | None = None
+    ep: int = 1
+    etp: int = 1
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
 
     def __post_init__(self) -> None:
         check_plan(self)
@@ -88,6 +95,10 @@ class Plan:
     def has_settings(self) -> bool:
         """Whether something is stated of the setup of its framework."""
         return framework_named(self.profile) != self.profile
+
+    @property
+    def has_experts(self) -> bool:
+        return isinstance(self.job.model, TransformerConfig) and self.job.model.experts is not None
 
     @property
     def num_microbatches(self) -> int:
@@ -162,6 +173,8 @@ def _knobs_of(plan: Plan) -> dict[str, Any]:
     """Name and plain value of every knob."""
     found: dict[str, Any] = {}
     for name in plan_keys():
+        if name in EXPERT_KNOBS and not plan.has_experts:
+            continue
         value = plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name)
         found[name] = value.name if isinstance(value, RuleSet) else str(value) if isinstance(value, str) else value
     return found | {"zero": int(plan.zero)}
@@ -358,6 +371,7 @@ def _check_degrees(plan: Plan) -> None:
             f"tp={layout.tp}: the rule set {rules.name} speaks of one part of it, tp_kv or tp_q: tp must "
             + (f"divide num_key_value_heads={heads}; use {_choices(heads)}" if "tp_kv" in rules.axes else "have no other; use tp=1")
         )
+    _check_experts(plan)
     found = broken(rules, model, seq_len, **degrees)
     if found is None:
         return
@@ -367,6 +381,27 @@ def _check_degrees(plan: Plan) -> None:
     if found.is_sequence:
         raise InputError(f"cp*tp={ways}: must divide seq_len={seq_len} (tp counts under sequence parallelism); use smaller degrees")
     raise InputError(f"{found.named}={ways}: must divide {found.field}={found.size}; use {_choices(found.size)}")
+
+
+def _check_experts(plan: Plan) -> None:
+    """Experts are dealt out evenly, and their mesh is the other one folded."""
+    layout, experts = plan.layout, plan.job.transformer.experts
+    if experts is None:
+        for name in ("ep", "etp"):
+            if getattr(plan, name) != 1:
+                raise bad_field(name, getattr(plan, name), f"{plan.job.model.name} has no experts", f"leave out {name}")
+        return
+    if plan.ep > 1 and "ep" not in plan.rules.axes:
+        raise bad_field("ep", plan.ep, f"the rule set {plan.rule_set} does not cut experts", "use ep=1 or other rules")
+    if experts.num_experts % plan.ep:
+        raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_choices(experts.num_experts)}")
+    if experts.width % plan.etp:
+        raise bad_field("etp", plan.etp, f"must divide the width of an expert, {experts.width}", "use etp=1")
+    tp_kv = math.gcd(layout.tp, plan.job.transformer.num_key_value_heads)
+    data = layout.dp_shard if layout.dp_shard > 1 else layout.dp_replicate
+    fault = folding_fault(tp_kv=tp_kv, tp_q=layout.tp // tp_kv, cp=layout.cp, data=data, ep=plan.ep, etp=plan.etp)
+    if fault:
+        raise InputError(fault)
 
 
 @takes(knobs=Knobs)
@@ -433,6 +468,8 @@ def make_plan(
         stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
     else:
         stage_layers = even_stage_layers(job.transformer.num_hidden_layers, pp * said.get("virtual_stages", 1))
+    if said.get("etp") is None:
+        said["etp"] = tp if said.get("ep", 1) == 1 and job.transformer.experts is not None else 1
     return Plan(
         job=job,
         cluster=cluster,

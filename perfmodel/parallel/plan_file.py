@@ -139,6 +139,8 @@ class _Fields:
         known = words_of(Knobs)[name]
         if known.kind is bool:
             return self.flag(name)
+        if known.in_files is None and name not in self.data:
+            return None
         if isinstance(known.in_files, tuple):
             return self.strings(name, known.in_files)
         return self.whole(name, known.in_files) if known.kind is int else self.text(name, known.in_files)

@@ -112,7 +112,7 @@ def check_knobs(knobs: object) -> dict[str, int | str | bool]:
 
 def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
     facts = plan_facts(plan)
-    return {knob: facts[knob] for knob in KNOBS} | {"rules": told_rules(plan.rules)}
+    return {knob: facts[knob] for knob in KNOBS if knob in facts} | {"rules": told_rules(plan.rules)}
 
 
 def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[RuleSet, ...]:

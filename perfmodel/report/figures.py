@@ -32,6 +32,7 @@ _PART_COLOURS = {
     "recompute": "#B3DDF2",
     "tensor_parallel_communication": "#D55E00",
     "context_parallel_communication": "#E69F00",
+    "expert_parallel_communication": "#B07AA1",
     "pipeline_communication": "#F0B27A",
     "parameter_gather": "#F5CBA7",
     "gradient_reduction": "#CC79A7",

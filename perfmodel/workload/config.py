@@ -196,6 +196,11 @@ class TransformerConfig:
         feed_forward: FeedForward = "experts" if self.experts is not None else "dense"
         return (LayerSpec(name="layer", count=self.num_hidden_layers, mixer=mixer, feed_forward=feed_forward),)
 
+    @property
+    def is_plain(self) -> bool:
+        """Dense attention and a dense MLP in all layers: their FLOP follow from the parameters alone."""
+        return self.layer_kinds == (LayerSpec(name="layer", count=self.num_hidden_layers),) and not self.attention_chunk
+
     def prefix_of(self, kind: LayerSpec) -> str:
         """Before the names of operators and parameters of a kind of layers; none where all layers are of that kind."""
         return f"{kind.name}." if len(self.layer_kinds) > 1 else ""

@@ -80,6 +80,7 @@ class Product:
     """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps).
 
     tensors   of a convolution: input, weight and output as they lie in memory (m x k holds an entry of the input once for every window)
+    is_grouped   one call of a kernel for products of experts
     gradient_of   in backward: the input whose gradient it makes, and no other's; None: not told
     """
 
@@ -90,6 +91,7 @@ class Product:
     repeats: int = 1
     tensors: tuple[Extent, ...] = ()
     gradient_of: int | None = None
+    is_grouped: bool = False
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.m, self.n, self.k, *self.tensors)
@@ -234,8 +236,8 @@ class Operator:
             for size, dim in extent:
                 if dim and dim not in self.dims:
                     raise InputError(f"operator {self.name}: an extent has dim {dim!r}: not a dim of the operator; add it")
-                if size < 1:
-                    raise InputError(f"operator {self.name}: an extent has size {size}: must be at least 1; correct the shape")
+                if size <= 0:
+                    raise InputError(f"operator {self.name}: an extent has size {size}: must be positive; correct the shape")
 
     def _extents(self) -> Iterator[Extent]:
         yield from (traffic.extent for traffic in self.traffic)
@@ -281,6 +283,14 @@ class Operator:
     @property
     def flops(self) -> float:
         """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
+        return self._flops(causal=True)
+
+    @property
+    def square_flops(self) -> float:
+        """The same with all the scores of fused attention. [FLOP]"""
+        return self._flops(causal=False)
+
+    def _flops(self, *, causal: bool) -> float:
         total = 0.0
         for work in self.forward:
             match work:
@@ -288,7 +298,7 @@ class Operator:
                     total += 2.0 * work.repeats * _count(work.batch) * _count(work.m) * _count(work.n) * _count(work.k)
                 case FusedAttention():
                     scores = _count(work.batch) * _count(work.heads) * _count(work.queries) * _count(work.keys)
-                    total += 4.0 * scores * work.head_dim * work.causal_fraction
+                    total += 4.0 * scores * work.head_dim * (work.causal_fraction if causal else 1.0)
         return total
 
 
@@ -307,6 +317,7 @@ class Tensor:
     num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
     bias_of    of a bias: the product to whose output it is added
     is_stored  lies in memory; else it is only between operators of one kernel
+    is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
     has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
     """
 
@@ -317,6 +328,7 @@ class Tensor:
     num_rows: int = 1
     bias_of: str = ""
     is_stored: bool = True
+    is_set: bool = False
     has_gradient: bool = True
 
     @property
@@ -547,3 +559,8 @@ class Graph:
     def flops(self) -> float:
         """Of one forward pass. [FLOP]"""
         return sum(self.count(operator.layer) * operator.flops for operator in self.operators)
+
+    @property
+    def square_flops(self) -> float:
+        """The same where every query of fused attention is multiplied with all keys. [FLOP]"""
+        return sum(self.count(operator.layer) * operator.square_flops for operator in self.operators)

@@ -226,7 +226,6 @@ def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
 
 #: What a graph cannot be made of yet -> how a message calls it.
 _NOT_BUILT: Mapping[str, str] = {
-    "experts": "mixture-of-experts layers",
     "latent": "multi-head latent attention",
     "mamba": "state-space layers (Mamba-2)",
     "delta": "gated delta networks",

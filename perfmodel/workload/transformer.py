@@ -41,6 +41,7 @@ def build_graph(
     parameter_bytes: float,
     weight_form_kv: bool = True,
     shares_queries: bool = True,
+    dispatcher: str = "alltoall",
 ) -> Graph:
     """The forward graph of `model`.
 
@@ -48,6 +49,7 @@ def build_graph(
     dropout         dropout operators run (where the model has any)
     *_bytes         size of an element of activations and of weights as computed with
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
+    dispatcher      how tokens reach experts: "alltoall" or "allgather"
     shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
     """
     b = DecoderBuilder(
@@ -60,6 +62,7 @@ def build_graph(
         drops=dropout and model.dropout > 0,
         weight_form_kv=weight_form_kv,
         shares_queries=shares_queries,
+        dispatcher=dispatcher,
     )
 
     table = "embedding.weight"

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.cost.estimate import evaluate_plan
+from perfmodel.parallel.algebra.traffic_classes import COMM
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.plan import make_plan
 from perfmodel.parallel.plan_file import read_plan, write_plan
@@ -79,7 +80,7 @@ def test_a_reduction_of_an_input_gradient_has_no_weight_gradient_beside_it():
         estimator = estimator_of(job_of(train), chips=4, profile=replace(estimator_of().profile, tp_backward_overlap_fraction=1.0))
         plan = make_plan(estimator.job, cluster="test", num_chips=4, tp=4)
         micro = evaluate_plan(estimator, plan).columns.plans.micro
-        return float(micro.communication[3::4].sum())
+        return float(micro.communication[COMM.index("input_gradient") :: len(COMM)].sum())
 
     assert shown("full") > 0.0
     assert shown("lora:4:o_proj+down_proj") == 0.0

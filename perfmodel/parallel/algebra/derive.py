@@ -14,7 +14,7 @@ from typing import NamedTuple
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import (
-    FINE_AXES,
+    MESH_AXES,
     Held,
     Layout,
     Sharding,
@@ -35,7 +35,7 @@ from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Pass, Ten
 class Amount:
     """A number of elements (or bytes) on one chip as a formula of the mesh and the microbatch.
 
-    base * microbatch^per_sample * ceil(padded_size / |padded_axes|) / |axes|
+    base * microbatch^per_sample * ceil(padded_size / |padded_axes|) / |axes| * |times|
     """
 
     base: float
@@ -43,6 +43,7 @@ class Amount:
     axes: frozenset[str] = frozenset()
     padded_size: float = 1.0
     padded_axes: frozenset[str] = frozenset()
+    times: frozenset[str] = frozenset()
 
     def on(self, size: Callable[[frozenset[str]], float]) -> float:
         """On a mesh with groups of these sizes; of one sample where it counts samples."""
@@ -53,9 +54,7 @@ class Amount:
         return self.base * self.padded_size / size(self.axes | self.padded_axes)
 
     def scaled(self, factor: float) -> Amount:
-        return Amount(
-            base=self.base * factor, per_sample=self.per_sample, axes=self.axes, padded_size=self.padded_size, padded_axes=self.padded_axes
-        )
+        return replace(self, base=self.base * factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +203,7 @@ def derive(
     shardings: Mapping[str, Sharding],
     *,
     held: Mapping[str, Held] | None = None,
-    axes: Collection[str] = FINE_AXES,
+    axes: Collection[str] = MESH_AXES,
 ) -> Derivation:
     """All traffic of one microbatch and the layouts of all parameters.
 
@@ -240,7 +239,7 @@ def derive(
         for move in moves:
             if move.phase is Pass.BACKWARD and not tensor.has_gradient:
                 continue
-            for step in redistribute(move.source, move.target):
+            for step in redistribute(move.source, move.target, is_set=tensor.is_set):
                 traffic.append(
                     Traffic(
                         kind=step.kind,

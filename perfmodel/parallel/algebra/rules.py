@@ -13,14 +13,18 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.values import check_path
+from perfmodel.parallel.algebra.folding import REFINED
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
-#: Logical names of dims that rule sets may speak of (R16). Experts and convolutions bring theirs with their operators.
+#: Logical names of dims that rule sets may speak of (R16). Convolutions bring theirs with their operators.
 LOGICAL_NAMES = (
     "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
     "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
+    "experts", "expert_ffn", "expert_batch", "expert_s", "expert_s_res", "experts_route", "shared_ffn",
 )  # fmt: skip
+#: The dim whose cuts deal experts out: axes of a graph that has it are finer (`folding.py`).
+EXPERTS = "experts"
 #: Fields of a rule set's file.
 _FIELDS = ("name", "source", "rules", "operators")
 #: Names that rule sets of old plan files and the sequence-parallel switch stand for.
@@ -54,9 +58,11 @@ class RuleSet:
     def __hash__(self) -> int:
         return self.key
 
-    def sharding(self, operator: Operator) -> Sharding:
-        """dims of this operator -> fine axes."""
+    def sharding(self, operator: Operator, *, refined: bool = False) -> Sharding:
+        """dims of this operator -> fine axes; `refined`: of a graph with experts, whose axes are finer."""
         sharding = {dim: axes for dim in operator.dims if (axes := self.cut(operator.name_in_layer, operator.logical_name(dim)))}
+        if refined:
+            sharding = {dim: tuple(part for axis in axes for part in REFINED[axis]) for dim, axes in sharding.items()}
         check_sharding(operator, sharding)
         return sharding
 
@@ -284,4 +290,5 @@ def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
     """A sharding for every operator of the graph, by its name."""
-    return {operator.name: rules.sharding(operator) for operator in graph.operators}
+    refined = any(EXPERTS in operator.logical.values() for operator in graph.operators)
+    return {operator.name: rules.sharding(operator, refined=refined) for operator in graph.operators}

@@ -17,11 +17,14 @@ from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.redistribution import collectives
 from perfmodel.workload.graph import Operand, Operator
 
 #: Axes that rule sets may name; tp is tp_kv x tp_q, so that it may exceed the number of key-value heads.
 FINE_AXES = ("dp_replicate", "dp_shard", "cp", "tp_kv", "tp_q")
+#: The axes of layouts, with those of graphs with experts.
+MESH_AXES = (*FINE_AXES, *EXPERT_AXES)
 #: Whole axes as products of fine ones, outermost first (R1).
 AXIS_PARTS: Mapping[str, tuple[str, ...]] = {
     "dp_replicate": ("dp_replicate",),
@@ -30,10 +33,11 @@ AXIS_PARTS: Mapping[str, tuple[str, ...]] = {
     "tp": ("tp_kv", "tp_q"),
     "tp_kv": ("tp_kv",),
     "tp_q": ("tp_q",),
+    **{name: (name,) for name in ("ep", "etp", "dp_rest", "cp_rest")},
 }
 
 #: Axes over which gradients may be partial without being data.
-TENSOR_AXES = frozenset(AXIS_PARTS["tp"])
+TENSOR_AXES = frozenset((*AXIS_PARTS["tp"], "tp_kv_ep", "tp_q_ep"))
 
 #: dim name -> axes that cut it, outermost first
 Sharding = Mapping[str, tuple[str, ...]]
@@ -88,7 +92,7 @@ class Step:
     remaining: frozenset[str]
 
 
-def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str] = FINE_AXES) -> None:
+def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str] = MESH_AXES) -> None:
     """An axis of those that are known occurs at most once in one operator, and cuts only what may be cut."""
     seen: dict[str, str] = {}
     for name, axes in sharding.items():
@@ -141,8 +145,11 @@ def _layout(sharding: Sharding, dims: Sequence[str], summed: Sequence[str] = ())
     return Layout(cuts=cuts, partial=frozenset([axis for dim in summed for axis in sharding.get(dim, ())]))
 
 
-def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:
-    """The collectives from one layout to another (`redistribution.collectives`), by names of axes, in whatever order these cut."""
+def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tuple[Step, ...]:
+    """The collectives from one layout to another (`redistribution.collectives`), by names of axes, in whatever order these cut.
+
+    is_set   of `Tensor`: axes that stay at a position cut the same there, whatever cuts come and go outside them
+    """
     if target.partial - source.partial:
         raise AssertionError("a layout cannot become partial by communication")
     partial = source.partial - target.partial
@@ -160,7 +167,10 @@ def redistribute(source: Layout, target: Layout) -> tuple[Step, ...]:
         return frozenset(axis for axis, bit in bits.items() if mask & bit)
 
     have, want = [mask(axes) for axes in source.cuts], [mask(axes) for axes in target.cuts]
-    inside = [~mask(old[: _common_prefix(old, new)]) for old, new in zip(source.cuts, target.cuts, strict=True)]
+    if is_set:
+        inside = [~(old & new) for old, new in zip(have, want, strict=True)]
+    else:
+        inside = [~mask(old[: _common_prefix(old, new)]) for old, new in zip(source.cuts, target.cuts, strict=True)]
     due = collectives(have, want, mask(partial), inside)
     return tuple(Step(kind=kind, axes=names(group), remaining=names(remaining)) for kind, group, remaining in due if group)
 

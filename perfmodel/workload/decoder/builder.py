@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
@@ -25,6 +26,8 @@ LOGICAL = {
     "b": "batch", "s": "s", "s_res": "s_res", "q": "s_query", "z": "s_key", "h": "hidden", "g": "kv_heads", "r": "q_per_kv",
     "g_norm": "norm_kv_heads", "r_norm": "norm_q_per_kv", "g_attn": "attn_kv_heads", "r_attn": "attn_q_per_kv", "c": "kv_copies",
     "d": "head_dim", "f": "ffn", "v_in": "vocab_in", "v_out": "vocab_out", "p": "positions",
+    "b_x": "expert_batch", "s_x": "expert_s", "t": "expert_s", "t_res": "expert_s_res", "e": "experts", "x": "experts_route",
+    "k": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
 }  # fmt: skip
 PER_SAMPLE, STRETCHED, PADDED, WHOLE = "b", "c", "v", "d"
 
@@ -32,10 +35,19 @@ PER_SAMPLE, STRETCHED, PADDED, WHOLE = "b", "c", "v", "d"
 def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
     """Size of each dim; the batch is a quantity of the plan."""
     kv_heads = model.num_key_value_heads
-    return {
+    sizes = {
         "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
         "c": 1, "d": model.head_dim, "f": model.intermediate_size, "v": model.vocab_size,
-    } | ({"p": model.num_position_rows} if model.position == "learned" else {})  # fmt: skip
+    }  # fmt: skip
+    if model.position == "learned":
+        sizes["p"] = model.num_position_rows
+    if (experts := model.experts) is not None:
+        rows, rest = divmod(seq_len * experts.top_k, experts.num_experts)
+        if rest:  # of one expert, on average: a size that need not be whole
+            rows = cast("int", rows + rest / experts.num_experts)
+        sizes |= {"t": rows, "e": experts.num_experts, "x": experts.num_experts, "k": experts.top_k, "y": 2, "w": experts.width}
+        sizes |= {"u": experts.shared_width, "o": 1} if experts.shared_width else {}
+    return sizes
 
 
 @dataclass(slots=True)
@@ -59,6 +71,8 @@ class DecoderBuilder:
     drops: bool = False
     weight_form_kv: bool = True
     shares_queries: bool = True
+    dispatcher: str = "alltoall"
+    weights_in_experts: bool = False
     region: str = "embedding"
     prefix: str = ""
 
@@ -80,11 +94,11 @@ class DecoderBuilder:
         """Sizes of an operator's dims."""
         return {name: self.sizes[name] for name in (word[0] for word in dims.split())}
 
-    def add(self, operator: Operator, dims: str, *, whole: str = "", group: str = "", itemsize: float = 0.0) -> str:
+    def add(self, operator: Operator, dims: str, *, whole: str = "", group: str = "", itemsize: float = 0.0, is_set: bool = False) -> str:
         """The operator with its dims as rule sets see them."""
         tensor = self.prefix + operator.output.tensor
-        shape = tuple(self.sizes[dim] for dim in operator.output.dims)
-        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=itemsize or self.activation_bytes)
+        shape = tuple(operator.dims[dim] for dim in operator.output.dims)
+        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=itemsize or self.activation_bytes, is_set=is_set)
         names = tuple(operator.dims)
         self.operators.append(
             replace(
@@ -104,14 +118,38 @@ class DecoderBuilder:
 
     # --- pieces ---------------------------------------------------------------------------------------------
 
-    def product(self, name: str, dims: str, x: tuple[str, str], y: tuple[str, str], output: tuple[str, str], *, group: str = "") -> str:
-        is_weight = self.tensors[y[0]].role is TensorRole.PARAMETER
-        operator = einsum(name, operand(*x), operand(*y), operand(*output), self.of(dims), second_is_parameter=is_weight)
-        return self.add(operator, dims, group=group)
+    def product(
+        self,
+        name: str,
+        dims: str,
+        x: tuple[str, str],
+        y: tuple[str, str],
+        output: tuple[str, str],
+        *,
+        group: str = "",
+        grouped: bool = False,
+        itemsize: float = 0.0,
+    ) -> str:
+        parameter = self.tensors[y[0]].role is TensorRole.PARAMETER
+        operands = operand(*x), operand(*y), operand(*output)
+        operator = einsum(name, *operands, self.of(dims), second_is_parameter=parameter, grouped=grouped)
+        return self.add(operator, dims, group=group, itemsize=itemsize)
 
-    def linear(self, name: str, x: str, dims: str, x_dims: str, weight_dims: str, num_rows: int, out_dims: str) -> str:
+    def linear(
+        self,
+        name: str,
+        x: str,
+        dims: str,
+        x_dims: str,
+        weight_dims: str,
+        num_rows: int,
+        out_dims: str,
+        *,
+        grouped: bool = False,
+        itemsize: float = 0.0,
+    ) -> str:
         weight = self.parameter(f"{name}.weight", weight_dims, num_rows)
-        return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims))
+        return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims), grouped=grouped, itemsize=itemsize)
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
         operands = tuple(operand(*each) for each in inputs)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 
 from perfmodel.workload.decoder.attention import attention_mixer
 from perfmodel.workload.decoder.builder import DecoderBuilder
+from perfmodel.workload.decoder.experts import expert_mixture
 from perfmodel.workload.decoder.feed_forward import branch_end, dense_mlp
 from perfmodel.workload.layer_specs import FeedForward, LayerSpec, Mixer
 
 #: What writes each part: the hidden state in, the branch's output out, on the residual stream's dims.
 MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {"attention": attention_mixer}
-FEED_FORWARDS: Mapping[FeedForward, Callable[[DecoderBuilder, str], str]] = {"dense": dense_mlp}
+FEED_FORWARDS: Mapping[FeedForward, Callable[[DecoderBuilder, str], str]] = {"dense": dense_mlp, "experts": expert_mixture}
 
 
 def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:

@@ -17,6 +17,7 @@ def einsum(
     second_is_parameter: bool = True,
     first_has_gradient: bool = True,
     second_has_gradient: bool = True,
+    grouped: bool = False,
     whole: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
@@ -25,7 +26,7 @@ def einsum(
 
     Forward is one product; backward one for the gradient of each operand. Dims of both operands and the output are a batch of products,
     those of one operand and the output m or n, those of both operands alone k. Each is kept for the gradient of the other (a parameter is
-    there anyway).
+    there anyway). grouped: the batch of products is one call of a grouped kernel (experts).
 
     Source: R3 and R4 of the sharding algebra.
     """
@@ -41,9 +42,9 @@ def einsum(
     k = extent(summed)
     backward, saved = [], []
     if first_has_gradient:
-        backward.append(Product(batch=batch, m=m, n=k, k=n, gradient_of=0))
+        backward.append(Product(batch=batch, m=m, n=k, k=n, gradient_of=0, is_grouped=grouped))
     if second_has_gradient:
-        backward.append(Product(batch=batch, m=k, n=n, k=m, gradient_of=1))
+        backward.append(Product(batch=batch, m=k, n=n, k=m, gradient_of=1, is_grouped=grouped))
         saved.append(Data(extent=extent(first.dims), of=0))
     if first_has_gradient and not second_is_parameter:
         saved.append(Data(extent=extent(second.dims), of=1))
@@ -53,7 +54,7 @@ def einsum(
         dims=dims,
         inputs=(first, second),
         output=output,
-        forward=(Product(batch=batch, m=m, n=n, k=k),),
+        forward=(Product(batch=batch, m=m, n=n, k=k, is_grouped=grouped),),
         backward=tuple(backward),
         sums=summed,
         whole=whole,

@@ -119,7 +119,7 @@ BATCH = "  batch: [dp_replicate, dp_shard]\n"
     [
         (
             "names: x\nrules:\n  batchs: [dp]\n  fnn: [tp]\n  ffn: [tpp]\n  s: cp\n",
-            ["unknown field 'names'", "unknown dim 'fnn'; did you mean 'ffn'?; use one of batch, ", "did you mean 'batch'?",
+            ["unknown field 'names'", "unknown dim 'fnn'; did you mean 'ffn'?; use one of batch, ", "did you mean 'batch'",
              "ffn: axis 'tpp' is not known; did you mean 'tp'", "use one of dp_replicate, dp_shard, cp, tp", "s='cp': must be a list"],
         ),
         ("name: megatron\nrules:\n" + BATCH, ["name=megatron: is that of a shipped rule set with other rules"]),

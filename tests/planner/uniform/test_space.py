@@ -142,5 +142,5 @@ def test_blocks_are_of_one_pipeline_and_data_degree():
 def test_only_knobs_of_the_space(place):
     for knob in KNOBS:
         Space(**{place: {knob: 1}})
-    with pytest.raises(InputError, match="ep: not in the space"):
-        Space(**{place: {"ep": 2}})
+    with pytest.raises(InputError, match="xp: not in the space"):
+        Space(**{place: {"xp": 2}})

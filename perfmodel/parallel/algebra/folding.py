@@ -1,0 +1,63 @@
+"""The mesh of experts folded over that of attention: the same ranks, as other products of the same finer axes.
+
+world / pp = tp * cp * dp = etp * ep * edp. Ranks of experts are counted like those of attention, tensor parallelism innermost: etp is the
+inner part of tp; ep takes what is left of tp, then the inner part of cp, then of the data axis; edp is the rest. Each axis of attention is
+so a product of the part that experts are dealt over (`..._ep`) and the rest.
+
+Source: MoE Parallel Folding, arXiv 2504.14960; Megatron-LM's expert rank generator (order tp-cp-ep-dp-pp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+#: Parts of axes over which experts are dealt.
+EXPERT_AXES = ("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep")
+
+#: What rule sets name -> finer axes, outermost first, of a graph with experts. `dp_rest` and `cp_rest`: what experts leave of these axes.
+REFINED: Mapping[str, tuple[str, ...]] = {
+    "dp_replicate": ("dp_replicate",),
+    "dp_shard": ("dp_shard", "dp_ep"),
+    "cp": ("cp", "cp_ep"),
+    "tp_kv": ("tp_kv_ep", "tp_kv"),
+    "tp_q": ("tp_q_ep", "tp_q"),
+    "ep": EXPERT_AXES,
+    "etp": ("tp_kv", "tp_q"),
+    "dp_rest": ("dp_shard",),
+    "cp_rest": ("cp",),
+}
+
+
+def expert_parts(*, tp_kv: Any, tp_q: Any, cp: Any, ep: Any, etp: Any) -> dict[str, Any]:
+    """Size of each of `EXPERT_AXES`, of numbers or columns: etp = tp_q' tp_kv', ep = tp / etp * cp_ep * dp_ep.
+
+    etp fills tp_q before tp_kv, as ranks do. Where a size is no whole number the degrees do not fold (`folding_fault`).
+    """
+    inner = np.minimum(tp_q, etp)
+    outer = etp / inner
+    tp_parts = tp_kv * tp_q / etp
+    left = ep / tp_parts
+    cp_part = np.minimum(cp, left)
+    return {"dp_ep": left / cp_part, "cp_ep": cp_part, "tp_kv_ep": tp_kv / outer, "tp_q_ep": tp_q / inner}
+
+
+def folding_fault(*, tp_kv: int, tp_q: int, cp: int, data: int, ep: int, etp: int) -> str:
+    """Why these degrees do not fold; "" where they do. data: the data axis that experts take from."""
+    tp = tp_kv * tp_q
+    if tp % etp:
+        return f"etp={etp}: must divide tp={tp}; use a divisor of it"
+    if ep % (tp // etp):
+        rule = f"must be a multiple of tp/etp={tp // etp}, since experts are dealt over what etp leaves of tp"
+        return f"ep={ep}: {rule}; use one, or etp={tp}"
+    left = ep // (tp // etp)
+    if left > 1 and left % cp and cp % left:
+        return f"ep={ep}: takes {left} ways of cp and the data axes, and neither divides cp={cp} nor is a multiple of it; use another ep"
+    if data % max(left // cp, 1):
+        return f"ep={ep}: takes {left // cp} ways of the data axis, which has {data}: must divide it; use a smaller ep"
+    parts = expert_parts(tp_kv=tp_kv, tp_q=tp_q, cp=cp, ep=ep, etp=etp)
+    if any(float(part) != int(part) for part in parts.values()):
+        return f"etp={etp}: does not factor with tp={tp}, of which {tp_kv} ways cut key-value heads; use etp=1 or etp={tp}"
+    return ""

@@ -1,0 +1,21 @@
+"""Whose communication a collective of activations is: told by the axes that it rides on."""
+
+from __future__ import annotations
+
+from perfmodel.parallel.algebra.sharding import TENSOR_AXES
+
+#: Communication of activations. Tensor-parallel collectives of backward that have a matrix product beside them on which nothing waits
+#: are kept apart: gathering a saved input again (the input's gradient is computed meanwhile) and reducing an input's gradient (the
+#: weight's gradient is).
+COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient", "expert_parallel")
+#: Those that a step's parts name; of the others one is part.
+SHOWN_COMM = ("tensor_parallel", "context_parallel", "expert_parallel")
+#: Between ranks that see different sequences only what experts send goes.
+_SEQUENCES_APART = frozenset(("dp_ep",))
+
+
+def comm_class(axes: frozenset[str]) -> str:
+    """What rides on any tp axis is tensor-parallel; what leaves a sequence goes to experts."""
+    if axes & _SEQUENCES_APART:
+        return "expert_parallel"
+    return "tensor_parallel" if axes & TENSOR_AXES else "context_parallel"

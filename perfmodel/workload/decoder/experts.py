@@ -1,0 +1,92 @@
+"""A mixture of experts: a router, rows sent to their experts, grouped products, rows brought back; shared experts beside them.
+
+Dims: x experts as the router knows them, k those that a token chose, e experts, t rows of an expert that a sequence sends on average
+(seq_len * top_k / experts), y halves of a gated product, w width of an expert, u width of the shared experts, o one column.
+A routed tensor is rows[b, s, k, h] where its tokens lie and rows[b, t, e, h] where its experts do: as many entries, its third position
+cut by nothing or by the experts' axes. So dispatch and combine are what the algebra finds between the two (R11), and an expert's gradient
+is partial on the axes of tokens that experts leave (R4): no rule is theirs alone.
+"""
+
+from __future__ import annotations
+
+from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.kinds.routing import gated, permute, route, unpermute
+from perfmodel.workload.layer_specs import Experts
+
+_TOKENS, _ROUTED, _AT_EXPERTS = "b s h", "b s k h", "b t e h"
+_FP32 = 4.0
+
+
+def expert_mixture(b: DecoderBuilder, x: str) -> str:
+    """x[b,s,h] -> y[b,s,h]"""
+    experts = b.model.experts
+    assert experts is not None  # `TransformerConfig` checks it
+    logits = b.linear("router", x, "b s_res x h", _TOKENS, "x h", 1, "b s x", itemsize=_FP32)
+    if experts.router_bias:
+        logits = b.bias("router", logits, "b s_res x", "b s x", "x")
+    dims = "b s_res x k"
+    weights = b.add(
+        route("route", operand(logits, "b s x"), operand("route.out", "b s k"), b.of(dims), score=experts.score), dims, itemsize=_FP32
+    )
+    routed = (_all_gather if b.dispatcher == "allgather" else _all_to_all)(b, experts, x, weights)
+    if not experts.shared_width:
+        return routed
+    shared = _shared(b, experts, x)
+    return b.sum("experts_add", [routed, shared])
+
+
+def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
+    """Rows are copied where their tokens are and sent to their experts, which sort them again."""
+    dims = "b s_res k h"
+    rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", _ROUTED), b.of(dims)), dims, is_set=True)
+    dims = "b_x t_res e h"
+    rows = b.add(permute("sort", operand(rows, _AT_EXPERTS), operand("sort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True)
+    rows = _run(b, experts, rows)
+    rows = b.add(permute("unsort", operand(rows, _AT_EXPERTS), operand("unsort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True)
+    dims = "b s_res k h"
+    weighted = operand(weights, "b s k") if not b.weights_in_experts else None
+    return b.add(unpermute("unpermute", operand(rows, _ROUTED), weighted, operand("unpermute.out", _TOKENS), b.of(dims)), dims)
+
+
+def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
+    """Tokens are gathered where the experts are, each expert takes its rows, and what they make of a token is added up by a reduction."""
+    dims, here = "b_x s_x e h", "b s e h"
+    sizes = b.of(dims) | {"e": experts.top_k}  # of a token those that it chose
+    rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", here), sizes), dims)
+    rows = _run(b, experts, rows)
+    return b.add(unpermute("unpermute", operand(rows, here), None, operand("unpermute.out", _TOKENS), sizes), dims)
+
+
+def _run(b: DecoderBuilder, experts: Experts, rows: str) -> str:
+    """The two grouped products and what lies between them: rows[b,t,e,h] -> rows[b,t,e,h]."""
+    halves = "y " if experts.gated else ""
+    wide = f"b t e {halves}w"
+    up = b.linear("experts_up", rows, f"b_x t e {halves}w h", _AT_EXPERTS, f"e {halves}w h", 2 + experts.gated, wide, grouped=True)
+    if experts.bias:
+        up = b.bias("experts_up", up, f"b_x t e {halves}w", wide, f"e {halves}w")
+    dims = f"b_x t e {halves}w"
+    out = operand("experts_activation.out", "b t e w")
+    made = gated("experts_activation", b.model.activation, operand(up, wide), None, out, b.of(dims))
+    down = b.linear("experts_down", b.add(made, dims), "b_x t e w h", "b t e w", "e h w", 2, _AT_EXPERTS, grouped=True)
+    if experts.bias:
+        down = b.bias("experts_down", down, "b_x t e h", _AT_EXPERTS, "e h")
+    return down
+
+
+def _shared(b: DecoderBuilder, experts: Experts, x: str) -> str:
+    """Experts that every token runs: a dense branch, whose output a gate may scale."""
+    model = b.model
+    if experts.gated:
+        gate = b.linear("shared_gate_proj", x, "b s u h", _TOKENS, "u h", 1, "b s u")
+        up = b.linear("shared_up_proj", x, "b s u h", _TOKENS, "u h", 1, "b s u")
+        y = b.pointwise("shared_activation", model.activation, [(gate, "b s u")], "b s u")
+        y = b.pointwise("shared_product", "mul", [(y, "b s u"), (up, "b s u")], "b s u")
+    else:
+        up = b.linear("shared_up_proj", x, "b s u h", _TOKENS, "u h", 1, "b s u")
+        y = b.pointwise("shared_activation", model.activation, [(up, "b s u")], "b s u")
+    y = b.linear("shared_down_proj", y, "b s u h", "b s u", "h u", 1, _TOKENS)
+    if not experts.shared_gate:
+        return y
+    gate = b.linear("shared_gate", x, "b s_res o h", _TOKENS, "o h", 1, "b s o")
+    gate = b.pointwise("shared_gate_sigmoid", "sigmoid", [(gate, "b s o")], "b s_res o")
+    return b.pointwise("shared_gate_product", "mul", [(y, _TOKENS), (gate, "b s o")], "b s_res h o")
