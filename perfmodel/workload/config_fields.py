@@ -96,6 +96,15 @@ class ConfigFields:
             raise bad_field(key, printable(numbers), rule, "correct it in the config")
         return tuple(numbers)
 
+    def entries(self, key: str) -> Sequence[object]:
+        """Of a list, whatever they are; none where there is no list."""
+        value = self.data.get(key)
+        return value if isinstance(value, (list, tuple)) else ()
+
+    def refuse(self, key: str, rule: str, remedy: str) -> None:
+        """What a key's value asks for is not modelled."""
+        self.faults.append(str(bad_field(key, printable(self.data.get(key)), rule, remedy)))
+
     def num_layers(self) -> int:
         """As many as can be listed one by one; a number beyond is refused with the model."""
         return min(max(1, self.count("num_hidden_layers")), MAX_LAYERS)
@@ -167,7 +176,7 @@ def _whole(key: str, value: object) -> int:
     return value
 
 
-def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False) -> Values:
+def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False, width: str = "intermediate_size") -> Values:
     """The sizes under their usual names. Without head_dim the heads share out the hidden size."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     values = {
@@ -175,7 +184,7 @@ def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool 
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": fields.count("num_key_value_heads", default=heads if kv_default else None),
-        "intermediate_size": fields.count("intermediate_size"),
+        "intermediate_size": fields.count(width),
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("max_position_embeddings"),
     }

@@ -15,7 +15,7 @@ from perfmodel.workload.config import TransformerConfig, printable
 from perfmodel.workload.config_fields import ConfigFields
 from perfmodel.workload.families import CLASS_DEFAULTS, FAMILIES
 from perfmodel.workload.families.dense import DENSE
-from perfmodel.workload.families.latent import LATENT
+from perfmodel.workload.families.latent import LATENT, WITH_INDEXER
 
 
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
@@ -97,19 +97,24 @@ _CROSS = "cross-attention to images"
 
 #: Prefixes of `model_type`, the longest that fits counts.
 _UNSUPPORTED: Mapping[str, str] = {
-    "qwen3_next": _MOE,
-    "phimoe": _MOE,
-    "olmoe": _MOE,
-    "dbrx": _MOE,
     "grok": _MOE,
-    "gpt_oss": _MOE,
-    "granitemoe": _MOE,
-    "llama4": _MOE,
-    "glm4_moe": _MOE,
-    "minimax": _MOE,
+    "granitemoehybrid": _RECURRENT,
+    "minimax": "lightning attention (attn_type_list)",
+    "minimax_m3": "attention to chosen blocks of keys (sparse_attention_config)",
+    "glm4v_moe": _MOE,
+    "ernie4_5_moe": _MOE,
+    "hunyuan_v1_moe": _MOE,
+    "longcat": "two attentions in a layer and experts that do nothing (zero_expert_num)",
+    "kimi_linear": "Kimi delta attention (linear_attn_config)",
+    "bailing": "experts and attention of another arrangement (num_shared_experts, first_k_dense_replace)",
+    "mimo_v2": "layers with several numbers of heads (swa_num_key_value_heads)",
+    "step3": "experts and attention of another arrangement (share_expert_dim)",
+    "deepseek_v4": "compressed attention and several residual streams (compress_ratios, hc_mult)",
+    "gemma3n": "several residual streams (altup_num_inputs)",
+    "gemma4": "layers with several head dims (global_head_dim)",
+    "nemotron-nas": "layers that differ one by one (block_configs)",
     "deepseek": f"{_MOE} and {_MLA}",
     "kimi": f"{_MOE} and {_MLA}",
-    "minicpm3": _MLA,
     "bert": _ENCODER,
     "roberta": _ENCODER,
     "xlm": _ENCODER,
@@ -137,7 +142,6 @@ _UNSUPPORTED: Mapping[str, str] = {
     "jamba": _RECURRENT,
     "zamba": _RECURRENT,
     "bamba": _RECURRENT,
-    "nemotron_h": _RECURRENT,
     "rwkv": _RECURRENT,
     "recurrent_gemma": _RECURRENT,
     "mllama": _CROSS,
@@ -146,13 +150,33 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 def _refuse(fields: ConfigFields) -> None:
     """Keys that make a decoder of a known family into something else."""
-    data = fields.data
-    if fields.model_type in DENSE and any(_is_set(data.get(key), above=1) for key in _MOE_KEYS):
-        raise _not_modelled(fields.model_type, _MOE)
-    if fields.model_type not in LATENT and any(_is_set(data.get(key), above=0) for key in _MLA_KEYS):
-        raise _not_modelled(fields.model_type, _MLA)
+    data, family = fields.data, fields.model_type
+    if family in DENSE and any(_is_set(data.get(key), above=1) for key in _MOE_KEYS):
+        raise _not_modelled(family, _MOE)
+    if family not in LATENT and any(_is_set(data.get(key), above=0) for key in _MLA_KEYS):
+        raise _not_modelled(family, _MLA)
     if data.get("is_encoder_decoder") is True or data.get("add_cross_attention") is True:
-        raise _not_modelled(fields.model_type, _ENCODER_DECODER)
+        raise _not_modelled(family, _ENCODER_DECODER)
+    for key, lacking in _VARIANTS.items():
+        if data.get(key) and not (key == "index_topk" and family in WITH_INDEXER):
+            fields.refuse(key, f"{lacking} not modelled yet", "only models without are")
+
+
+#: Keys of variants that no family here has.
+_VARIANTS: Mapping[str, str] = {
+    "moe_latent_size": "experts behind a projection of the hidden state are",
+    "zero_expert_num": "experts that do nothing are",
+    "linear_attn_config": "Kimi delta attention is",
+    "sparse_attention_config": "attention to chosen blocks of keys is",
+    "index_topk": "an indexer of keys is",
+    "compress_ratios": "compressed attention is",
+    "hc_mult": "several residual streams are",
+    "num_kv_shared_layers": "layers that share keys and values are",
+    "hidden_size_per_layer_input": "an embedding for each layer is",
+    "swa_num_key_value_heads": "layers with several numbers of heads are",
+    "global_head_dim": "layers with several head dims are",
+    "block_configs": "layers that differ one by one are",
+}
 
 
 def _is_set(value: object, *, above: int) -> bool:
@@ -160,9 +184,7 @@ def _is_set(value: object, *, above: int) -> bool:
 
 
 def _not_modelled(model_type: str, lacking: str) -> InputError:
-    return bad_field(
-        "model_type", model_type, f"needs {lacking}, which perfmodel does not model yet", "give a decoder-only model of another"
-    )
+    return bad_field("model_type", model_type, f"needs {lacking}, which perfmodel does not model yet", "give another model")
 
 
 def _model_type(data: Mapping[str, Any]) -> str:
@@ -197,8 +219,28 @@ _MODEL_TYPE_OF_CLASS: Mapping[str, str] = {
     "MixtralForCausalLM": "mixtral",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekForCausalLM": "deepseek",
     "DeepseekV2ForCausalLM": "deepseek_v2",
     "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "GlmMoeDsaForCausalLM": "glm_moe_dsa",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "GptOssForCausalLM": "gpt_oss",
+    "Llama4ForCausalLM": "llama4_text",
+    "DbrxForCausalLM": "dbrx",
+    "Grok1ModelForCausalLM": "grok-1",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "NemotronHForCausalLM": "nemotron_h",
+    "OlmoeForCausalLM": "olmoe",
+    "PhimoeForCausalLM": "phimoe",
+    "GraniteMoeForCausalLM": "granitemoe",
+    "MiniCPM3ForCausalLM": "minicpm3",
+    "NemotronForCausalLM": "nemotron",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "SeedOssForCausalLM": "seed_oss",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "Exaone4ForCausalLM": "exaone4",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "GemmaForCausalLM": "gemma",
@@ -222,6 +264,9 @@ _MODEL_TYPE_OF_CLASS: Mapping[str, str] = {
 #: What the language half of a vision-language model is when its `text_config` does not say.
 _TEXT_MODEL_TYPE: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
     "llava": "llama",
     "llava_next": "llama",
     "idefics3": "llama",

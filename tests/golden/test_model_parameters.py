@@ -53,6 +53,16 @@ def test_parameter_count_is_that_of_the_model_card(name, count):
         ("qwen3-30b-a3b", 3.353, 3.042),
         ("qwen3-235b-a22b", 22.191, 21.568),
         ("deepseek-v3", 37.552, 36.626),
+        ("gpt-oss-20b", 4.187, 3.608),
+        ("gpt-oss-120b", 5.712, 5.133),
+        ("llama-4-scout", 17.173, 16.138),
+        ("llama-4-maverick", 17.185, 16.15),
+        ("glm-4.5", 33.632, 32.856),
+        ("glm-4.5-air", 13.424, 12.803),
+        ("glm-5", 41.785, 40.833),
+        ("dbrx", 36.47, 35.853),
+        ("minimax-m2", 11.031, 10.416),
+        ("qwen3-next-80b-a3b", 3.875, 3.564),
     ],
 )
 def test_active_parameters_are_those_of_the_chosen_experts(name, active, without_embedding):

@@ -61,7 +61,59 @@ def test_shared_expert_of_qwen2_has_a_gate_of_one_row():
     assert (shapes["shared_gate.weight"], shapes["shared.down_proj.weight"]) == ((1, 3584), (3584, 20480))
 
 
-@pytest.mark.parametrize("name", ["deepseek-v2", "mixtral-8x7b", "deepseek-v3"])
+def test_every_product_of_gpt_oss_has_a_bias_and_every_head_a_sink():
+    shapes = dict(shape[:2] for shape in load_model("gpt-oss-20b").layer_shapes())
+    assert shapes["sinks"] == (64,)
+    assert shapes["experts.gate_proj.bias"] == (32, 2880)
+    assert shapes["router.bias"] == (32,)
+    assert {f"{name}.bias" for name in ("q_proj", "o_proj", "experts.down_proj")} < set(shapes)
+
+
+def test_indexer_of_glm_5():
+    shapes = dict(shape[:2] for shape in load_model("glm-5").layer_shapes())
+    assert {name: shape for name, shape in shapes.items() if name.startswith("index")} == {
+        "index_q_proj.weight": (32 * 128, 2048),
+        "index_k_proj.weight": (128, 6144),
+        "index_k_norm.weight": (128,),
+        "index_k_norm.bias": (128,),
+        "index_weights_proj.weight": (32, 6144),
+    }
+
+
+def test_layers_of_nemotron_h():
+    """The Mamba layer as transformers 5.23 counts it; every layer has one norm."""
+    model = load_model("nemotron-h-8b")
+    mamba, mlp, attention = model.layer_kinds
+    assert [(kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds] == [
+        ("mamba", "none", 24),
+        ("none", "dense", 24),
+        ("attention", "none", 4),
+    ]
+    assert sum(sizes(model, mamba).values()) == 109_640_064
+    assert sizes(model, mlp) == {"mlp_norm.weight": 4096, "up_proj.weight": 21504 * 4096, "down_proj.weight": 21504 * 4096}
+    assert set(sizes(model, attention)) == {"attention_norm.weight", *(f"{name}_proj.weight" for name in "qkvo")}
+
+
+def test_layers_of_qwen3_next():
+    model = load_model("qwen3-next-80b-a3b")
+    delta, attention = (dict(shape[:2] for shape in model.layer_shapes(kind)) for kind in model.layer_kinds)
+    assert delta["in_proj_qkvz.weight"] == (2 * 16 * 128 + 2 * 32 * 128, 2048)
+    assert delta["in_proj_ba.weight"] == (64, 2048)
+    assert delta["conv.weight"] == (2 * 16 * 128 + 32 * 128, 4)
+    assert (delta["dt_bias"], delta["A_log"], delta["delta_norm.weight"], delta["out_proj.weight"]) == ((32,), (32,), (128,), (2048, 4096))
+    assert attention["q_gate_proj.weight"] == attention["q_proj.weight"] == (16 * 256, 2048)
+    assert layer_order(model.layer_kinds)[:8] == ["layer", "layer", "layer", "attention_layer"] * 2
+
+
+def test_layers_of_llama_4_maverick_take_turns():
+    model = load_model("llama-4-maverick")
+    assert layer_order(model.layer_kinds)[:4] == ["dense_layer", "layer"] * 2
+    assert (model.attention_chunk, model.full_attention_every, model.no_rotary_every) == (8192, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "name", ["nemotron-h-8b", "qwen3-next-80b-a3b", "gpt-oss-20b", "llama-4-maverick", "deepseek-v2", "mixtral-8x7b", "deepseek-v3"]
+)
 def test_listed_parameters_add_up_to_the_count(name):
     model = load_model(name)
     shapes = model.parameter_shapes()

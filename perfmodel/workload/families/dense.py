@@ -248,6 +248,40 @@ LLAMA: Values = {
 }
 
 
+def _nemotron(fields: ConfigFields) -> Values:
+    """Nemotron-4: a LayerNorm, an MLP of two matrices."""
+    activation = fields.activation("hidden_act", default="relu2")
+    return {**llama(fields), "gated_mlp": False, "norm": "layernorm", "norm_bias": True, "activation": activation}
+
+
+def _ernie(fields: ConfigFields) -> Values:
+    bias = fields.flag("use_bias", default=False)
+    tied = fields.flag("tie_word_embeddings", default=True)
+    return {**llama(fields), "qkv_bias": bias, "attention_output_bias": bias, "mlp_bias": bias, "tie_word_embeddings": tied}
+
+
+def _seed_oss(fields: ConfigFields) -> Values:
+    return {
+        **llama(fields),
+        "qkv_bias": fields.flag("attention_bias", default=True),
+        "attention_output_bias": fields.flag("attention_out_bias", default=False),
+    }
+
+
+def _hunyuan(fields: ConfigFields) -> Values:
+    return {**llama(fields), "mlp_bias": False, "qk_norm": True}
+
+
+def _exaone4(fields: ConfigFields) -> Values:
+    """Norms after the branches alone; layers that ignore the window have no rotary positions."""
+    pattern = fields.data.get("sliding_window_pattern")
+    every = len(pattern) if isinstance(pattern, str) else fields.count("sliding_window_pattern", default=4)
+    window = window_of(fields, used=fields.has("sliding_window"), every=every)
+    positions = rotary(window["full_attention_every"]) if window["sliding_window"] else {}
+    values = {**llama(fields), "qkv_bias": False, "attention_output_bias": False, "mlp_bias": False, "qk_norm": True}
+    return {**values, "pre_norm": False, "sandwich_norm": True, **window, **positions}
+
+
 def llama(fields: ConfigFields) -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
@@ -349,10 +383,10 @@ def qwen2(fields: ConfigFields) -> Values:
     }
 
 
-def qwen3(fields: ConfigFields, *, head_dim_required: bool = True) -> Values:
+def qwen3(fields: ConfigFields, *, head_dim_required: bool = True, width: str = "intermediate_size") -> Values:
     bias = fields.flag("attention_bias", default=False)
     return {
-        **sizes_of(fields, kv_default=False, head_dim_required=head_dim_required),
+        **sizes_of(fields, kv_default=False, head_dim_required=head_dim_required, width=width),
         **LLAMA,
         **_qwen_window(fields),
         "qk_norm": True,
@@ -427,4 +461,9 @@ DENSE: Mapping[str, Callable[[ConfigFields], Values]] = {
     "granite": llama,
     "cohere": _cohere,
     "cohere2": _cohere2,
+    "nemotron": _nemotron,
+    "ernie4_5": _ernie,
+    "seed_oss": _seed_oss,
+    "hunyuan_v1_dense": _hunyuan,
+    "exaone4": _exaone4,
 }

@@ -20,8 +20,21 @@ def _deepseek_v3(fields: ConfigFields) -> Values:
     return _deepseek(fields, sigmoid=True)
 
 
-def _deepseek(fields: ConfigFields, *, sigmoid: bool) -> Values:
-    latent, experts = _latent(fields), routed_and_shared(fields, sigmoid=sigmoid)
+def _with_indexer(fields: ConfigFields) -> Values:
+    """DeepSeek V3.2 and GLM-5: attention to the keys that an indexer finds best."""
+    if any(each != "full" for each in fields.entries("indexer_types")):
+        fields.refuse("indexer_types", "layers that share an indexer are not modelled yet", "only layers with one each are")
+    return _deepseek(fields, sigmoid=True, has_indexer=True)
+
+
+def _minicpm3(fields: ConfigFields) -> Values:
+    """Latent attention and a dense MLP; its scales of embedding, residual and logits are factors."""
+    shared_out = fields.count("hidden_size") // max(1, fields.count("num_attention_heads"))
+    return {**_attention(fields), "latent": _latent(fields, value_head_dim=shared_out)}
+
+
+def _deepseek(fields: ConfigFields, *, sigmoid: bool, has_indexer: bool = False) -> Values:
+    latent, experts = _latent(fields, has_indexer=has_indexer), routed_and_shared(fields, sigmoid=sigmoid)
     return {
         **_attention(fields),
         **made_of(after_dense_layers(fields, "latent"), latent=latent, experts=experts),
@@ -29,7 +42,7 @@ def _deepseek(fields: ConfigFields, *, sigmoid: bool) -> Values:
     }
 
 
-def _latent(fields: ConfigFields) -> LatentAttention | None:
+def _latent(fields: ConfigFields, *, has_indexer: bool = False, value_head_dim: int | None = None) -> LatentAttention | None:
     """`q_lora_rank` may be null; head_dim is at most a copy of the rope width and is not read."""
     return fields.record(
         LatentAttention,
@@ -37,7 +50,10 @@ def _latent(fields: ConfigFields) -> LatentAttention | None:
         key_value_rank=fields.count("kv_lora_rank"),
         nope_head_dim=fields.count("qk_nope_head_dim"),
         rope_head_dim=fields.count("qk_rope_head_dim"),
-        value_head_dim=fields.count("v_head_dim"),
+        value_head_dim=fields.count("v_head_dim", default=value_head_dim),
+        index_heads=fields.count("index_n_heads") if has_indexer else 0,
+        index_head_dim=fields.count("index_head_dim") if has_indexer else 0,
+        index_top=fields.count("index_topk") if has_indexer else 0,
     )
 
 
@@ -70,4 +86,10 @@ LATENT: Mapping[str, Callable[[ConfigFields], Values]] = {
     "deepseek_v2": _deepseek_v2,
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
+    "deepseek_v32": _with_indexer,
+    "glm_moe_dsa": _with_indexer,
+    "minicpm3": _minicpm3,
 }
+
+#: Of these, families whose `index_topk` says how many keys a query attends to.
+WITH_INDEXER = frozenset(("deepseek_v32", "glm_moe_dsa"))
