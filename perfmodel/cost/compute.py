@@ -179,6 +179,7 @@ def attention_time(
     itemsize: Num,
     machine: Machine,
     kernel: str = "flash",
+    value_head_dim: Num | None = None,
 ) -> Any:
     """A fused attention kernel, forward. [s]
 
@@ -186,12 +187,15 @@ def attention_time(
     C = 4 tile S wq f / R * (z (d + d0) + s1),   wq = (1 - a) * w + a * ceil(w),   w = b h ceil(q / tile) / S
     M = itemsize * b * d * (2 h q + 2 g z) / B
 
+    d  entries of a head; where those of values (value_head_dim) are others, the mean of both: one product sums over d, one writes v
+
     causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
     kv_heads         g  heads of keys and values: they count in memory only
 
     Source: the shape of Dao, FlashAttention-2 (2023): one thread block for each block of queries; offsets are fitted.
     """
     rates = machine.attention[kernel]
+    head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
     compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
     return rates.floor_time + compute + memory
@@ -209,15 +213,28 @@ def attention_backward_time(
     itemsize: Num,
     machine: Machine,
     kernel: str = "flash",
+    value_head_dim: Num | None = None,
 ) -> Any:
     """The same kernel's backward: five products against two, at another rate; reads q, k, v, o, do and writes dq, dk, dv. [s]
 
-    t = t0 + 2.5 / rate * C + 2 M with C and M of `attention_time`
+    t = t0 + 2.5 / rate * C + 2 M with C and M of `attention_time`; three of the products are over d, two over v
     """
     rates = machine.attention[kernel]
-    compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
+    width = head_dim if value_head_dim is None else backward_width(head_dim, value_head_dim)
+    compute = _attention_compute(batch * heads, query_length, key_length, width, causal_fraction, rates)
+    head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
     return rates.floor_time + compute * (rates.model.backward_flops / rates.model.backward_rate) + memory
+
+
+def forward_width(head_dim: Num, value_head_dim: Num) -> Num:
+    """Entries of a head in the mean of fused attention's two products: scores, and what they weigh."""
+    return (head_dim + value_head_dim) / 2
+
+
+def backward_width(head_dim: Num, value_head_dim: Num) -> Num:
+    """In the mean of the five of its backward pass: scores again, gradients of queries and of keys; of values and of the weights."""
+    return (3 * head_dim + 2 * value_head_dim) / 5
 
 
 SMOOTH_MAXIMUM = 4.0

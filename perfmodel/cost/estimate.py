@@ -55,7 +55,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
-from perfmodel.workload.graph import Graph
+from perfmodel.workload.graph import FusedAttention, Graph, TensorRole
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.transformer import build_graph, causal_mask
 
@@ -322,9 +322,21 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
     # a query of a layer with a window is multiplied with no more keys than that
     mask = causal_mask(model, job.seq_len)
-    keys = mask.windowed_fraction * mask.window_fraction + (1.0 - mask.windowed_fraction)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
-    return dense + attention * keys, dense + attention * mask.fraction
+    return dense + attention * mask.visible, dense + attention * mask.fraction
+
+
+def trained_flops(graph: Graph) -> tuple[float, float]:
+    """FLOP of a forward and a backward pass of a decoder's graph, of one sequence: with whole squares of scores, as far as windows let
+    queries see, and with those that are computed. A product with a frozen weight has 2 of 3. [FLOP]"""
+    square = counted = 0.0
+    for operator in graph.operators:
+        is_frozen = any(graph.tensors[each.tensor].role is TensorRole.PARAMETER and not graph.is_trained(each) for each in operator.inputs)
+        flops = graph.count(operator.layer) * (2.0 if is_frozen and operator.is_product else 3.0) * operator.flops
+        masks = [work.mask for work in operator.forward if isinstance(work, FusedAttention) and work.mask is not None]
+        counted += flops
+        square += flops * (masks[0].visible / masks[0].fraction) if masks else flops
+    return square, counted
 
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:

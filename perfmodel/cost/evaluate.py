@@ -16,7 +16,9 @@ from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import (
     attention_backward_time,
     attention_time,
+    backward_width,
     convolution_time,
+    forward_width,
     grouped_product_time,
     matmul_time,
     streaming_time,
@@ -145,6 +147,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             itemsize=rows.activation_bytes,
             machine=machine,
             kernel=rows.attention_kernel,
+            value_head_dim=at["value_head_dim"][row],
         )
         total[segment] = total[segment] + (time + machine.launch_time)
     return total
@@ -217,8 +220,9 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
     for row, segment in enumerate(rows.attention.segments):
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         calls = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
+        width = (backward_width if at["backward"][row] else forward_width)(at["head_dim"][row], at["value_head_dim"][row])
         habits = rows.attention_habits[at["habits"][row]]
-        total[segment] = total[segment] + calls * square * at["head_dim"][row] * habits.fraction
+        total[segment] = total[segment] + calls * square * width * habits.fraction
     return total
 
 

@@ -67,7 +67,8 @@ class TimedRows:
     """What takes time, by rows. A segment is whatever times are to be told apart by.
 
     matmul, grouped, convolution   columns batch, m, n, k (amounts), mesh
-    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, habits (which of `attention_habits`), backward (0/1)
+    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, habits (which of
+                `attention_habits`), backward (0/1)
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
@@ -168,7 +169,8 @@ class RowCompiler:
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 which = self._habits.setdefault(attention_habits(work.mask, self.profile), len(self._habits))
-                others = {"head_dim": work.head_dim, "habits": which, "backward": int(is_backward)}
+                others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
+                others |= {"habits": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
             case Stream() if work.accesses:
                 accesses = [self.data_amount(op, sharding, data) for data in work.accesses]
@@ -220,7 +222,7 @@ class RowCompiler:
             matmul=_rows(self._matmul, (*_PRODUCT, "mesh")),
             grouped=_rows(self._grouped, (*_PRODUCT, "mesh")),
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
-            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "habits", "backward")),
+            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),
             traffic=_rows(self._traffic, ("kind", "group", "amount")),
             activation_bytes=self.activation_bytes,

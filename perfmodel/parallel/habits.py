@@ -97,12 +97,13 @@ def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Ope
 
 
 def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
-    """Fused it holds nothing for itself. Where v is cut from the same tensor as q and k, what they were before the rotation stays."""
+    """Fused it holds nothing for itself. Where v is cut from the same tensor as q and k, what they were before the rotation stays, unless
+    a part of each head turns where it lies."""
     unrotated = Data(extent=_in_memory(op, 0, graph), of=0)
     return replace(
         op,
         scratch=() if profile.fuses_elementwise else op.scratch,
-        saved=(unrotated, *op.saved) if profile.keeps_unrotated_qk else op.saved,
+        saved=(unrotated, *op.saved) if profile.keeps_unrotated_qk and "start" not in op.settings else op.saved,
     )
 
 

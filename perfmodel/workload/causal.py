@@ -24,6 +24,11 @@ class CausalMask:
         """Share of the whole square that is computed: 1/2, or W - W^2 / 2 in layers with a window."""
         return float(self.seen(0.0, 1.0))
 
+    @property
+    def visible(self) -> float:
+        """Share of all keys that lie within what a query may see, before it or not: 1, or W in layers with a window."""
+        return self.windowed_fraction * self.window_fraction + (1.0 - self.windowed_fraction)
+
     def seen(self, start: Any, stop: Any) -> Any:
         """Share of all keys that queries from `start` to `stop` (shares of the sequence) see on average.
 

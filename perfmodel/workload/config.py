@@ -184,6 +184,9 @@ class TransformerConfig:
             for part in sorted(needed):
                 if getattr(self, part) is None:
                     raise bad_field("kinds", kind.name, f"has layers with {part}, of which nothing is said", f"give {part}")
+        if self.latent is not None and self.num_key_value_heads != self.num_attention_heads:
+            rule = f"must equal num_attention_heads={self.num_attention_heads}: with latent attention every head has its own"
+            raise bad_field("num_key_value_heads", self.num_key_value_heads, rule, "correct the config")
         if self.position_offset and self.position != "learned":
             raise bad_field("position_offset", self.position_offset, "needs position=learned", "set it to 0")
 

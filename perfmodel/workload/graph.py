@@ -116,7 +116,11 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedAttention:
-    """A fused attention kernel; under a causal mask it computes a part of the scores."""
+    """A fused attention kernel; under a causal mask it computes a part of the scores.
+
+    head_dim         entries of a query or key head
+    value_head_dim   of a value head, where they are others; 0: as many
+    """
 
     batch: Extent
     heads: Extent
@@ -124,7 +128,13 @@ class FusedAttention:
     queries: Extent
     keys: Extent
     head_dim: int
+    value_head_dim: int = 0
     mask: CausalMask | None = None
+
+    @property
+    def width(self) -> float:
+        """Mean of the entries over which its two products sum, and which they write, of a head."""
+        return 0.5 * (self.head_dim + (self.value_head_dim or self.head_dim))
 
     @property
     def causal_fraction(self) -> float:
@@ -298,7 +308,7 @@ class Operator:
                     total += 2.0 * work.repeats * _count(work.batch) * _count(work.m) * _count(work.n) * _count(work.k)
                 case FusedAttention():
                     scores = _count(work.batch) * _count(work.heads) * _count(work.queries) * _count(work.keys)
-                    total += 4.0 * scores * work.head_dim * (work.causal_fraction if causal else 1.0)
+                    total += 4.0 * scores * work.width * (work.causal_fraction if causal else 1.0)
         return total
 
 

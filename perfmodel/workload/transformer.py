@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from perfmodel.workload.causal import CausalMask, windowed_mask
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, operand, sizes_of
+from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, operand, sizes_of
 from perfmodel.workload.decoder.layer import write_layer
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
 from perfmodel.workload.kinds.cross_entropy import cross_entropy
@@ -22,9 +22,8 @@ _FP32 = 4.0
 def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
     """Sizes of the dims that must divide among the ranks that cut them, by the logical name that rule sets know them by."""
     sizes = sizes_of(model, seq_len)
-    return {
-        logical: sizes[word[0]] for word, logical in LOGICAL.items() if word[0] in sizes and word[0] not in (PER_SAMPLE, STRETCHED, PADDED)
-    }
+    unlimited = (PER_SAMPLE, STRETCHED, PADDED)
+    return {logical: sizes[dim] for word, logical in LOGICAL.items() if (dim := dim_of(word)) in sizes and dim not in unlimited}
 
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:

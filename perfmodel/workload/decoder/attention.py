@@ -24,35 +24,44 @@ def attention_mixer(b: DecoderBuilder, x: str) -> str:
     if model.position == "rotary":
         q = b.rotary("q_rotary", q, "b s g r d")
         k = b.rotary("k_rotary", k, f"b s g{copies} d")
-    k_dims = "b z g r d" if weight_form_kv else "b z g d"
-    core = "attention_core"
+    out = attention_core(b, q, k, v, "b z g r d" if weight_form_kv else "b z g d")
+    return b.linear("o_proj", out, "b s g r d h", "b s g r d", "h g r d", 1, "b s h")
+
+
+def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d") -> str:
+    """Queries [b q g r width], keys [k_dims] and values -> [b q g r value]: one kernel, or scores, their softmax and what it weighs.
+
+    width, value   dims of a head of queries and keys, and of one of values
+    """
+    model, core = b.model, "attention_core"
+    depth, value_depth = b.sizes[width], b.sizes[value]
+    q_dims, v_dims, out_dims = f"b q g r {width}", f"{k_dims.rpartition(' ')[0]} {value}", f"b q g r {value}"
     if b.attention == "flash":
-        dims = "b q z g_attn r_attn d"
+        dims = f"b q z g_attn r_attn {width}" + (f" {value}" if value != width else "")
         operator = fused_attention(
             "attention",
-            operand(q, "b q g r d"),
+            operand(q, q_dims),
             operand(k, k_dims),
-            operand(v, k_dims),
-            operand("attention.out", "b q g r d"),
+            operand(v, v_dims),
+            operand("attention.out", out_dims),
             b.of(dims),
-            head_dim=model.head_dim,
+            head_dim=depth,
+            value_head_dim=value_depth if value != width else 0,
             causal=Causal(window=model.sliding_window, windowed=model.sliding_layer_fraction, shares_queries=b.shares_queries),
         )
-        out = b.add(operator, dims, group=core)
-    else:
-        square, square_dims = "b q z g_attn r_attn", "b g r q z"
-        scores = b.product("scores", f"{square} d", (q, "b q g r d"), (k, k_dims), ("scores.out", square_dims), group=core)
-        operator = softmax(
-            "softmax",
-            operand(scores, square_dims),
-            operand("softmax.out", square_dims),
-            b.of(square),
-            over="z",
-            scale=model.head_dim**-0.5,
-            causal_queries="q",
-        )
-        weights = b.add(operator, square, whole="z", group=core)
-        if b.drops:
-            weights = b.dropout("attention_weights_dropout", weights, square, square_dims, group=core)
-        out = b.product("context", f"{square} d", (weights, square_dims), (v, k_dims), ("attention.out", "b q g r d"), group=core)
-    return b.linear("o_proj", out, "b s g r d h", "b s g r d", "h g r d", 1, "b s h")
+        return b.add(operator, dims, group=core)
+    square, square_dims = "b q z g_attn r_attn", "b g r q z"
+    scores = b.product("scores", f"{square} {width}", (q, q_dims), (k, k_dims), ("scores.out", square_dims), group=core)
+    operator = softmax(
+        "softmax",
+        operand(scores, square_dims),
+        operand("softmax.out", square_dims),
+        b.of(square),
+        over="z",
+        scale=depth**-0.5,
+        causal_queries="q",
+    )
+    weights = b.add(operator, square, whole="z", group=core)
+    if b.drops:
+        weights = b.dropout("attention_weights_dropout", weights, square, square_dims, group=core)
+    return b.product("context", f"{square} {value}", (weights, square_dims), (v, v_dims), ("attention.out", out_dims), group=core)

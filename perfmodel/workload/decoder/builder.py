@@ -2,13 +2,16 @@
 
 Dims: b sequences, s positions, h hidden, g key-value heads, r query heads for each of
 them, c copies of a key-value head, d head dim, f feed-forward, v vocabulary, p positions of the learned table; q and z are
-query and key positions inside attention. A word such as `g_norm` is dim g under another of the names that rule sets know.
+query and key positions inside attention. A word such as `g_norm` is dim g under another of the names that rule sets know. Of latent
+attention: qa the queries' latent, kva that of keys and values with the shared rotary key, lat and rope these two, kvb a head's key without
+positions and its value, nope and val these two, qk a head of queries or keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import cast
 
 from perfmodel.workload.config import TransformerConfig
@@ -20,6 +23,7 @@ from perfmodel.workload.kinds.elementwise import elementwise
 from perfmodel.workload.kinds.embedding import embedding
 from perfmodel.workload.kinds.identity import identity
 from perfmodel.workload.kinds.norm import layer_norm, rms_norm
+from perfmodel.workload.kinds.pieces import piece
 
 #: Word -> the name that rule sets know the dim by; the dim is the word up to `_`.
 LOGICAL = {
@@ -28,8 +32,14 @@ LOGICAL = {
     "d": "head_dim", "f": "ffn", "v_in": "vocab_in", "v_out": "vocab_out", "p": "positions",
     "b_x": "expert_batch", "s_x": "expert_s", "t": "expert_s", "t_res": "expert_s_res", "e": "experts", "x": "experts_route",
     "k": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
+    "qa": "query_latent", "kva": "latent_and_rope", "lat": "latent", "rope": "rope", "kvb": "nope_and_value", "nope": "nope",
+    "val": "value_dim", "qk": "score_dim",
 }  # fmt: skip
-PER_SAMPLE, STRETCHED, PADDED, WHOLE = "b", "c", "v", "d"
+PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
+#: Dims that no axis may cut, in any operator.
+WHOLE = frozenset(("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk"))
+
+NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
 def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
@@ -47,7 +57,18 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
             rows = cast("int", rows + rest / experts.num_experts)
         sizes |= {"t": rows, "e": experts.num_experts, "x": experts.num_experts, "k": experts.top_k, "y": 2, "w": experts.width}
         sizes |= {"u": experts.shared_width, "o": 1} if experts.shared_width else {}
+    if (latent := model.latent) is not None:
+        sizes |= {
+            "kva": latent.key_value_rank + latent.rope_head_dim, "lat": latent.key_value_rank, "rope": latent.rope_head_dim,
+            "kvb": latent.nope_head_dim + latent.value_head_dim, "nope": latent.nope_head_dim, "val": latent.value_head_dim,
+            "qk": latent.score_head_dim,
+        } | ({"qa": latent.query_rank} if latent.query_rank else {})  # fmt: skip
     return sizes
+
+
+def dim_of(word: str) -> str:
+    """`g_norm` -> g"""
+    return word.partition("_")[0]
 
 
 @dataclass(slots=True)
@@ -92,9 +113,19 @@ class DecoderBuilder:
 
     def of(self, dims: str) -> dict[str, int]:
         """Sizes of an operator's dims."""
-        return {name: self.sizes[name] for name in (word[0] for word in dims.split())}
+        return {name: self.sizes[name] for name in map(dim_of, dims.split())}
 
-    def add(self, operator: Operator, dims: str, *, whole: str = "", group: str = "", itemsize: float = 0.0, is_set: bool = False) -> str:
+    def add(
+        self,
+        operator: Operator,
+        dims: str,
+        *,
+        whole: str = "",
+        group: str = "",
+        itemsize: float = 0.0,
+        is_set: bool = False,
+        parts: Mapping[str, float] = NO_PARTS,
+    ) -> str:
         """The operator with its dims as rule sets see them."""
         tensor = self.prefix + operator.output.tensor
         shape = tuple(operator.dims[dim] for dim in operator.output.dims)
@@ -107,8 +138,9 @@ class DecoderBuilder:
                 output=replace(operator.output, tensor=tensor),
                 layer=self.region,
                 group=group,
-                logical={word[0]: LOGICAL[word] for word in dims.split()},
-                whole=tuple(name for name in names if name in (WHOLE, *operator.whole, *whole)),
+                parts=parts or operator.parts,
+                logical={dim_of(word): LOGICAL[word] for word in dims.split()},
+                whole=tuple(name for name in names if name in WHOLE or name in (*operator.whole, *whole)),
                 padded=tuple(name for name in names if name == PADDED),
                 per_sample=tuple(name for name in names if name == PER_SAMPLE),
                 stretched=tuple(name for name in names if name == STRETCHED),
@@ -188,9 +220,15 @@ class DecoderBuilder:
                 whole = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
                 return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)
 
-    def rotary(self, name: str, x: str, dims: str) -> str:
-        operator = rotary(name, operand(x, dims), operand(f"{name}.out", dims), self.of(dims), head_dim=self.model.head_dim)
-        return self.add(operator, dims)
+    def rotary(self, name: str, x: str, dims: str, *, tensor_dims: str = "", head_dim: int = 0, start: int | None = None) -> str:
+        """Of the whole head, else of the `head_dim` entries from `start`."""
+        tensor_dims = tensor_dims or dims
+        x_operand, output = operand(x, tensor_dims), operand(f"{name}.out", tensor_dims)
+        return self.add(rotary(name, x_operand, output, self.of(dims), head_dim=head_dim or self.model.head_dim, start=start), dims)
+
+    def piece(self, name: str, x: str, x_dims: str, dims: str, output_dims: str, *, start: int) -> str:
+        """Entries of the last position of `x` from `start` on: a view."""
+        return self.add(piece(name, operand(x, x_dims), operand(f"{name}.out", output_dims), self.of(dims), start=start), dims)
 
     def dropout(self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", *, group: str = "") -> str:
         operator = dropout(name, operand(x, tensor_dims), operand(f"{name}.out", tensor_dims), self.of(dims))

@@ -8,10 +8,11 @@ from perfmodel.workload.decoder.attention import attention_mixer
 from perfmodel.workload.decoder.builder import DecoderBuilder
 from perfmodel.workload.decoder.experts import expert_mixture
 from perfmodel.workload.decoder.feed_forward import branch_end, dense_mlp
+from perfmodel.workload.decoder.latent import latent_mixer
 from perfmodel.workload.layer_specs import FeedForward, LayerSpec, Mixer
 
 #: What writes each part: the hidden state in, the branch's output out, on the residual stream's dims.
-MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {"attention": attention_mixer}
+MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {"attention": attention_mixer, "latent": latent_mixer}
 FEED_FORWARDS: Mapping[FeedForward, Callable[[DecoderBuilder, str], str]] = {"dense": dense_mlp, "experts": expert_mixture}
 
 
@@ -24,7 +25,7 @@ def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
     else:
         if kind.mixer != "none":
             mixed = MIXERS[kind.mixer](b, b.norm("attention_norm", x) if model.pre_norm else x)
-            bias = "o_proj" if model.attention_output_bias and kind.mixer == "attention" else ""
+            bias = "o_proj" if model.attention_output_bias and kind.mixer in ("attention", "latent") else ""
             x = b.sum("attention_add", [x, branch_end(b, "attention", mixed, bias=bias)])
         if kind.feed_forward != "none":
             out = FEED_FORWARDS[kind.feed_forward](b, b.norm("mlp_norm", x) if model.pre_norm else x)

@@ -49,6 +49,7 @@ def attention(
     dims: Mapping[str, int],
     *,
     head_dim: int,
+    value_head_dim: int = 0,
     scale: float = 0.0,
     causal: Causal | None = None,
     named: AttentionDims = _USUAL,
@@ -57,6 +58,7 @@ def attention(
     """softmax(scale q k) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
 
     dims     must have those of `named`; the head dim, last of every operand, is no dim or a whole one: it is never cut
+    value_head_dim   of v and y, where it is not that of q and k
     scale    0: head_dim ** -0.5
     causal   None: every query sees all keys
 
@@ -67,6 +69,7 @@ def attention(
     if missing:
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
     num_keys = prod(dims[dim] for dim in keys)
+    widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
         batch=extent(dims, batch),
         heads=extent(dims, heads),
@@ -74,6 +77,7 @@ def attention(
         queries=extent(dims, queries),
         keys=extent(dims, keys),
         head_dim=head_dim,
+        value_head_dim=value_head_dim,
         mask=None if causal is None else windowed_mask(num_keys, causal.window, causal.windowed),
     )
     return Operator(
@@ -86,7 +90,7 @@ def attention(
         backward=(work,),
         whole=keys if causal is None or causal.shares_queries else (*keys, *queries),
         saved=(
-            *(Data(extent=_entries(dims, operand, head_dim), of=place) for place, operand in enumerate((q, k, v, output))),
+            *(Data(extent=_entries(dims, operand, widths[place]), of=place) for place, operand in enumerate((q, k, v, output))),
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
         ),
         settings={
@@ -105,9 +109,18 @@ def _entries(dims: Mapping[str, int], operand: Operand, last: int) -> Extent:
 
 
 def rotary(
-    name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, head_dim: int, base: float = 10000.0, layer: str = ""
+    name: str,
+    x: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    head_dim: int,
+    base: float = 10000.0,
+    start: int | None = None,
+    layer: str = "",
 ) -> Operator:
     """Pairs of entries of each head rotated by its position: x[b,s,g,""] -> y[b,s,g,""]; the sequence is position 1, the head dim last.
+    With `start` only the `head_dim` entries from there on, where they lie; others stay as they are.
 
     As separate operators (torch) backward holds two products, a negated half and their concatenation: one and a half times the output.
 
@@ -127,6 +140,6 @@ def rotary(
         forward=(Stream(kernel="rotary", elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel="rotary", elements=entries, accesses=back),),
         scratch=(Data(extent=((3, ""), *_entries(dims, x, head_dim // 2))),),
-        settings={"head_dim": head_dim, "base": base},
+        settings={"head_dim": head_dim, "base": base} | ({} if start is None else {"start": start}),
         layer=layer,
     )

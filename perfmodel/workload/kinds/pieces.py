@@ -1,0 +1,73 @@
+"""Pieces of a tensor along its last position, copies of them, and heads put together of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.workload.graph import Data, Operand, Operator, Stream
+from perfmodel.workload.kinds.extents import extent
+
+
+def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, start: int, layer: str = "") -> Operator:
+    """Entries of the last position of x from `start` on, as many as the last of the output has, where they lie: no work.
+
+    Both positions are whole. What keeps a piece keeps all of x (`Operator.parts` of the one that does).
+    """
+    *kept, entries = x.dims
+    *_, taken = output.dims
+    if output.dims[:-1] != tuple(kept) or start + dims[taken] > dims[entries]:
+        raise InputError(
+            f"operator {name}: start={start}: must leave {dims[taken]} entries of the {dims[entries]} of {x.tensor}; correct it"
+        )
+    return Operator(
+        name=name,
+        kind="piece",
+        dims=dims,
+        inputs=(x,),
+        output=output,
+        whole=(entries, taken),
+        passes_gradient=True,
+        settings={"start": start},
+        layer=layer,
+    )
+
+
+def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+    """A piece as a tensor of its own, for kernels that want their entries side by side; its gradient is copied back."""
+    entries = extent(dims, output.dims)
+    read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
+    back = (replace(written, is_gradient=True), replace(read, is_gradient=True))
+    return Operator(
+        name=name,
+        kind="copy",
+        dims=dims,
+        inputs=(x,),
+        output=output,
+        forward=(Stream(kernel="default", elements=entries, accesses=(read, written)),),
+        backward=(Stream(kernel="default", elements=entries, accesses=back),),
+        layer=layer,
+    )
+
+
+def heads_with_shared(name: str, own: Operand, shared: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+    """own[..., g, n] beside shared[..., o], which all heads g have alike: y[..., g, n + o]. The last positions are whole."""
+    one, other, both = own.dims[-1], shared.dims[-1], output.dims[-1]
+    if dims[one] + dims[other] != dims[both]:
+        raise InputError(f"operator {name}: {both}={dims[both]}: must be {one}={dims[one]} and {other}={dims[other]}; correct the shape")
+    operands = (own, shared, output)
+    data = [Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate(operands)]
+    gradients = [replace(each, is_gradient=True) for each in data]
+    entries = data[2].extent
+    return Operator(
+        name=name,
+        kind="heads_with_shared",
+        dims=dims,
+        inputs=(own, shared),
+        output=output,
+        forward=(Stream(kernel="default", elements=entries, accesses=tuple(data)),),
+        backward=(Stream(kernel="default", elements=entries, accesses=(gradients[2], *gradients[:2])),),
+        whole=(one, other, both),
+        layer=layer,
+    )
