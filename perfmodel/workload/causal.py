@@ -10,18 +10,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalMask:
-    """A query sees the keys before it, in some layers only the last few of them.
+    """A query sees the keys before it, in some layers only the last few of them, or those of its own chunk.
 
     window_fraction     W  keys that a query of those layers sees at most, over the sequence; 1: all before it
     windowed_fraction      share of the layers with that window
+    is_chunked             windows do not slide: the sequence is cut into chunks of W, which do not see one another
     """
 
     window_fraction: float = 1.0
     windowed_fraction: float = 0.0
+    is_chunked: bool = False
 
     @property
     def fraction(self) -> float:
-        """Share of the whole square that is computed: 1/2, or W - W^2 / 2 in layers with a window."""
+        """Share of the whole square that is computed: 1/2, or W - W^2 / 2 in layers with a window, W / 2 in those with chunks."""
         return float(self.seen(0.0, 1.0))
 
     @property
@@ -32,21 +34,24 @@ class CausalMask:
     def seen(self, start: Any, stop: Any) -> Any:
         """Share of all keys that queries from `start` to `stop` (shares of the sequence) see on average.
 
-        The mean of min(x, W) over [start, stop].
+        The mean of min(x, W) over [start, stop], of x mod W with chunks.
         """
         whole = _mean_of_least(start, stop, 1.0)
         if not self.windowed_fraction:
             return whole
-        windowed = _mean_of_least(start, stop, self.window_fraction)
+        windowed = (_mean_in_chunks if self.is_chunked else _mean_of_least)(start, stop, self.window_fraction)
         return self.windowed_fraction * windowed + (1.0 - self.windowed_fraction) * whole
 
     def seen_by_slowest(self, num_ranks: Any, *, head_tail: bool) -> Any:
         """The same of the rank that computes most, where `num_ranks` share the queries.
 
         In order, that is the last one: (1 - 1 / (2 n)) of all keys, 2 - 1/n of the mean. Where rank r has the r-th chunk of 2 n from either
-        end, all ranks do the mean without a window; with one, the rank with the two chunks in the middle does most.
+        end, all ranks do the mean without a window; with one, the rank with the two chunks in the middle does most. Chunks that do not see
+        one another end where the sequence does: from either end all do the mean too.
         """
         n = num_ranks
+        if head_tail and self.is_chunked:
+            return self.seen(0.0, 1.0) + 0.0 * n
         if head_tail:
             return self.seen(0.5 - 0.5 / n, 0.5 + 0.5 / n)
         return self.seen(1.0 - 1.0 / n, 1.0)
@@ -55,14 +60,27 @@ class CausalMask:
 ALL_BEFORE = CausalMask()
 
 
-def windowed_mask(keys: int, window: int, share: float = 1.0) -> CausalMask:
-    """Of a sequence of so many keys, of which a query sees the last `window` (0: all before it) in that share of the layers."""
+def windowed_mask(keys: int, window: int, share: float = 1.0, *, chunked: bool = False) -> CausalMask:
+    """Of a sequence of so many keys, of which a query sees the last `window` (0: all before it) in that share of the layers; `chunked`:
+    those of its chunk of so many."""
     if not 0 < window < keys:
         return ALL_BEFORE
-    return CausalMask(window_fraction=window / keys, windowed_fraction=share)
+    return CausalMask(window_fraction=window / keys, windowed_fraction=share, is_chunked=chunked)
 
 
 def _mean_of_least(start: Any, stop: Any, limit: float) -> Any:
     """Mean of min(x, limit) over [start, stop]."""
     low, high = np.minimum(start, limit), np.minimum(stop, limit)
     return (0.5 * (high - low) * (high + low) + limit * ((stop - high) - (start - low))) / (stop - start)
+
+
+def _mean_in_chunks(start: Any, stop: Any, chunk: float) -> Any:
+    """Mean of x mod chunk over [start, stop]."""
+    return (_area_in_chunks(stop, chunk) - _area_in_chunks(start, chunk)) / (stop - start)
+
+
+def _area_in_chunks(stop: Any, chunk: float) -> Any:
+    """The integral of x mod chunk over [0, stop]: whole chunks, and what is left."""
+    whole = np.floor(stop / chunk)
+    rest = stop - whole * chunk
+    return 0.5 * (whole * (chunk * chunk) + rest * rest)

@@ -215,8 +215,8 @@ class TransformerConfig:
 
     @property
     def sliding_layer_fraction(self) -> float:
-        """Share of the layers whose attention is cut to `sliding_window`."""
-        if not self.sliding_window:
+        """Share of the layers whose attention is cut to `sliding_window`, or to chunks."""
+        if not (self.sliding_window or self.attention_chunk):
             return 0.0
         if not self.full_attention_every:
             return 1.0

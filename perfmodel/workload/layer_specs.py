@@ -226,12 +226,8 @@ def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
 
 #: What a graph cannot be made of yet -> how a message calls it.
 _NOT_BUILT: Mapping[str, str] = {
-    "latent": "multi-head latent attention",
     "mamba": "state-space layers (Mamba-2)",
     "delta": "gated delta networks",
-    "attention_sinks": "attention sinks",
-    "attention_gate": "gated attention",
-    "attention_chunk": "attention in chunks",
     "num_mtp_layers": "multi-token prediction",
 }
 
@@ -240,6 +236,8 @@ def not_built(model: TransformerConfig) -> str:
     """What a model has that is read and counted, but of which no graph is built: "mixture-of-experts layers and attention sinks"; "" for
     nothing."""
     lacking = [text for field, text in _NOT_BUILT.items() if getattr(model, field)]
+    if model.latent is not None and model.latent.index_heads:
+        lacking.append("a sparse indexer of attention")
     if len(model.layer_kinds) > 1:
         lacking.append("several kinds of layers")
     return " and ".join(filter(None, (", ".join(lacking[:-1]), *lacking[-1:])))

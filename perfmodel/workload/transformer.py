@@ -27,7 +27,8 @@ def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
 
 
 def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
-    return windowed_mask(seq_len, model.sliding_window, model.sliding_layer_fraction)
+    window = model.sliding_window or model.attention_chunk
+    return windowed_mask(seq_len, window, model.sliding_layer_fraction, chunked=bool(model.attention_chunk))
 
 
 def build_graph(

@@ -26,6 +26,17 @@ def test_the_slowest_rank(num_ranks, window, head_tail):
     )
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("chunk", [48, 24, 12, 6])
+def test_chunks_that_do_not_see_one_another(num_ranks, chunk):
+    mask = CausalMask(window_fraction=chunk / S, windowed_fraction=1.0, is_chunked=True)
+    seen = np.arange(S) % chunk + 0.5
+    assert mask.fraction == pytest.approx(seen.mean() / S)
+    assert mask.seen_by_slowest(num_ranks, head_tail=True) == pytest.approx(mask.fraction)
+    by_rank = seen.reshape(num_ranks, -1).mean(axis=1) / S
+    assert mask.seen_by_slowest(num_ranks, head_tail=False) == pytest.approx(by_rank.max(), rel=0.01)
+
+
 def test_without_a_window():
     """From either end all ranks do the mean; in order the last of n does 2 - 1/n of it."""
     ranks = np.array([1.0, 2.0, 4.0, 8.0])

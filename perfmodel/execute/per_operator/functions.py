@@ -60,6 +60,7 @@ _ELEMENTWISE: Mapping[str, Callable[..., torch.Tensor]] = {
     "mul": torch.mul,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
+    "sigmoid_gate": lambda x, gate: x * torch.sigmoid(gate),
     **ACTIVATIONS,
 }
 

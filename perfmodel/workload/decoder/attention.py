@@ -24,14 +24,22 @@ def attention_mixer(b: DecoderBuilder, x: str) -> str:
     if model.position == "rotary":
         q = b.rotary("q_rotary", q, "b s g r d")
         k = b.rotary("k_rotary", k, f"b s g{copies} d")
-    out = attention_core(b, q, k, v, "b z g r d" if weight_form_kv else "b z g d")
+    sinks = b.parameter("sinks", "g r", 2) if model.attention_sinks else ""
+    out = attention_core(b, q, k, v, "b z g r d" if weight_form_kv else "b z g d", sinks=sinks)
+    if model.attention_gate:
+        heads = "b s g r d"
+        gate = b.linear("q_gate_proj", x, f"{heads} h", "b s h", "g r d h", 3, heads)
+        if model.qkv_bias:
+            gate = b.bias("q_gate_proj", gate, heads, heads, "g r d")
+        out = b.pointwise("attention_gate", "sigmoid_gate", [(out, heads), (gate, heads)], heads)
     return b.linear("o_proj", out, "b s g r d h", "b s g r d", "h g r d", 1, "b s h")
 
 
-def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d") -> str:
+def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d", sinks: str = "") -> str:
     """Queries [b q g r width], keys [k_dims] and values -> [b q g r value]: one kernel, or scores, their softmax and what it weighs.
 
     width, value   dims of a head of queries and keys, and of one of values
+    sinks          a parameter: a score of each head to which no key belongs
     """
     model, core = b.model, "attention_core"
     depth, value_depth = b.sizes[width], b.sizes[value]
@@ -47,7 +55,13 @@ def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, wi
             b.of(dims),
             head_dim=depth,
             value_head_dim=value_depth if value != width else 0,
-            causal=Causal(window=model.sliding_window, windowed=model.sliding_layer_fraction, shares_queries=b.shares_queries),
+            causal=Causal(
+                window=model.sliding_window or model.attention_chunk,
+                windowed=model.sliding_layer_fraction,
+                chunked=bool(model.attention_chunk),
+                shares_queries=b.shares_queries,
+            ),
+            sinks=operand(sinks, "g r") if sinks else None,
         )
         return b.add(operator, dims, group=core)
     square, square_dims = "b q z g_attn r_attn", "b g r q z"
@@ -60,6 +74,7 @@ def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, wi
         over="z",
         scale=depth**-0.5,
         causal_queries="q",
+        sinks=operand(sinks, "g r") if sinks else None,
     )
     weights = b.add(operator, square, whole="z", group=core)
     if b.drops:

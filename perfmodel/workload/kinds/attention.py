@@ -18,11 +18,13 @@ class Causal:
 
     window          it sees the last so many of them; 0: all
     windowed        of the layers that the operator stands for, the share with that window
+    chunked         the window does not slide: it sees those of its own chunk of so many
     shares_queries  ranks may share queries, though later ones see more keys than earlier ones: the cost model knows who has which
     """
 
     window: int = 0
     windowed: float = 1.0
+    chunked: bool = False
     shares_queries: bool = False
 
 
@@ -52,6 +54,7 @@ def attention(
     value_head_dim: int = 0,
     scale: float = 0.0,
     causal: Causal | None = None,
+    sinks: Operand | None = None,
     named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
@@ -61,6 +64,7 @@ def attention(
     value_head_dim   of v and y, where it is not that of q and k
     scale    0: head_dim ** -0.5
     causal   None: every query sees all keys
+    sinks    sinks[g,r]: a score of each head to which no key belongs; it takes its share of the softmax and adds nothing (gpt-oss)
 
     Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
     """
@@ -69,6 +73,8 @@ def attention(
     if missing:
         raise InputError(f"operator {name}: dims={tuple(dims)}: must have b, q, z, g and r; add {missing[0]}")
     num_keys = prod(dims[dim] for dim in keys)
+    window = causal.window if causal is not None and causal.window < num_keys else 0
+    inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
         batch=extent(dims, batch),
@@ -78,27 +84,31 @@ def attention(
         keys=extent(dims, keys),
         head_dim=head_dim,
         value_head_dim=value_head_dim,
-        mask=None if causal is None else windowed_mask(num_keys, causal.window, causal.windowed),
+        mask=None if causal is None else windowed_mask(num_keys, causal.window, causal.windowed, chunked=causal.chunked),
     )
     return Operator(
         name=name,
         kind="attention",
         dims=dims,
-        inputs=(q, k, v),
+        inputs=inputs,
         output=output,
         forward=(work,),
         backward=(work,),
         whole=keys if causal is None or causal.shares_queries else (*keys, *queries),
         saved=(
-            *(Data(extent=_entries(dims, operand, widths[place]), of=place) for place, operand in enumerate((q, k, v, output))),
+            *(
+                Data(extent=_entries(dims, operand, width), of=place)
+                for place, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
+            ),
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
         ),
         settings={
             "head_dim": head_dim,
             "scale": scale or head_dim**-0.5,
             "causal": causal is not None,
-            "window": causal.window if causal is not None and causal.window < num_keys else 0,
-        },
+            "window": window,
+        }
+        | ({"chunked": True} if causal is not None and causal.chunked and window else {}),
         layer=layer,
     )
 

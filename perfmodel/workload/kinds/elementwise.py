@@ -11,7 +11,7 @@ from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
 #: What backward reads besides the gradient: nothing, the output, or the inputs.
-_KEPT = {"add": "", "bias": "", "scale": "", "mul": "input", "tanh": "output", "sigmoid": "output"} | {
+_KEPT = {"add": "", "bias": "", "scale": "", "mul": "input", "sigmoid_gate": "input", "tanh": "output", "sigmoid": "output"} | {
     name: each.kept for name, each in ACTIVATIONS.items()
 }
 
@@ -27,7 +27,8 @@ def elementwise(
     padded: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """output = function(inputs...), entry by entry; an input that lacks a dim is broadcast along it. `scale`: times a number.
+    """output = function(inputs...), entry by entry; an input that lacks a dim is broadcast along it. `scale`: times a number;
+    `sigmoid_gate`: the first times the sigmoid of the second.
 
     Memory traffic: each input read and the output written once (a bias stays in the cache); backward reads the output's gradient and what
     is kept, and writes each input's gradient. The gradient of a sum is that of each of its terms: only terms that were broadcast are

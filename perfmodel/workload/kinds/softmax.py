@@ -20,10 +20,13 @@ def softmax(
     over: str,
     scale: float = 1.0,
     causal_queries: str = "",
+    sinks: Operand | None = None,
     layer: str = "",
 ) -> Operator:
     """y = softmax(scale x) over dim `over` (several: "i j"); with a causal mask, entry j of `over` is seen by entries i >= j of dim
     `causal_queries`.
+
+    sinks: entries of their own in every sum, which the output lacks (a score of each head to which no key belongs).
 
     Where `over` is cut: the maximum and the sum of every row are all-reduced in forward, the sum of y dy in backward. The output is kept.
 
@@ -35,13 +38,14 @@ def softmax(
             raise InputError(f"operator {name}: dim {dim!r}: is not one of the dims {x.dims} of the input; name one of them")
     entries = extent(dims, x.dims)
     rows = reduced_rows(dims, x.dims, reduced)
-    read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
+    inputs = (x,) if sinks is None else (x, sinks)
+    read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
     back = (replace(written, is_gradient=True), written, replace(read, is_gradient=True))
     return Operator(
         name=name,
         kind="softmax",
         dims=dims,
-        inputs=(x,),
+        inputs=inputs,
         output=output,
         forward=(Stream(kernel="softmax", elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel="softmax", elements=entries, accesses=back),),
