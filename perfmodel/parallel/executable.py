@@ -13,6 +13,7 @@ from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
+from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.training import Method
@@ -36,6 +37,9 @@ def not_executable_reason(plan: Plan) -> str:
     train = plan.job.train
     if train.quantizes_base:
         return f"train={train}: the executor has no weights of four bits; use train={replace(train, method=Method.LORA)}"
+    lacking = _not_run(plan.job.transformer)
+    if lacking:
+        return f"model={network.name}: has {lacking}, which the executor does not run yet; predict it, or run a model without"
     reason = not_modules_reason(plan)
     if not reason:
         return ""
@@ -47,6 +51,17 @@ def not_executable_reason(plan: Plan) -> str:
     return reason if other else ""
 
 
+def _not_run(model: TransformerConfig) -> str:
+    """What of a model nothing here runs; "" for nothing."""
+    if len(model.layer_kinds) > 1:
+        return "several kinds of layers"
+    parts = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks", "experts": "experts"}
+    kind = model.layer_kinds[0]
+    found = [text for part, text in parts.items() if part in (kind.mixer, kind.feed_forward)]
+    found += [text for text, has in (("attention sinks", model.attention_sinks), ("attention in chunks", model.attention_chunk)) if has]
+    return " and ".join(found)
+
+
 def not_modules_reason(plan: Plan) -> str:
     """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
@@ -54,6 +69,8 @@ def not_modules_reason(plan: Plan) -> str:
         return f"train={plan.job.train}: torch's own modules train all parameters, adapters are interpreted; use train=full"
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"
+    if model.attention_gate:
+        return "attention_gate=true: torch's own modules have no gate on attention; use another model"
     if plan.job.precision is Precision.FP16_MIXED:
         return "precision=fp16-mixed: needs dynamic loss scaling, which the executor does not have; use bf16-mixed"
     if model.num_key_value_heads % layout.tp or model.num_attention_heads % layout.tp:

@@ -157,6 +157,9 @@ class TrainingJob:
         if not isinstance(self.train, Training):
             raise bad_field("train", shown(self.train), "must be a Training", "training_of reads one: training_of('lora:16')")
         if not self.train.is_full:
+            if isinstance(self.model, TransformerConfig) and not self.model.is_plain:
+                rule = f"adapters stand beside attention and dense MLPs, of which not all layers of {self.model.name} are made"
+                raise bad_field("train", str(self.train), rule, "use train=full")
             self.train.check_targets(linear_operators(self.transformer), self.model.name)
 
     @property

@@ -238,8 +238,6 @@ def not_built(model: TransformerConfig) -> str:
     lacking = [text for field, text in _NOT_BUILT.items() if getattr(model, field)]
     if model.latent is not None and model.latent.index_heads:
         lacking.append("a sparse indexer of attention")
-    if len(model.layer_kinds) > 1:
-        lacking.append("several kinds of layers")
     return " and ".join(filter(None, (", ".join(lacking[:-1]), *lacking[-1:])))
 
 

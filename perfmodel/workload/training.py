@@ -98,7 +98,8 @@ def training_of(value: object, field: str = "train") -> Training:
 def linear_operators(model: TransformerConfig) -> tuple[str, ...]:
     """Names of the linear operators of a layer."""
     gate = ("gate_proj",) if model.gated_mlp else ()
-    return ("q_proj", "k_proj", "v_proj", "o_proj", *gate, "up_proj", "down_proj")
+    scale = ("q_gate_proj",) if model.attention_gate else ()
+    return ("q_proj", "k_proj", "v_proj", *scale, "o_proj", *gate, "up_proj", "down_proj")
 
 
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
