@@ -55,7 +55,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
-from perfmodel.workload.graph import FusedAttention, Graph, TensorRole
+from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.transformer import build_graph, causal_mask
 
@@ -309,7 +309,7 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         return sample, sample
     model = job.transformer
     if not model.is_plain:
-        written = estimator.graph(plan.attention, plan.dispatcher)
+        written = estimator.graph(AttentionKernel.FLASH)  # whose scores are told apart
         whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
@@ -324,19 +324,6 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     mask = causal_mask(model, job.seq_len)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     return dense + attention * mask.visible, dense + attention * mask.fraction
-
-
-def trained_flops(graph: Graph) -> tuple[float, float]:
-    """FLOP of a forward and a backward pass of a decoder's graph, of one sequence: with whole squares of scores, as far as windows let
-    queries see, and with those that are computed. A product with a frozen weight has 2 of 3. [FLOP]"""
-    square = counted = 0.0
-    for operator in graph.operators:
-        is_frozen = any(graph.tensors[each.tensor].role is TensorRole.PARAMETER and not graph.is_trained(each) for each in operator.inputs)
-        flops = graph.count(operator.layer) * (2.0 if is_frozen and operator.is_product else 3.0) * operator.flops
-        masks = [work.mask for work in operator.forward if isinstance(work, FusedAttention) and work.mask is not None]
-        counted += flops
-        square += flops * (masks[0].visible / masks[0].fraction) if masks else flops
-    return square, counted
 
 
 def _executed(estimator: Estimator, plan: Plan, row: PlanRow) -> float:

@@ -141,6 +141,11 @@ class FusedAttention:
         """The share of the scores that is computed."""
         return 1.0 if self.mask is None else self.mask.fraction
 
+    @property
+    def visible_fraction(self) -> float:
+        """Of the keys those that a query may see, before it or not."""
+        return 1.0 if self.mask is None else self.mask.visible
+
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
 
@@ -297,7 +302,7 @@ class Operator:
 
     @property
     def square_flops(self) -> float:
-        """The same with all the scores of fused attention. [FLOP]"""
+        """The same with all the scores of fused attention, as far as windows let queries see. [FLOP]"""
         return self._flops(causal=False)
 
     def _flops(self, *, causal: bool) -> float:
@@ -308,7 +313,7 @@ class Operator:
                     total += 2.0 * work.repeats * _count(work.batch) * _count(work.m) * _count(work.n) * _count(work.k)
                 case FusedAttention():
                     scores = _count(work.batch) * _count(work.heads) * _count(work.queries) * _count(work.keys)
-                    total += 4.0 * scores * work.width * (work.causal_fraction if causal else 1.0)
+                    total += 4.0 * scores * work.width * (work.causal_fraction if causal else work.visible_fraction)
         return total
 
 
@@ -572,5 +577,5 @@ class Graph:
 
     @property
     def square_flops(self) -> float:
-        """The same where every query of fused attention is multiplied with all keys. [FLOP]"""
+        """The same where every query of fused attention is multiplied with all keys, in layers with a window with as many. [FLOP]"""
         return sum(self.count(operator.layer) * operator.square_flops for operator in self.operators)

@@ -1,11 +1,12 @@
 """Configs of families with experts, latent attention or several kinds of layers: what each key means, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.layer_specs import not_built
 from perfmodel.workload.models import load_model

@@ -3,7 +3,7 @@
 import pytest
 
 from perfmodel.cost.compute import attention_backward_time, attention_time
-from perfmodel.cost.estimate import evaluate_plan, trained_flops
+from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.kept import kept_tensors
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.derive import derive
@@ -49,8 +49,7 @@ def test_flops_of_a_token_with_half_the_square_of_scores():
     assert layer / SEQ == 1_334_706_176  # 1.3347 GF
     core = graph.operator("attention").flops / SEQ
     assert core == SEQ * 128 * (128 + 64 + 128)  # causal: s n (p + o + v)
-    square, counted = trained_flops(graph)
-    assert square - counted == 3 * 61 * SEQ * core
+    assert graph.square_flops - graph.flops == 61 * SEQ * core
     unfused = sum(operator.flops for operator in graph_of(v3_dense(), "unfused").operators_of("layer"))
     assert unfused / SEQ == layer / SEQ + core
 
