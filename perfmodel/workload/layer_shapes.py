@@ -52,7 +52,7 @@ def norm_shapes(model: TransformerConfig, name: str, size: int | tuple[int, ...]
 
 def is_routed(shape: ParameterShape) -> bool:
     """Of the experts among which each token chooses: dim 0 is the expert."""
-    return shape.name.startswith("experts.")
+    return shape.name.startswith("experts_")
 
 
 # --- mixers -------------------------------------------------------------------------------------------------------
@@ -140,14 +140,18 @@ def _dense(model: TransformerConfig) -> list[ParameterShape]:
 
 
 def _experts(model: TransformerConfig) -> list[ParameterShape]:
+    """Of the routed ones gate and up are one tensor of two halves, as grouped products read them."""
     experts = model.experts
     assert experts is not None
-    h, e = model.hidden_size, experts.num_experts
+    h, e, f = model.hidden_size, experts.num_experts, experts.width
+    up = (e, 2, f) if experts.gated else (e, f)
     shapes = _linear("router", e, h, bias=experts.router_bias)
-    one = _mlp("experts.", h, experts.width, gated=experts.gated, bias=experts.bias)
-    shapes += [shape._replace(shape=(e, *shape.shape)) for shape in one]
+    for name, rows, columns in (("experts_up", up, h), ("experts_down", (e, h), f)):
+        shapes.append(ParameterShape(f"{name}.weight", (*rows, columns), "layer"))
+        if experts.bias:
+            shapes.append(ParameterShape(f"{name}.bias", rows, "layer"))
     if experts.shared_width:
-        shapes += _mlp("shared.", h, experts.shared_width, gated=experts.gated, bias=experts.bias)
+        shapes += _mlp("shared_", h, experts.shared_width, gated=experts.gated, bias=experts.bias)
         if experts.shared_gate:
             shapes += _linear("shared_gate", 1, h)
     return shapes

@@ -25,9 +25,9 @@ def test_latent_attention_has_the_tensors_of_deepseek_v3():
         "o_proj.weight": 117_440_512,
     }
     assert shapes["kv_a_proj.weight"] == (512 + 64, 7168)
-    assert shapes["experts.gate_proj.weight"] == shapes["experts.up_proj.weight"] == (256, 2048, 7168)
-    assert shapes["experts.down_proj.weight"] == (256, 7168, 2048)
-    assert (shapes["router.weight"], shapes["shared.gate_proj.weight"]) == ((256, 7168), (2048, 7168))
+    assert shapes["experts_up.weight"] == (256, 2, 2048, 7168)  # gate and up
+    assert shapes["experts_down.weight"] == (256, 7168, 2048)
+    assert (shapes["router.weight"], shapes["shared_gate_proj.weight"]) == ((256, 7168), (2048, 7168))
 
 
 def test_layers_of_deepseek_v3_add_up():
@@ -46,7 +46,7 @@ def test_layers_of_deepseek_v3_add_up():
 def test_layer_of_mixtral_adds_up():
     found = sizes(load_model("mixtral-8x7b"))
     assert sum(found[f"{name}_proj.weight"] for name in "qkvo") == 41_943_040
-    assert sum(size for name, size in found.items() if name.startswith("experts.")) == 8 * 176_160_768
+    assert sum(size for name, size in found.items() if name.startswith("experts_")) == 8 * 176_160_768
     assert found["router.weight"] == 32_768
 
 
@@ -58,15 +58,15 @@ def test_queries_without_a_latent_are_made_of_the_hidden_state():
 
 def test_shared_expert_of_qwen2_has_a_gate_of_one_row():
     shapes = dict(shape[:2] for shape in load_model("qwen2-57b-a14b").layer_shapes())
-    assert (shapes["shared_gate.weight"], shapes["shared.down_proj.weight"]) == ((1, 3584), (3584, 20480))
+    assert (shapes["shared_gate.weight"], shapes["shared_down_proj.weight"]) == ((1, 3584), (3584, 20480))
 
 
 def test_every_product_of_gpt_oss_has_a_bias_and_every_head_a_sink():
     shapes = dict(shape[:2] for shape in load_model("gpt-oss-20b").layer_shapes())
     assert shapes["sinks"] == (64,)
-    assert shapes["experts.gate_proj.bias"] == (32, 2880)
+    assert shapes["experts_up.bias"] == (32, 2, 2880)
     assert shapes["router.bias"] == (32,)
-    assert {f"{name}.bias" for name in ("q_proj", "o_proj", "experts.down_proj")} < set(shapes)
+    assert {f"{name}.bias" for name in ("q_proj", "o_proj", "experts_down")} < set(shapes)
 
 
 def test_indexer_of_glm_5():
@@ -124,7 +124,7 @@ def test_listed_parameters_add_up_to_the_count(name):
 def test_first_layers_are_the_dense_ones():
     names = {shape.name for shape in load_model("deepseek-v3").parameter_shapes()}
     assert "layers.2.gate_proj.weight" in names
-    assert "layers.3.experts.gate_proj.weight" in names
+    assert "layers.3.experts_up.weight" in names
     assert "layers.3.gate_proj.weight" not in names
 
 
