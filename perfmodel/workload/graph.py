@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -229,6 +229,8 @@ class Operator:
 
     def __post_init__(self) -> None:
         for name, size in self.dims.items():
+            if isinstance(size, float) and 0 < size < inf:  # rows that an expert has on average
+                continue
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
         for operand in (*self.inputs, self.output):

@@ -100,11 +100,11 @@ def test_parameters_of_the_graph_are_the_model_s(name, rule_set):
         model, seq_len=min(512, model.max_position_embeddings), attention="flash", dropout=True, activation_bytes=2.0, parameter_bytes=2.0
     )
     parameters = derive(graph, apply_rules(graph, load_rule_set(rule_set))).parameters
-    total = sum(p.num_elements * (model.num_hidden_layers if p.regions == ("layer",) else 1) for p in parameters)
-    assert total == model.num_parameters
-    assert sorted((p.name, p.num_elements) for p in parameters if p.regions == ("layer",)) == sorted(
-        (shape.name, shape.num_elements) for shape in model.layer_shapes()
-    )
+    counts = {kind.name: kind.count for kind in model.layer_kinds}
+    assert sum(p.num_elements * counts.get(p.regions[0], 1) for p in parameters) == model.num_parameters
+    for kind in model.layer_kinds:
+        found = sorted((p.name, p.num_elements) for p in parameters if p.regions == (kind.name,))
+        assert found == sorted((model.prefix_of(kind) + shape.name, shape.num_elements) for shape in model.layer_shapes(kind))
     assert len({p.name for p in parameters}) == len(parameters)
 
 

@@ -8,7 +8,7 @@ from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
 from perfmodel.execute.uniform.model import CoreAttention, Sharding, Transformer, alibi_slopes  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.models import load_model  # noqa: E402
-from tests.built import BUILT  # noqa: E402
+from tests.built import DENSE  # noqa: E402
 from tests.execute.jobs import VARIANTS, tiny  # noqa: E402
 from tests.marks import mostly_slow  # noqa: E402
 
@@ -23,7 +23,7 @@ def test_parameters_are_those_of_the_configuration(variant):
     assert parameters(tiny(variant)) == {shape.name: shape.shape for shape in tiny(variant).parameter_shapes()}
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", DENSE)
 def test_shipped_models_have_their_parameters(name):
     config = load_model(name).with_layers(2)
     assert parameters(config) == {shape.name: shape.shape for shape in config.parameter_shapes()}
