@@ -180,6 +180,14 @@ def _knobs_of(plan: Plan) -> dict[str, Any]:
     return found | {"zero": int(plan.zero)}
 
 
+def expert_words(plan: Plan) -> list[str]:
+    """How experts are dealt out, of a plan that has any: "ep 8", "etp 2", "allgather"."""
+    if not plan.has_experts:
+        return []
+    found = [f"ep {plan.ep}", f"etp {plan.etp}" if plan.etp > 1 else ""]
+    return [*filter(None, found), *([] if plan.dispatcher is Dispatcher.ALL_TO_ALL else [str(plan.dispatcher)])]
+
+
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """Name and plain value of what flags say of a job, its place and its plan."""
     job = plan.job

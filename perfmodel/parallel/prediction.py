@@ -10,7 +10,7 @@ from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text, html_table
 from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan import Plan, expert_words
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.training import num_trained_parameters
@@ -181,7 +181,8 @@ def _degrees(plan: Plan) -> str:
     layout = plan.layout
     if plan.assignment is not None:
         return plan.assignment.described()
-    return ", ".join(f"{axis} {layout.degree(axis)}" for axis in reversed(DEFAULT_ORDER) if layout.degree(axis) > 1) or "one chip"
+    axes = [f"{axis} {layout.degree(axis)}" for axis in reversed(DEFAULT_ORDER) if layout.degree(axis) > 1]
+    return ", ".join([*axes, *expert_words(plan)]) or "one chip"
 
 
 _HEADERS = ("model", "cluster", "chips", "batch", "seq_len", "framework", "step time", "TFLOP/s/chip", "MFU", "memory", "plan")

@@ -11,7 +11,7 @@ from perfmodel.foundation.units import format_bytes, format_count, format_flop_r
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.algebra.rules import MEGATRON, told_rules
 from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.plan import Plan, plan_facts, plan_to_dict
+from perfmodel.parallel.plan import Plan, expert_words, plan_facts, plan_to_dict
 from perfmodel.parallel.prediction import Prediction, batch_text, notes, trained_text
 from perfmodel.parallel.profile import GENERIC
 from perfmodel.parallel.residuals import COVERAGE, StepInterval
@@ -138,7 +138,7 @@ def degrees_line(plan: Plan) -> str:
     if plan.assignment is not None:
         return f"every operator by itself, on {plan.assignment.described()}"
     axes = [f"{axis} {layout.degree(axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if layout.degree(axis) > 1]
-    text = ", ".join(axes) or "one chip"
+    text = ", ".join([*axes, *expert_words(plan)]) or "one chip"
     return f"{text}, rules {told_rules(plan.rules)}" if told_rules(plan.rules) else text
 
 
@@ -378,7 +378,7 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
         str(layout.cp),
         str(layout.pp),
         interleaved if layout.pp > 1 else "-",
-        f"{layout.dp_replicate} x {layout.dp_shard}",
+        ", ".join([f"{layout.dp_replicate} x {layout.dp_shard}", *expert_words(plan)]),
         str(int(plan.zero)),
         str(plan.micro_batch),
         str(plan.recompute),

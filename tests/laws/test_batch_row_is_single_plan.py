@@ -14,6 +14,7 @@ from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.planner.uniform.space import Space
 from perfmodel.workload.job import Optimizer, Precision
+from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, PROFILES, estimator_of, make_job, make_model, sweep_all
 from tests.cost.machines import make_tier
@@ -88,6 +89,17 @@ def _tiers(topology, node):
     return (
         (make_tier(topology, size=node, peer_to_peer=topology is not Topology.PCIE_TREE), outer) if node > 1 else (make_tier(size=1), outer)
     )
+
+
+def test_every_cell_of_a_small_sweep_of_experts():
+    experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)
+    model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=experts)
+    state = sweep_all(estimator := estimator_of(make_job(model, batch=8), chips=8, node=4), Space(orders=(DEFAULT_ORDER,)))
+    plans = [state.plan(i) for i in state.best_time.ids.tolist()]
+    assert {plan.ep for plan in plans} == {1, 2, 4, 8}
+    assert {plan.etp for plan in plans} == {1, 2, 4, 8}
+    assert {str(plan.dispatcher) for plan in plans if plan.ep > 1} == {"alltoall", "allgather"}
+    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[::7])
 
 
 @pytest.mark.parametrize("profile", mostly_slow(PROFILES))

@@ -20,6 +20,7 @@ _SEQUENCE = ("s_res", "s", "s_query", "s_key")
 #: Where the size of a dim is said; dims of heads and of the sequence are told by these.
 _FIELDS = {
     "ffn": "intermediate_size",
+    "shared_ffn": "shared_expert_intermediate_size",
     "hidden": "hidden_size",
     "kv_heads": "num_key_value_heads",
     "attn_kv_heads": "num_key_value_heads",

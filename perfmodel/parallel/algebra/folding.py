@@ -44,6 +44,19 @@ def expert_parts(*, tp_kv: Any, tp_q: Any, cp: Any, ep: Any, etp: Any) -> dict[s
     return {"dp_ep": left / cp_part, "cp_ep": cp_part, "tp_kv_ep": tp_kv / outer, "tp_q_ep": tp_q / inner}
 
 
+def foldings(*, num_experts: int, width: int, tp_kv: int, tp_q: int, cp: int, data: int) -> list[tuple[int, int]]:
+    """Every (ep, etp) that folds over these degrees and deals experts out evenly; etp is tp or 1."""
+    tp = tp_kv * tp_q
+    found = []
+    for etp in dict.fromkeys((tp, 1)):
+        for ep in range(1, min(num_experts, tp // etp * cp * data) + 1):
+            if num_experts % ep or width % etp:
+                continue
+            if not folding_fault(tp_kv=tp_kv, tp_q=tp_q, cp=cp, data=data, ep=ep, etp=etp):
+                found.append((ep, etp))
+    return found
+
+
 def folding_fault(*, tp_kv: int, tp_q: int, cp: int, data: int, ep: int, etp: int) -> str:
     """Why these degrees do not fold; "" where they do. data: the data axis that experts take from."""
     tp = tp_kv * tp_q

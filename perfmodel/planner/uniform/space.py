@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.stages import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.parallel.algebra.degrees import admits
+from perfmodel.parallel.algebra.folding import foldings
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
 from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.knobs import searched_knobs
@@ -20,6 +22,7 @@ from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
     AttentionKernel,
+    Dispatcher,
     PipelineSchedule,
     Recompute,
     even_stage_layers,
@@ -45,8 +48,8 @@ SEARCHED_ORDERS: tuple[tuple[str, ...], ...] = (
 #: What a search fixes, bounds and tries.
 KNOBS = searched_knobs()
 
-#: Bits of `LayoutRows.rules`.
-MOST_RULE_SETS = 62
+#: Bits of `LayoutRows.rules`, for two dispatchers.
+MOST_RULE_SETS = 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,16 @@ class Space:
     def rule_sets(self) -> tuple[RuleSet, ...]:
         return self.rules or default_rule_sets()
 
+    @property
+    def dispatchers(self) -> tuple[Dispatcher, ...]:
+        """How tokens may reach experts."""
+        return tuple(each for each in Dispatcher if self.admits("dispatcher", str(each)))
+
+    def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
+        """The ways to cut operators, each with how tokens reach experts where there are any."""
+        dispatchers = self.dispatchers if job.transformer.experts is not None else (Dispatcher.ALL_TO_ALL,)
+        return tuple((rules, dispatcher) for dispatcher in dispatchers for rules in self.rule_sets)
+
     def admits(self, knob: str, value: int | str | bool) -> bool:
         if knob in self.fixed and self.fixed[knob] != value:
             return False
@@ -101,12 +114,34 @@ class RuleChoices:
     def __init__(self, job: TrainingJob, space: Space, attention: AttentionKernel) -> None:
         self.job, self.space, self.attention = job, space, str(attention)
         self.known: dict[tuple[int, int], int] = {}
+        self.folded: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        self.cuts = space.cuts(job)
 
     def mask(self, cp: int, tp: int) -> int:
         """Bit i: the i-th rule set admits these degrees, and no earlier one is the same plan once axes of one rank are left out."""
         if (cp, tp) not in self.known:
             self.known[cp, tp] = self._find(cp, tp)
         return self.known[cp, tp]
+
+    def foldings(self, tp: int, cp: int, data: int) -> list[tuple[int, int]]:
+        """(ep, etp) of layouts with these degrees, `data` of the axis that experts take from; (1, 1) of a model without experts."""
+        experts = self.job.transformer.experts
+        if experts is None:
+            return [(1, 1)]
+        key = (tp, cp, data)
+        if key not in self.folded:
+            tp_kv = gcd(tp, self.job.transformer.num_key_value_heads)
+            found = foldings(num_experts=experts.num_experts, width=experts.width, tp_kv=tp_kv, tp_q=tp // tp_kv, cp=cp, data=data)
+            self.folded[key] = [(ep, etp) for ep, etp in found if self.space.admits("ep", ep) and self.space.admits("etp", etp)]
+        return self.folded[key]
+
+    def with_dispatchers(self, mask: int, ep: int) -> int:
+        """Bits of `Space.cuts`: of experts that are all at home there is one way to reach them."""
+        found, count = 0, len(self.space.rule_sets)
+        for i, dispatcher in enumerate(dispatcher for _, dispatcher in self.cuts[::count]):
+            if ep > 1 or dispatcher is self.cuts[0][1]:
+                found |= mask << (i * count)
+        return found
 
     def _find(self, cp: int, tp: int) -> int:
         model, space = self.job.transformer, self.space
@@ -155,7 +190,8 @@ class PipelineGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutRows:
-    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders, rules a bit for each rule set."""
+    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders, rules a bit for each of the ways to
+    cut operators (`Space.cuts`)."""
 
     pp: int
     data_parallel: int
@@ -164,6 +200,8 @@ class LayoutRows:
     dp_shard: NDArray[np.int64]
     cp: NDArray[np.int64]
     tp: NDArray[np.int64]
+    ep: NDArray[np.int64]
+    etp: NDArray[np.int64]
     order: NDArray[np.int64]
     rules: NDArray[np.int64]
 
@@ -179,6 +217,8 @@ class LayoutRows:
             dp_shard=self.dp_shard[rows],
             cp=self.cp[rows],
             tp=self.tp[rows],
+            ep=self.ep[rows],
+            etp=self.etp[rows],
             order=self.order[rows],
             rules=self.rules[rows],
         )
@@ -275,7 +315,7 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
         for data in divisors(inner):
             if job.global_batch % data or not space.admits("dp", data) or not micro_batches(job, data, space):
                 continue
-            rows: list[tuple[int, int, int, int, int, int]] = []
+            rows: list[tuple[int, ...]] = []
             rest = inner // data
             for tp in tensor:
                 if rest % tp:
@@ -296,7 +336,9 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
                     if present not in canonical:
                         degrees = dict(zip(DEFAULT_ORDER, (2 if p else 1 for p in present), strict=True))
                         canonical[present] = [i for i in range(len(space.orders)) if is_canonical_order(space.orders, i, degrees)]
-                    rows += [(replicate, shard, cp, tp, order, mask) for order in canonical[present]]
+                    for ep, etp in choices.foldings(tp, cp, shard if shard > 1 else replicate):
+                        ways = choices.with_dispatchers(mask, ep)
+                        rows += [(replicate, shard, cp, tp, ep, etp, order, ways) for order in canonical[present] if ways]
             if rows:
                 columns = np.array(rows, dtype=np.int64).T
                 yield LayoutRows(
@@ -307,6 +349,8 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
                     dp_shard=columns[1],
                     cp=columns[2],
                     tp=columns[3],
-                    order=columns[4],
-                    rules=columns[5],
+                    ep=columns[4],
+                    etp=columns[5],
+                    order=columns[6],
+                    rules=columns[7],
                 )

@@ -27,7 +27,7 @@ from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
@@ -75,6 +75,7 @@ class _Segment:
     rows: LayoutRows
     zero: int
     rules: RuleSet
+    dispatcher: Dispatcher
     micro: tuple[int, ...]
     choices: tuple[PipelineChoice, ...]
 
@@ -134,6 +135,9 @@ class Sweep:
             dp_shard=int(rows.dp_shard[i]),
             cp=int(rows.cp[i]),
             tp=int(rows.tp[i]),
+            ep=int(rows.ep[i]),
+            etp=int(rows.etp[i]),
+            dispatcher=str(segment.dispatcher),
             zero=segment.zero,
             order=self.space.orders[int(rows.order[i])],
             rules=segment.rules,
@@ -221,10 +225,10 @@ class _Tables:
         self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
         used = int(np.bitwise_or.reduce(np.concatenate([rows.rules for rows in blocks])))
-        for index, rules in enumerate(space.rule_sets):
+        for index, (rules, dispatcher) in enumerate(space.cuts(estimator.job)):
             if not used >> index & 1:
                 continue
-            program = estimator.program(rules, state.attention, state.recompute_operators)
+            program = estimator.program(rules, state.attention, state.recompute_operators, dispatcher)
             self.micro[index] = microbatch_table(estimator, program, inner, self.sizes, state.recomputes)
             for zero in range(4):
                 for in_pipeline in pipelined:
@@ -240,7 +244,7 @@ class _Block:
     """Layouts with all their micro-batches and kinds of recomputation: what no schedule and no stage changes.
 
     keys       row of each layout in the parameter tables
-    rule       place of the rules among those of the space
+    rule       place of rules and dispatcher among `Space.cuts`
     sharding   0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate
     """
 
@@ -249,6 +253,7 @@ class _Block:
     sharding: Index
     rule: int
     rules: RuleSet
+    dispatcher: Dispatcher
     micro: tuple[int, ...]
     num_microbatches: Array
     regions: RegionTimes
@@ -287,7 +292,7 @@ def _evaluate_block(
 ) -> None:
     estimator = state.estimator
     chosen = rows.select(index)
-    rules = state.space.rule_sets[rule]
+    rules, dispatcher = state.space.cuts(estimator.job)[rule]
     columns = np.searchsorted(tables.sizes, micro)
     regions, activations = table.block(tables.micro_keys[block][index], columns)
     grid = _column_grid(take_grid(tables.grids[block], index))
@@ -297,6 +302,7 @@ def _evaluate_block(
         sharding=group[index],
         rule=rule,
         rules=rules,
+        dispatcher=dispatcher,
         micro=tuple(micro),
         num_microbatches=(estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None],
         regions=regions,
@@ -391,6 +397,7 @@ def _evaluate_group(state: Sweep, tables: _Tables, block: _Block, pipelines: Pip
                 rows=block.rows.select(part),
                 zero=zero,
                 rules=block.rules,
+                dispatcher=block.dispatcher,
                 micro=block.micro,
                 choices=choices,
             )

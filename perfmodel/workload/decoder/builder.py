@@ -49,6 +49,8 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
         "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
         "c": 1, "d": model.head_dim, "f": model.intermediate_size, "v": model.vocab_size,
     }  # fmt: skip
+    if all(kind.feed_forward != "dense" for kind in model.layer_kinds):
+        del sizes["f"]
     if model.position == "learned":
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:

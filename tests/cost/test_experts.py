@@ -1,0 +1,111 @@
+"""Mixtral 8x7B as its arithmetic has it: FLOP, traffic, memory (sharding algebra; Megatron-Core's dispatchers)."""
+
+import pytest
+
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
+from perfmodel.parallel.plan import make_plan
+from perfmodel.workload.graph import Pass
+from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import build_graph
+from tests.cost.jobs import estimator_of, make_job
+
+MIXTRAL = load_model("mixtral-8x7b")
+EP = frozenset(("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep"))
+
+
+def derived(dispatcher, rules="megatron-sp"):
+    graph = build_graph(
+        MIXTRAL, seq_len=4096, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
+    )
+    return derive(graph, apply_rules(graph, rule_set_of(rules)))
+
+
+def sent(derivation, sizes):
+    """(kind, pass, bytes of the buffer of one sequence a rank) of what rides on experts' axes or inside an expert; other axes are 1."""
+
+    def size(axes):
+        total = 1
+        for axis in axes:
+            total *= sizes.get(axis, 1)
+        return total
+
+    found = []
+    for traffic in derivation.traffic:
+        if traffic.region == "layer" and size(traffic.axes) > 1:
+            # a microbatch is one sequence for each data rank
+            found.append((traffic.kind, traffic.phase, traffic.amount.on(size) * sizes.get("dp_ep", 1)))
+    return found
+
+
+def test_parameters_and_flop():
+    graph = derived("alltoall").graph
+    assert graph.num_parameters == MIXTRAL.num_parameters == 46_702_792_704
+    assert graph.flops / 4096 == pytest.approx(26.571e9, rel=1e-4)
+    assert graph.square_flops > graph.flops
+
+
+def test_an_all_to_all_moves_a_row_for_each_expert_that_a_token_chose():
+    """67.11 MB (T k h B), twice forward and twice backward."""
+    found = sent(derived("alltoall"), {"dp_ep": 8})
+    assert found == [(CollectiveKind.ALL_TO_ALL, phase, 4096 * 2 * 4096 * 2.0) for phase in (Pass.FORWARD, Pass.BACKWARD) * 2]
+
+
+def test_an_all_gather_moves_every_token_to_every_rank():
+    """The buffer is n T h B: 234.9 MB on the wire where eight ranks gather."""
+    found = sent(derived("allgather"), {"dp_ep": 8})
+    there, back = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+    assert [kind for kind, _, _ in found] == [there, back, back, there]
+    assert {amount * 7 / 8 for _, _, amount in found} == {7 * 4096 * 4096 * 2.0}
+
+
+def test_tensor_parallelism_inside_experts_gathers_their_rows():
+    """Over etp the rows of its ranks: t T k h B, gathered after the dispatch, reduced before rows go back."""
+    found = [each for each in sent(derived("alltoall"), {"tp_kv": 2}) if each[2] == 4096 * 2 * 4096 * 2.0]
+    assert [kind for kind, _, _ in found] == [
+        CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER,
+    ]  # fmt: skip
+
+
+def test_gradients_of_experts_are_partial_over_what_experts_leave():
+    layouts = {parameter.name: parameter for parameter in derived("alltoall").parameters}
+    assert layouts["experts_up.weight"].gradient_axes == {"dp_replicate", "dp_shard", "cp"}
+    assert layouts["q_proj.weight"].gradient_axes >= {"dp_shard", "dp_ep", "cp", "cp_ep"}
+    assert layouts["router.weight"].gradient_axes >= EP
+
+
+def test_memory_of_a_rank():
+    """tp 1, pp 4, ep 8, vpp 8 on 64 chips: 1.745 B parameters and, on the first rank, the embedding."""
+    estimator = estimator_of(make_job(MIXTRAL, batch=256, seq_len=4096), chips=64, node=8)
+    plan = make_plan(
+        estimator.job, cluster="test", num_chips=64, pp=4, dp=16, ep=8, zero=1, schedule="interleaved", virtual_stages=8, profile="megatron"
+    )
+    memory = estimator.predict(plan).memory
+    layer = 32 // 4
+    attention, router, norms, expert, embedding = 41_943_040, 32_768, 2 * 4096, 176_160_768, 32_000 * 4096
+    dense = layer * (attention + router + norms) + embedding
+    assert memory["weights"] == 2.0 * (dense + layer * expert)
+    assert memory["gradients"] == 4.0 * (dense + layer * expert)
+    assert memory["optimizer"] == pytest.approx(
+        12.0 * (dense / 16 + layer * expert / 2), rel=1e-4
+    )  # the router's eight rows are padded to sixteen
+
+
+@pytest.mark.parametrize(
+    "knobs, sentence",
+    [
+        ({"ep": 3}, "ep=3: must divide the 8 experts"),
+        ({"ep": 8, "tp": 2, "etp": 3}, "etp=3: must divide"),
+        ({"ep": 8, "tp": 4, "dp": 1, "pp": 2}, "takes 2 ways of the data axis, which has 1"),
+    ],
+)
+def test_what_experts_cannot_follow_is_refused(knobs, sentence):
+    with pytest.raises(InputError, match=sentence):
+        make_plan(make_job(MIXTRAL, batch=64, seq_len=4096), cluster="test", num_chips=8, **knobs)
+
+
+def test_a_model_without_experts_has_none_to_deal_out():
+    with pytest.raises(InputError, match="ep=2: small has no experts"):
+        make_plan(make_job(), cluster="test", num_chips=8, ep=2)
