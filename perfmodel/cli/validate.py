@@ -28,7 +28,7 @@ def validate(
         typer.Option(
             "--by",
             metavar="FIELD[,FIELD...]",
-            help="Errors by source (if left out), chip, framework, model, size, chips, form, tier, precision or profile.",
+            help="By source (if left out), chip, framework, model, size, chips, form, tier, precision, profile, experts or dispatcher.",
         ),
     ] = None,
     tier: Annotated[str, typer.Option("--tier", metavar="NAME", help="Only cases of this tier, such as primary.")] = "",
@@ -95,6 +95,12 @@ def _object(result: ValidationResult) -> dict[str, object]:
         "by": result.by,
         "choices": result.choices,
         "memories": result.memories,
+        "experts": {
+            "num_releases": result.experts.num_releases,
+            "overall": result.experts.overall,
+            "by": result.experts.by,
+            "memories": result.experts.memories,
+        },
         "fits": result.fits,
         "framework_fits": result.framework_fits,
         "source_fits": result.source_fits,

@@ -29,7 +29,7 @@ from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, Va
 from perfmodel.lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
 from perfmodel.lab.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
 from perfmodel.lab.strangers import StrangerFigures, Strangers, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
-from perfmodel.lab.tables import choice_table, error_table, fit_table, memory_table, reason_table
+from perfmodel.lab.tables import choice_table, error_table, expert_tables, fit_table, memory_table, reason_table
 from perfmodel.lab.validate import validate_cases
 from perfmodel.parallel.profile import list_profiles, load_profile
 from perfmodel.report.markdown import markdown_table
@@ -100,6 +100,7 @@ def document(report: AccuracyReport, *, figures: str = "figures") -> str:
         lambda each: _tables_by_field(each, figures),
         _plan_choice,
         _memory_and_fits,
+        _experts,
         _intervals,
         _fitted,
         _worst,
@@ -294,6 +295,23 @@ def _memory_and_fits(report: AccuracyReport) -> str:
     return "\n".join(parts) if len(parts) > 2 else ""
 
 
+def _experts(report: AccuracyReport) -> str:
+    """Models with experts, which no other section holds."""
+    experts = report.result.experts
+    if not experts.overall.num_predicted:
+        return ""
+    parts = [
+        "## Models with experts",
+        "",
+        "Nothing is fitted to these runs, and no other figure of this page holds them. The same setting was published for several releases",
+        "of one framework, up to 1.6 times apart: of each setting the fastest release counts. Times of toy models are left out.",
+        "",
+    ]
+    for table in expert_tables(experts):
+        parts += [f"{table.title.partition(', models')[0]}:", "", markdown_table(replace(table, title="")), ""]
+    return "\n".join(parts).rstrip()
+
+
 def _strangers(report: AccuracyReport) -> str:
     """Of a user's own loop."""
     known, kin = report.strangers
@@ -467,7 +485,7 @@ def _worst(report: AccuracyReport) -> str:
 
 def _others(report: AccuracyReport) -> str:
     result = report.result
-    rest = [row for row in result.rows if not row.is_scored and row.time_error == row.time_error]
+    rest = [row for row in result.rows if not (row.is_scored or row.has_experts) and row.time_error == row.time_error]
     parts = ["## Not scored", ""]
     if rest:
         parts += [

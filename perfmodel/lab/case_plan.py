@@ -6,13 +6,14 @@ What the run does not state follows its framework (`frameworks.py`). A run that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
+from perfmodel.lab.expert_cases import check_expert_ranks, expert_knobs
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
@@ -88,7 +89,11 @@ def plan_of_case(
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
     profile = with_settings(_profile(framework.profile), settings)
     policy, dtype = _precision(inputs, assumed)
-    model = _model(inputs, seq_len=seq_len, tp=tp)
+    model = _model(inputs, settings, seq_len=seq_len, tp=tp)
+    experts = None
+    if model.experts is not None:
+        experts = expert_knobs(inputs, framework, tp=tp, ep=_count(inputs, "ep", default=1), assumed=assumed)
+        check_expert_ranks(num_chips, pp=pp, knobs=experts)
     global_batch = _count(inputs, "global_batch")
     micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
     train = _train(inputs, framework, assumed)
@@ -117,6 +122,7 @@ def plan_of_case(
         stage_layers=_stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
         attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
+        **({} if experts is None else asdict(experts)),
     )
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
@@ -191,9 +197,11 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
     return training_of(value)
 
 
-def _model(inputs: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
+def _model(inputs: Mapping[str, Any], settings: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
     model = inputs["model"]
-    return model if isinstance(model, TransformerConfig) else config_from_case(model, seq_len=seq_len, tp=tp)
+    if isinstance(model, TransformerConfig):
+        return model
+    return config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
 
 
 def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import open_input
+from perfmodel.lab.expert_cases import has_experts
 from perfmodel.workload.training import Method
 
 #: What describes or judges a run; it never reaches a prediction. Everything else in a case is an input.
@@ -54,7 +55,13 @@ class Case:
     noted_all_reduce: float = math.nan
     tier: str = ""
     trains_adapters: bool = False
+    has_experts: bool = False
     reason: str = ""
+
+    @property
+    def is_apart(self) -> bool:
+        """Predicted, but neither fitted nor scored with the others."""
+        return self.trains_adapters or self.has_experts
 
 
 def read_cases(path: str | Path) -> Iterator[Case]:
@@ -115,6 +122,7 @@ def parse_case(line: bytes | str, number: int) -> Case:
         id=identity,
         inputs=inputs,
         trains_adapters=inputs.get("train") not in (None, str(Method.FULL)),
+        has_experts=has_experts(inputs.get("model")),
         group=_group(data, identity),
         measured_time=time,
         measured_memory=memory,

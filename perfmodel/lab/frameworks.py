@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.parallel.profile import GENERIC
 
@@ -25,6 +25,8 @@ class Framework:
     memory_rank  the pipeline rank that they are of: first, last or the fullest
     adapters     what a run trains of which no more is known than that it trains adapters only
     borrows      the profile is that of its nearest relative: an interval is wider
+    folds_experts   the tensor parallelism inside an expert is 1 where the run does not state it (else that of attention)
+    dispatcher   how tokens reach their experts, where the run does not say
     """
 
     pattern: str
@@ -41,6 +43,8 @@ class Framework:
     memory_rank: str = "fullest"
     adapters: str = "lora:16"
     borrows: bool = False
+    folds_experts: bool = False
+    dispatcher: str = "alltoall"
 
 
 #: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
@@ -57,6 +61,15 @@ _TITAN_SELECTIVE = (
     "up_proj",
 )
 
+_NEMO = Framework(
+    pattern=r"nemo|megatron-bridge",
+    profile="nemo",
+    zero=1,
+    sequence_parallel=True,
+    interleaves=12,
+    adapters="lora:16:q_proj+k_proj+v_proj",
+)
+
 FRAMEWORKS = (
     Framework(pattern=r"deepspeed.*zero-?3", profile="deepspeed", attention="unfused", zero=3),
     Framework(pattern=r"megatron-?deepspeed|deepspeed", profile="deepspeed", attention="unfused"),
@@ -67,14 +80,9 @@ FRAMEWORKS = (
     Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
     # every recipe of theirs over a pipeline that states its virtual stages has 4 to 20; adapters are beside queries, keys and values alone
     # (`peft.target_modules = ["linear_qkv"]`)
-    Framework(
-        pattern=r"nemo|megatron-bridge",
-        profile="nemo",
-        zero=1,
-        sequence_parallel=True,
-        interleaves=12,
-        adapters="lora:16:q_proj+k_proj+v_proj",
-    ),
+    # its recipes of models with experts set `expert_tensor_parallel_size=1`, whatever tp is
+    replace(_NEMO, pattern=r"megatron-bridge", folds_experts=True),
+    _NEMO,
     Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
     Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),
     Framework(pattern=r"llm-?foundry|composer|mosaic", profile="composer-fsdp", zero=3, fills_memory=True),

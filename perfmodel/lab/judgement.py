@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import numpy as np
@@ -26,6 +26,7 @@ class ValidationRow:
     framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
     step_time_low, step_time_high         80 % interval
     trains_adapters the run trains adapters only
+    has_experts     its model has experts; setting: the same for runs that differ in the release of the framework alone
     shape, is_framework_known             the model's sizes; whether the framework is one with a profile of its own
     passed_over     what it states of its setup that is not read
     choice_group, choice_plan             runs with the same group differ in their plan only; `noted_all_reduce` chooses among them
@@ -55,6 +56,8 @@ class ValidationRow:
     choice_plan: str = ""
     noted_all_reduce: float = math.nan
     trains_adapters: bool = False
+    has_experts: bool = False
+    setting: str = ""
     passed_over: tuple[str, ...] = ()
 
     @property
@@ -62,15 +65,20 @@ class ValidationRow:
         return not math.isnan(self.predicted_step_time)
 
     @property
+    def is_apart(self) -> bool:
+        """No figure of the others holds it."""
+        return self.trains_adapters or self.has_experts
+
+    @property
     def is_scored(self) -> bool:
         """A predicted step of a primary source, whose time means something, and which trains all of a model."""
-        counts = self.tier == "primary" and self.group not in NO_TIMES and not self.trains_adapters
+        counts = self.tier == "primary" and self.group not in NO_TIMES and not self.is_apart
         return counts and not math.isnan(self.time_error)
 
     @property
     def is_judged(self) -> bool:
-        """Whether it is known that the run fitted or did not, and with what recomputation."""
-        return self.is_predicted and self.ran is not None and "recompute" not in self.assumed
+        """Whether it is known that the run, of a dense model, fitted or did not, and with what recomputation."""
+        return not self.has_experts and self.is_predicted and self.ran is not None and "recompute" not in self.assumed
 
     @property
     def time_error(self) -> float:
@@ -191,8 +199,24 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFigures:
+    """Runs of models with experts, which no other figure holds. Of each setting the release counts in which it ran fastest; times of
+    `NO_TIMES` do not.
+
+    num_releases   runs with a time that are one release of a setting or another
+    overall, by    errors over all settings, and by field
+    """
+
+    num_releases: int
+    overall: ErrorSummary
+    by: Mapping[str, tuple[ErrorSummary, ...]]
+    memories: tuple[MemorySummary, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
     """Every case in the order of the files, the errors over all and by source, and why cases were not predicted (reason -> count).
+    Figures are of dense models, but for `experts`.
 
     by              errors by each field that was asked for
     scored          the runs by which accuracy is judged; of them alone
@@ -213,6 +237,7 @@ class ValidationResult:
     fits: FitCounts
     framework_fits: tuple[FitCounts, ...]
     source_fits: tuple[FitCounts, ...]
+    experts: ExpertFigures
     reasons: Mapping[str, int]
     passed_over: Mapping[str, int]
 
@@ -233,28 +258,57 @@ def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_bro
         if not row.is_predicted:
             kind = _kind_of(row.reason)
             reasons[kind] = reasons.get(kind, 0) + 1
+    dense = [row for row in rows if not row.has_experts]
     judged = [row for row in rows if row.is_judged]
     frameworks, groups = sorted({row.framework for row in judged}), sorted({row.group for row in judged})
     scored = [row for row in rows if row.is_scored]
     return ValidationResult(
         rows=rows,
-        overall=error_summary("all", rows),
-        sources=errors_by(rows, "source"),
-        by={field: errors_by(rows, field) for field in by},
+        overall=error_summary("all", dense),
+        sources=errors_by(dense, "source"),
+        by={field: errors_by(dense, field) for field in by},
         scored=Scored(
             overall=error_summary("all", scored),
             by={field: errors_by(scored, field) for field in by},
             choices=plan_choices([_choice(row) for row in scored if _is_choice(row)], skip_broken_nvlink=True),
         ),
-        choices=plan_choices([_choice(row) for row in rows if _is_choice(row)], skip_broken_nvlink=skip_broken_nvlink),
+        choices=plan_choices([_choice(row) for row in dense if _is_choice(row)], skip_broken_nvlink=skip_broken_nvlink),
         kinds=dict(Counter(row.kind for row in rows)),
-        memories=memory_summaries(rows),
+        memories=memory_summaries(dense),
+        experts=expert_figures(rows, by),
         fits=fit_counts("all", judged),
         framework_fits=tuple(fit_counts(name, [row for row in judged if row.framework == name]) for name in frameworks),
         source_fits=tuple(fit_counts(name, [row for row in judged if row.group == name]) for name in groups),
         reasons=dict(sorted(reasons.items(), key=lambda item: -item[1])),
         passed_over=dict(Counter(name for row in rows for name in row.passed_over).most_common()),
     )
+
+
+EXPERT_FIELDS = ("source", "chip", "precision", "dispatcher")
+"""By which errors of models with experts are summed, whatever is asked for."""
+
+
+def expert_figures(rows: Sequence[ValidationRow], by: Sequence[str] = ()) -> ExpertFigures:
+    """Of those of the rows that are of models with experts. by: more fields than `EXPERT_FIELDS`."""
+    found = [replace(row, measured_step_time=math.nan) if row.group in NO_TIMES else row for row in rows if row.has_experts]
+    best = best_releases(found)
+    return ExpertFigures(
+        num_releases=sum(not math.isnan(row.time_error) for row in found),
+        overall=error_summary("all", best),
+        by={field: errors_by(best, field) for field in dict.fromkeys((*EXPERT_FIELDS, *by))},
+        memories=memory_summaries(found),
+    )
+
+
+def best_releases(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
+    """Of runs that differ in the release of their framework alone the fastest, in the order of the first of them; a run without a time
+    stands for itself."""
+    best: dict[str, ValidationRow] = {}
+    for row in rows:
+        key = row.id if math.isnan(row.measured_step_time) or not row.setting else row.setting
+        if key not in best or row.measured_step_time < best[key].measured_step_time:
+            best[key] = row
+    return list(best.values())
 
 
 def errors_by(rows: Sequence[ValidationRow], field: str) -> tuple[ErrorSummary, ...]:

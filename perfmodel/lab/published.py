@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.lab.expert_cases import has_experts, megatron_flags, named_model, with_experts
 from perfmodel.workload.config import TransformerConfig, printable
 
 #: GPT-2's vocabulary, which Megatron-LM pads to a multiple of 128 times the tensor-parallel degree.
@@ -11,8 +12,6 @@ _GPT2_VOCABULARY = 50257
 _PADDING = 128
 
 _NOT_MODELLED: Mapping[str, str] = {
-    "moe": "mixture-of-experts layers are not modelled yet",
-    "moe-mla": "mixture-of-experts layers and multi-head latent attention are not modelled yet",
     "encoder": "encoder models are not modelled yet (attention in both directions, another loss)",
     "encoder-decoder": "encoder-decoder models are not modelled yet",
     "decoder-xl": "Transformer-XL's segment recurrence and adaptive softmax are not modelled yet",
@@ -21,22 +20,31 @@ _NOT_MODELLED: Mapping[str, str] = {
 }
 
 
-def config_from_case(model: Mapping[str, Any], *, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1) -> TransformerConfig:
+#: Kinds of models of which every layer, or most, has experts.
+_WITH_EXPERTS = ("moe", "moe-mla")
+
+
+def config_from_case(
+    model: Mapping[str, Any], *, settings: object = None, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1
+) -> TransformerConfig:
     """The `model` object of a published run as a model; what the run does not state follows its generation.
 
     A gated MLP means Llama's block (RMSNorm, rotary positions, no bias), any other GPT-2's (LayerNorm, learned positions,
     biases, tanh GELU). Rows of the position table: `seq_len`. An unknown vocabulary is GPT-2's, padded as Megatron-LM pads it
     for `tp`. An unknown tie is GPT-2's or Llama's habit. `dropout` applies to the GPT block only.
+    A model with experts is the shipped one of its name, else it is made of the run's sizes and of Megatron-LM's flags in `settings`.
     """
     name = str(model.get("name") or "model")[:80]
     kind = str(model.get("kind") or "decoder")
     reason = _NOT_MODELLED.get(kind) or _NOT_MODELLED.get(kind.split(" ")[0])
-    if reason is None and (model.get("num_experts") or 1) != 1:
-        reason = _NOT_MODELLED["moe"]
-    if reason is None and kind != "decoder":
-        reason = "only dense decoder models are modelled"
+    if reason is None and kind != "decoder" and not (kind in _WITH_EXPERTS and has_experts(model)):
+        reason = "only decoder models are modelled, with experts where the run states how many"
     if reason is not None:
         raise InputError(f"model.kind={kind}: {reason}; {name} cannot be predicted")
+    if has_experts(model) and not megatron_flags(settings):
+        known = named_model(model)
+        if known is not None:
+            return known
 
     hidden, heads = _size(model, "hidden_size", name), _size(model, "num_attention_heads", name)
     if hidden % heads:
@@ -54,7 +62,7 @@ def config_from_case(model: Mapping[str, Any], *, seq_len: int = 2048, tp: int =
     if tied is None:
         tied = not gated
         assumed.append("tie_word_embeddings")
-    return TransformerConfig(
+    made = TransformerConfig(
         name=name,
         architecture="llama" if gated else "gpt2",
         num_hidden_layers=_size(model, "num_hidden_layers", name),
@@ -77,6 +85,7 @@ def config_from_case(model: Mapping[str, Any], *, seq_len: int = 2048, tp: int =
         dropout=0.0 if gated else dropout,
         source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
     )
+    return with_experts(made, model, megatron_flags(settings)) if has_experts(model) else made
 
 
 def _size(model: Mapping[str, Any], field: str, name: str) -> int:

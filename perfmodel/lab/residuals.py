@@ -56,7 +56,7 @@ class Residual:
 
 def residual_of(row: ValidationRow) -> Residual | None:
     """None where there is no time, or one that means nothing (tests bound by launches, broken NVLink), or one of training adapters only."""
-    if row.trains_adapters or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.shape:
+    if row.is_apart or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.shape:
         return None
     return Residual(
         id=row.id,
@@ -141,7 +141,7 @@ def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
 
 def _primary(cases: Iterable[Case]) -> Iterator[tuple[Case, PlannedCase]]:
     for case in cases:
-        if case.tier != "primary" or case.group in NO_TIMES or case.trains_adapters:
+        if case.tier != "primary" or case.group in NO_TIMES or case.is_apart:
             continue
         if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
             continue

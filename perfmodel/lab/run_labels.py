@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.cases import Case
+from perfmodel.lab.expert_cases import has_experts
 from perfmodel.lab.run_machine import cluster_of_run
 from perfmodel.report.predictions import degrees_line
 
@@ -46,6 +47,7 @@ class RunLabels:
 
     size      class of the number of parameters      form    its parallel form, such as tp+pp+dp
     chips     class of the number of chips           parameters, num_chips   the numbers themselves; nan where unknown
+    experts   "8, 2 chosen", or "dense"; dispatcher: how tokens reach them
     degrees   the plan's, such as "pp 2, tp 4"
     peak_share   of what its chips can multiply in the measured time, what its linear layers alone need: over one it did not run there
     """
@@ -60,6 +62,8 @@ class RunLabels:
     tier: str = UNKNOWN
     precision: str = UNKNOWN
     profile: str = UNKNOWN
+    experts: str = UNKNOWN
+    dispatcher: str = UNKNOWN
     degrees: str = UNKNOWN
     parameters: float = math.nan
     num_chips: float = math.nan
@@ -69,7 +73,7 @@ class RunLabels:
 #: The source of runs that train adapters only, whoever published them: no other line of a table holds them.
 ADAPTERS = "adapters only (LoRA)"
 #: What `--by` takes.
-FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile")
+FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile", "experts", "dispatcher")
 
 
 def check_fields(names: Iterable[str]) -> tuple[str, ...]:
@@ -108,6 +112,8 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
         tier=case.tier or UNKNOWN,
         precision=_text(inputs.get("precision")),
         profile=UNKNOWN if planned is None else planned.framework.profile,
+        experts=_experts(model),
+        dispatcher=UNKNOWN if planned is None or not planned.plan.has_experts else str(planned.plan.dispatcher),
         degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
         parameters=parameters,
         num_chips=chips,
@@ -149,6 +155,19 @@ def plan_of(case: Case, planned: PlannedCase) -> str:
     settings = case.inputs.get("settings")
     chosen = {key: settings.get(key) for key in _PLAN_SETTINGS} if isinstance(settings, Mapping) else {}
     return json.dumps([planned.plan.hash(), chosen], sort_keys=True, default=str)
+
+
+def setting_of(case: Case) -> str:
+    """The same text for runs of a source that differ in the release of the framework alone."""
+    inputs = {key: value for key, value in case.inputs.items() if key != "framework" and value is not None}
+    return json.dumps([case.group, inputs], sort_keys=True, default=str)
+
+
+def _experts(model: object) -> str:
+    """As the run states them."""
+    if not isinstance(model, Mapping):
+        return UNKNOWN
+    return f"{model.get('num_experts')}, {model.get('num_experts_per_tok')} chosen" if has_experts(model) else "dense"
 
 
 def _class_of(value: float, classes: Iterable[tuple[float, str]]) -> str:

@@ -59,7 +59,7 @@ def group_of(case: Case, groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> s
 
 def _judged(case: Case) -> Choice | None:
     """Of a primary run with a time that means something; None for all others."""
-    if case.tier != "primary" or case.reason or case.trains_adapters:
+    if case.tier != "primary" or case.reason or case.is_apart:
         return None
     if math.isnan(case.measured_time) or case.noted_all_reduce < BROKEN_NVLINK:
         return None
@@ -166,7 +166,7 @@ class Strangers:
         """Of nanotron's runs, the framework whose failures are published."""
         found = []
         for case in cases:
-            if case.ran is None or case.reason or case.trains_adapters:
+            if case.ran is None or case.reason or case.is_apart:
                 continue
             try:
                 name, planned = self.planned(case)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM
-from perfmodel.lab.judgement import ErrorSummary, FitCounts, MemorySummary, ValidationResult, error_summary, errors_by
+from perfmodel.lab.judgement import ErrorSummary, ExpertFigures, FitCounts, MemorySummary, ValidationResult, error_summary, errors_by
 from perfmodel.lab.plan_choice import LEAST_PLANS, ChoiceSummary, PlanChoices
 from perfmodel.report.table import Table
 
@@ -35,7 +35,7 @@ def headline(result: ValidationResult) -> str:
 def result_tables(result: ValidationResult) -> list[Table]:
     """Everything that there is to say of the rows, a table for each question: of the scored ones first, then of the others."""
     scored, tables = result.scored, []
-    others = [row for row in result.rows if not row.is_scored]
+    others = [row for row in result.rows if not (row.is_scored or row.has_experts)]
     if scored.num_runs:
         tables += [error_table(field, each, scored.overall, of=", scored runs") for field, each in scored.by.items()]
         tables += [choice_table(scored.choices, of=", scored runs")] if scored.choices.groups else []
@@ -44,6 +44,7 @@ def result_tables(result: ValidationResult) -> list[Table]:
         tables += [error_table(field, errors_by(others, field), overall, of=of) for field in result.by]
     if result.memories:
         tables.append(memory_table(result.memories))
+    tables += expert_tables(result.experts)
     if result.fits.num_ran or result.fits.num_out:
         tables.append(fit_table(result))
     if result.choices.groups and result.choices.overall != scored.choices.overall:
@@ -74,7 +75,16 @@ def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSum
     return Table(title=f"Errors by {field}{of}", headers=headers, rows=rows, right=headers[1:])
 
 
-def memory_table(memories: Sequence[MemorySummary]) -> Table:
+def expert_tables(experts: ExpertFigures) -> list[Table]:
+    """Models with experts: times of the fastest release of each setting, by field, and memory."""
+    if not experts.overall.num_rows:
+        return []
+    of = f", models with experts, the fastest release of each setting ({experts.num_releases:,} runs)"
+    tables = [error_table(field, each, experts.overall, of=of) for field, each in experts.by.items()]
+    return [*tables, *([memory_table(experts.memories, of=", models with experts")] if experts.memories else [])]
+
+
+def memory_table(memories: Sequence[MemorySummary], *, of: str = "") -> Table:
     headers = ("source", "framework", "counts", "of rank", "cases", "mean", "median", "p90", "bias")
     rows = tuple(
         (
@@ -87,7 +97,7 @@ def memory_table(memories: Sequence[MemorySummary]) -> Table:
         )
         for each in memories
     )
-    return Table(title="Peak memory", headers=headers, rows=rows, right=headers[4:])
+    return Table(title=f"Peak memory{of}", headers=headers, rows=rows, right=headers[4:])
 
 
 def fit_table(result: ValidationResult) -> Table:

@@ -22,7 +22,7 @@ from perfmodel.hardware.reader import load_calibration
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
-from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of
+from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of, setting_of
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
@@ -47,6 +47,8 @@ COLUMNS = (
     "form",
     "tier",
     "precision",
+    "experts",
+    "dispatcher",
 )
 
 
@@ -126,7 +128,7 @@ def table_of(rows: Sequence[ValidationRow]) -> str:
                 *map(_word, (labels.source, labels.chip, labels.framework, labels.model)),
                 _cell(labels.parameters),
                 _cell(labels.num_chips),
-                *map(_word, (labels.form, labels.tier, labels.precision)),
+                *map(_word, (labels.form, labels.tier, labels.precision, labels.experts, labels.dispatcher)),
             )
         )
     return text.getvalue()
@@ -161,6 +163,8 @@ class CasePredictor:
             reason=case.reason,
             noted_all_reduce=case.noted_all_reduce,
             trains_adapters=case.trains_adapters,
+            has_experts=case.has_experts,
+            setting=setting_of(case),
             passed_over=tuple(passed_over(case.inputs.get("settings"))),
         )
         if case.reason:

@@ -33,6 +33,8 @@ def test_a_run_has_a_label_in_every_field():
         "tier": "primary",
         "precision": "bf16",
         "profile": "nanotron",
+        "experts": "dense",
+        "dispatcher": "?",
     }
     assert found.num_chips == 64
     assert found.parameters == pytest.approx(8.03e9, rel=0.01)

@@ -106,6 +106,45 @@ def test_a_case_alone_is_predicted_as_among_others():
     assert [row.predicted_step_time for row in together] == [row_of(case).predicted_step_time for case in cases]
 
 
+# --- models with experts ------------------------------------------------------------------------------------------
+
+WITH_EXPERTS = changed(
+    framework="Megatron-Bridge 26.04",
+    model={**MODEL, "name": "ours", "kind": "moe", "num_experts": 8, "num_experts_per_tok": 2},
+    tp=1, pp=4, dp=16, ep=8,
+    sequence_parallel=None,
+)  # fmt: skip
+
+
+def test_experts_are_dealt_out_as_the_run_states():
+    plan = plan_of_case(inputs_of(WITH_EXPERTS)).plan
+    assert (plan.ep, plan.etp, plan.dispatcher, plan.job.transformer.experts.top_k) == (8, 1, "alltoall", 2)
+    flags = {"megatron_args": ["expert-model-parallel-size=8", "expert-tensor-parallel-size=2", "moe-token-dispatcher-type=allgather"]}
+    told = plan_of_case(inputs_of({**WITH_EXPERTS, "tp": 2, "dp": 8, "ep": 4, "settings": flags})).plan
+    assert (told.ep, told.etp, told.dispatcher) == (4, 2, "allgather")
+    megatron = plan_of_case(inputs_of({**WITH_EXPERTS, "framework": "Megatron-LM dev", "tp": 2, "dp": 8, "ep": 4})).plan
+    assert megatron.etp == 2  # as attention, where nothing is said
+
+
+def test_chips_that_experts_cannot_be_dealt_over_are_told():
+    row = row_of({**WITH_EXPERTS, "num_chips": 8, "dp": 2, "pp": 4})
+    assert row.reason == "num_chips=8: must be a multiple of pp*etp*ep=32, over which the experts are dealt; correct it in the case"
+
+
+def test_runs_with_experts_are_counted_apart_and_the_fastest_release_of_a_setting_counts():
+    slow = {**WITH_EXPERTS, "id": "some-slow", "framework": "Megatron-Bridge 26.02", "measured": {"step_time_s": 3.0, "peak_memory_gib": 9.0}}
+    rows = [row_of(case) for case in (CASE, slow, WITH_EXPERTS)]
+    result, dense = summarise(rows, by=("chip",)), summarise(rows[:1], by=("chip",))
+    for figures in ("overall", "by", "sources", "scored", "memories", "fits", "choices"):
+        assert repr(getattr(result, figures)) == repr(getattr(dense, figures))
+    found = result.experts
+    assert (found.num_releases, found.overall.num_times, found.overall.num_rows) == (2, 1, 1)
+    assert found.overall.bias == rows[2].predicted_step_time / 2.5 - 1
+    assert [each.name for each in found.by["dispatcher"]] == ["alltoall"]
+    assert [(each.name, each.num_rows) for each in found.memories] == [("some", 2)]
+    assert dense.experts.overall.num_rows == 0
+
+
 # --- the table ----------------------------------------------------------------------------------------------------
 
 

@@ -71,7 +71,7 @@ def runs_with_memory(cases: Iterable[Case]) -> list[RunMemory]:
     """Runs whose memory was reported, of profiles that are fitted to it."""
     found = []
     for case in cases:
-        if case.reason or math.isnan(case.measured_memory):
+        if case.reason or case.has_experts or math.isnan(case.measured_memory):
             continue
         try:
             planned = plan_of_case(case.inputs)
