@@ -132,7 +132,8 @@ def test_chips_that_experts_cannot_be_dealt_over_are_told():
 
 
 def test_runs_with_experts_are_counted_apart_and_the_fastest_release_of_a_setting_counts():
-    slow = {**WITH_EXPERTS, "id": "some-slow", "framework": "Megatron-Bridge 26.02", "measured": {"step_time_s": 3.0, "peak_memory_gib": 9.0}}
+    measured = {"step_time_s": 3.0, "peak_memory_gib": 9.0}
+    slow = {**WITH_EXPERTS, "id": "some-slow", "framework": "Megatron-Bridge 26.02", "measured": measured}
     rows = [row_of(case) for case in (CASE, slow, WITH_EXPERTS)]
     result, dense = summarise(rows, by=("chip",)), summarise(rows[:1], by=("chip",))
     for figures in ("overall", "by", "sources", "scored", "memories", "fits", "choices"):
