@@ -57,6 +57,7 @@ from perfmodel.parallel.residuals import TAIL
 from perfmodel.workload.adapters import with_training
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import TrainingJob
+from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.transformer import build_graph, causal_mask
 
 _Value = TypeVar("_Value")
@@ -172,7 +173,8 @@ class Estimator:
                 parameter_bytes=itemsize(policy.parameter),
                 dispatcher=str(dispatcher),
             )
-            self.graphs[attention, dispatcher] = with_training(graph, self.job.train)
+            graph = with_training(graph, self.job.train)
+            self.graphs[attention, dispatcher] = graph if policy.recipe is None else with_recipe(graph, policy.recipe)
         return self.graphs[attention, dispatcher]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
@@ -207,6 +209,8 @@ def make_estimator(
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
     machine = with_rates_of(profile, machine)
+    if machine.low is not None:
+        machine = replace(machine, low=with_rates_of(profile, machine.low))
     sizes = element_bytes(job.policy, job.optimizer, profile)
     return Estimator(job=job, cluster=cluster, machine=machine, profile=profile, sizes=sizes, network_at=network_at)
 
@@ -269,8 +273,9 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
 def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule) -> Prediction:
     time = row.step_time
     machine, tokens = estimator.machine, plan.job.tokens_per_step
+    counted = machine.low or machine  # what most FLOP are computed in
     palm, causal = _model_flops(estimator, plan)
-    scale = tokens / (time * plan.num_chips * machine.peak_flop_rate)
+    scale = tokens / (time * plan.num_chips * counted.peak_flop_rate)
     parts = _parts(estimator, plan, row, time)
     memory, _, moment = fullest_by_class(row.memory_row)
     doubt = memory_doubt(estimator.profile)
@@ -282,9 +287,9 @@ def _prediction(estimator: Estimator, plan: Plan, row: PlanRow, rule: MemoryRule
         tokens_per_second_per_chip=tokens / time / plan.num_chips,
         mfu_palm=palm * scale,
         mfu_causal=causal * scale,
-        hfu=_executed(estimator, plan, row) / (time * plan.num_chips * machine.peak_flop_rate),
-        peak_flop_rate=machine.peak_flop_rate,
-        peak_dtype=str(machine.dtype),
+        hfu=_executed(estimator, plan, row) / (time * plan.num_chips * counted.peak_flop_rate),
+        peak_flop_rate=counted.peak_flop_rate,
+        peak_dtype=str(counted.dtype),
         memory=memory,
         memory_moment=moment,
         memory_capacity=machine.memory_capacity,

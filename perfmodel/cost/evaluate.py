@@ -6,6 +6,7 @@ give the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,9 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.grid import LayoutGrid
 
 Array = NDArray[np.float64]
+
+LOW_BYTES = 1.0
+"""[byte] Of an element of operands in 8 bits; in 4 bits scales and the output weigh as much again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,9 +72,14 @@ def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -
 
 def row_times(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: Array, sizes: Array) -> RowTimes:
     """The time of every segment; `amount` and `sizes` as `amount_values` gives them."""
-    matmul = _matmul(rows, machine, amount, sizes)
-    if rows.grouped.names:
-        matmul += _grouped(rows, machine, amount, sizes)
+    matmul = _products(rows, rows.matmul, matmul_time, machine, amount, sizes, itemsize=rows.activation_bytes)
+    for products, time, at, itemsize in (
+        (rows.grouped, grouped_product_time, machine, rows.activation_bytes),
+        (rows.low, matmul_time, machine.low, LOW_BYTES),
+        (rows.low_grouped, grouped_product_time, machine.low, LOW_BYTES),
+    ):
+        if products.names:
+            matmul += _products(rows, products, time, at or machine, amount, sizes, itemsize=itemsize)
     if rows.convolution.names:
         matmul += _convolution(rows, machine, amount, sizes)
     communication, between_nodes = _communication(rows, machine, grid, amount, sizes)
@@ -88,32 +97,21 @@ def _summed(time: Any, rows: Rows, num_segments: int) -> Array:
     return by_segment(time if rows.repeats is None else time * rows.repeats, rows, num_segments, time.shape[1])
 
 
-def _matmul(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
-    if not rows.matmul.names:
+def _products(
+    rows: TimedRows, products: Rows, time_of: Callable[..., Any], machine: Machine, amount: Array, sizes: Array, *, itemsize: float
+) -> Array:
+    if not products.names:
         return np.zeros((rows.num_segments, amount.shape[1]))
-    mm = rows.matmul.columns
-    time = matmul_time(
+    mm = products.columns
+    time = time_of(
         batch=amount[mm["batch"]],
         m=amount[mm["m"]],
         n=amount[mm["n"]],
         k=amount[mm["k"]],
-        itemsize=rows.activation_bytes,
+        itemsize=itemsize,
         machine=machine,
     )
-    return _summed(time + _host_time(rows.matmul, sizes, machine), rows.matmul, rows.num_segments)
-
-
-def _grouped(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
-    mm = rows.grouped.columns
-    time = grouped_product_time(
-        batch=amount[mm["batch"]],
-        m=amount[mm["m"]],
-        n=amount[mm["n"]],
-        k=amount[mm["k"]],
-        itemsize=rows.activation_bytes,
-        machine=machine,
-    )
-    return _summed(time + _host_time(rows.grouped, sizes, machine), rows.grouped, rows.num_segments)
+    return _summed(time + _host_time(products, sizes, machine), products, rows.num_segments)
 
 
 def _convolution(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
@@ -211,7 +209,7 @@ def members_inside(masks: tuple[frozenset[str], ...], grid: LayoutGrid) -> list[
 def product_flops(rows: TimedRows, amount: Array) -> Array:
     """[segments, columns] FLOP of products on one chip, a multiply-add counted twice; causal attention counts what it computes."""
     total = np.zeros((rows.num_segments, amount.shape[1]))
-    for products in (rows.matmul, rows.grouped, rows.convolution):
+    for products in (rows.matmul, rows.grouped, rows.low, rows.low_grouped, rows.convolution):
         if products.names:
             mm = products.columns
             flops = 2.0 * amount[mm["batch"]] * amount[mm["m"]] * amount[mm["n"]] * amount[mm["k"]]

@@ -221,6 +221,7 @@ class Machine:
     convolution: None where a convolution takes as long as a matrix multiply of its size.
     grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
     errors: held-out median errors of the calibration, by part.
+    low: the same for products in fewer bits, of a job with a recipe for them.
     """
 
     cluster: str
@@ -250,6 +251,7 @@ class Machine:
     convolution: ConvolutionRates | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     host_is_chip: bool = False
+    low: Machine | None = None
 
 
 def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:

@@ -272,29 +272,29 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         for region, i, of in program.sums:
             summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
     frozen = None
-    if any(parameter.is_frozen for parameter in program.parameters):
-        itemsize = np.array([[p.itemsize] for p in program.parameters])
-        held = _added_up(program, (local * itemsize, shard_elements * itemsize, gathered * itemsize), sizes.shape[1], is_frozen=True)
+    if any(parameter.is_frozen or parameter.copy_bytes for parameter in program.parameters):
+        itemsize = np.array([[p.itemsize if p.is_frozen else p.copy_bytes] for p in program.parameters])
+        held = _added_up(program, (local * itemsize, shard_elements * itemsize, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
     return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, summed=summed, tied=tied, frozen=frozen)
 
 
 def _added_up(
-    program: ParameterProgram, values: tuple[Array, Array, Array], num_rows: int, *, is_frozen: bool
+    program: ParameterProgram, values: tuple[Array, Array, Array], num_rows: int, *, is_frozen: bool | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """By region of the parameters that are trained, or of those that are not: whole, cut, padded; and what counts more than once."""
+    """By region of the parameters that are trained, not trained, or of all (None): whole, cut, padded; and what counts more than once."""
     local, cut, gathered = values
     full, shard, padded = (np.zeros((len(program.members), num_rows)) for _ in values)
     for region, members in enumerate(program.members):
         for i in members:
-            if program.parameters[i].is_frozen is is_frozen:
+            if is_frozen in (None, program.parameters[i].is_frozen):
                 full[region] = full[region] + local[i]
                 shard[region] = shard[region] + cut[i]
                 padded[region] = padded[region] + gathered[i]
     tied = np.zeros((2, num_rows))
     for i, parameter in enumerate(program.parameters):
         more = len(parameter.regions) - 1
-        if more and parameter.is_frozen is is_frozen:
+        if more and is_frozen in (None, parameter.is_frozen):
             tied[0] = tied[0] + more * local[i]
             tied[1] = tied[1] + more * cut[i]
     return full, shard, padded, tied

@@ -9,6 +9,7 @@ profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from perfmodel.cost.estimate import Estimator, make_estimator
@@ -66,7 +67,12 @@ def resolve_estimator(
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
     """Predicts plans of the job on the cluster. network_at: of a job that trains a network, its graph at a micro-batch."""
-    machine = resolve_machine(cluster, calibration, dtype=job.policy.compute)
+    machine, recipe = resolve_machine(cluster, calibration, dtype=job.policy.compute), job.policy.recipe
+    if recipe is not None:
+        if recipe.needs not in cluster.chip.peak_flop_rate:
+            rule = f"{cluster.chip.name} has no units for it (it has {', '.join(cluster.chip.peak_flop_rate)})"
+            raise bad_field("precision", job.precision, rule, "use another chip or bf16-mixed")
+        machine = replace(machine, low=resolve_machine(cluster, calibration, dtype=recipe.product))
     return make_estimator(job, cluster, machine, profile, network_at)
 
 

@@ -66,7 +66,7 @@ class Rows:
 class TimedRows:
     """What takes time, by rows. A segment is whatever times are to be told apart by.
 
-    matmul, grouped, convolution   columns batch, m, n, k (amounts), mesh
+    matmul, grouped, low, low_grouped, convolution   columns batch, m, n, k (amounts), mesh
     attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, habits (which of
                 `attention_habits`), backward (0/1)
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
@@ -80,6 +80,8 @@ class TimedRows:
     amounts: Amounts
     matmul: Rows
     grouped: Rows
+    low: Rows
+    low_grouped: Rows
     convolution: Rows
     attention: Rows
     streaming: Rows
@@ -120,6 +122,8 @@ class RowCompiler:
     _habits: dict[AttentionHabits, int] = field(default_factory=dict)
     _matmul: list[_Entry] = field(default_factory=list)
     _grouped: list[_Entry] = field(default_factory=list)
+    _low: list[_Entry] = field(default_factory=list)
+    _low_grouped: list[_Entry] = field(default_factory=list)
     _convolution: list[_Entry] = field(default_factory=list)
     _attention: list[_Entry] = field(default_factory=list)
     _streaming: list[_Entry] = field(default_factory=list)
@@ -164,7 +168,8 @@ class RowCompiler:
                 columns = {size: amount(getattr(work, size)) for size in _PRODUCT}
                 columns["mesh"] = self._mesh(op, sharding)
                 tensors = [self.amount(extent_amount(op, sharding, t).scaled(self.activation_bytes)) for t in work.tensors]
-                rows = self._convolution if tensors else self._grouped if work.is_grouped else self._matmul
+                usual, low = (self._grouped, self._low_grouped) if work.is_grouped else (self._matmul, self._low)
+                rows = self._convolution if tensors else low if work.is_low else usual
                 rows.append(_Entry(segment, name, columns, work.repeats, tensors))
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
@@ -221,6 +226,8 @@ class RowCompiler:
             amounts=self._arrays(),
             matmul=_rows(self._matmul, (*_PRODUCT, "mesh")),
             grouped=_rows(self._grouped, (*_PRODUCT, "mesh")),
+            low=_rows(self._low, (*_PRODUCT, "mesh")),
+            low_grouped=_rows(self._low_grouped, (*_PRODUCT, "mesh")),
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
             attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),

@@ -80,6 +80,7 @@ class Product:
     """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps).
 
     tensors   of a convolution: input, weight and output as they lie in memory (m x k holds an entry of the input once for every window)
+    is_low       of operands in fewer bits, by the job's recipe
     is_grouped   one call of a kernel for products of experts
     gradient_of   in backward: the input whose gradient it makes, and no other's; None: not told
     """
@@ -92,6 +93,7 @@ class Product:
     tensors: tuple[Extent, ...] = ()
     gradient_of: int | None = None
     is_grouped: bool = False
+    is_low: bool = False
 
     def extents(self) -> Iterator[Extent]:
         yield from (self.batch, self.m, self.n, self.k, *self.tensors)
@@ -335,6 +337,7 @@ class Tensor:
     bias_of    of a bias: the product to whose output it is added
     is_stored  lies in memory; else it is only between operators of one kernel
     is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
+    copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter
     has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
     """
 
@@ -346,6 +349,7 @@ class Tensor:
     bias_of: str = ""
     is_stored: bool = True
     is_set: bool = False
+    copy_bytes: float = 0.0
     has_gradient: bool = True
 
     @property

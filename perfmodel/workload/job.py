@@ -1,7 +1,7 @@
 """A training job: the model, the batch, the numbers it computes in and the optimizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -10,6 +10,7 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 from perfmodel.workload.layer_specs import check_built
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.recipes import RECIPES, Recipe
 from perfmodel.workload.training import FULL_TRAINING, Training, linear_operators
 
 
@@ -37,6 +38,11 @@ class Precision(StrEnum):
     BF16_MIXED = "bf16-mixed"
     FP16_MIXED = "fp16-mixed"
     BF16 = "bf16"
+    FP8_DELAYED = "fp8-delayed"
+    FP8_CURRENT = "fp8-current"
+    FP8_BLOCK = "fp8-block"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class PrecisionPolicy:
     gradient_reduce  what gradients are accumulated and reduced in, unless the execution profile says otherwise
     master           the copy that the optimizer updates; where it equals `parameter`, there is only that one
     optimizer_state  each state tensor of the optimizer
+    recipe           of products in fewer bits than `compute`; None where there are none
     """
 
     name: Precision
@@ -58,6 +65,7 @@ class PrecisionPolicy:
     gradient_reduce: Dtype
     master: Dtype
     optimizer_state: Dtype
+    recipe: Recipe | None = None
 
     @property
     def has_master_copy(self) -> bool:
@@ -83,7 +91,7 @@ class PrecisionPolicy:
         return itemsize(self.gradient_reduce) + 2 * (itemsize(self.master) + states) + copy
 
 
-PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
+_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
     {
         Precision.FP32: PrecisionPolicy(
             name=Precision.FP32,
@@ -123,6 +131,15 @@ PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
             master=Dtype.BF16,
             optimizer_state=Dtype.BF16,
         ),
+    }
+)
+
+
+#: Products in fewer bits are beside mixed precision in bf16, of which all else is.
+PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
+    {
+        name: _POLICIES[name] if name in _POLICIES else replace(_POLICIES[Precision.BF16_MIXED], name=name, recipe=RECIPES[str(name)])
+        for name in Precision
     }
 )
 

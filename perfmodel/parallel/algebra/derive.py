@@ -93,6 +93,7 @@ class ParameterLayout:
     regions                 where it is used; more than one: tied
     elements                of all of it on one chip
     is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
+    copy_bytes              of an element of its copies in fewer bits
     is_frozen               no gradient of it is made; itemsize: bytes of an element as it is stored and gathered then
     runs_backward           something in the region that gathers it runs backward
     """
@@ -110,6 +111,7 @@ class ParameterLayout:
     is_last: bool = False
     is_frozen: bool = False
     itemsize: float = 0.0
+    copy_bytes: float = 0.0
     runs_backward: bool = True
 
     @property
@@ -406,7 +408,7 @@ def _parameters(
             first = graph.operators_of(layout.regions[0])
             runs_backward = any(graph.tensors[op.output.tensor].has_gradient for op in first)
             layout = replace(layout, is_frozen=True, itemsize=tensor.itemsize, runs_backward=runs_backward)
-        found.append(replace(layout, is_end=is_end, is_last=is_last))
+        found.append(replace(layout, is_end=is_end, is_last=is_last, copy_bytes=tensor.copy_bytes))
     return tuple(found)
 
 

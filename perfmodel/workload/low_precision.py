@@ -1,0 +1,62 @@
+"""A graph whose linear operators multiply in 8 or 4 bits: casts before its products, and what of them is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, TensorRole, Work
+from perfmodel.workload.recipes import KEPT_HIGH, Recipe
+
+#: Kinds that can write a cast copy beside, or in place of, what they make: a cast after them reads nothing.
+_FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")
+
+
+def with_recipe(graph: Graph, recipe: Recipe) -> Graph:
+    """`graph` where products with weights of repeated layers are as `recipe` says.
+
+    An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
+    over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
+    copies) and writes the copies. Weights are cast once a step, with the optimizer's pass over them, which is not counted.
+    """
+    blocks = {region.name for region in graph.regions if region.is_block}
+    low = {op.name for op in graph.operators if op.layer in blocks and _is_low(op, graph)}
+    cast: set[str] = set()
+    operators = []
+    for op in graph.operators:
+        if op.name in low:
+            is_first = op.inputs[0].tensor not in cast
+            cast.add(op.inputs[0].tensor)
+            op = _with_casts(op, graph, recipe, is_first=is_first)
+        operators.append(op)
+    weights = {op.inputs[1].tensor for op in operators if op.name in low}
+    copies = recipe.weight_copies * recipe.copy_bytes
+    tensors = {name: replace(each, copy_bytes=copies) if name in weights else each for name, each in graph.tensors.items()}
+    return replace(graph, operators=tuple(operators), tensors=tensors)
+
+
+def _is_low(op: Operator, graph: Graph) -> bool:
+    is_linear = op.kind == "einsum" and graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
+    return is_linear and op.name_in_layer not in KEPT_HIGH
+
+
+def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool) -> Operator:
+    entries = next(data.extent for data in op.saved if data.of == 0) if op.saved else op.extent(op.inputs[0].dims)
+    into, out = Data(extent=entries, of=0), Data(extent=op.extent(op.output.dims), of=len(op.inputs), is_gradient=True)
+    maker = graph.producer(op.inputs[0].tensor)
+    writes_copies = maker is not None and maker.kind in _FUSES_CASTS and maker.layer == op.layer
+    forward, saved = list(map(_low, op.forward)), tuple(data for data in op.saved if data.of != 0)
+    if is_first:
+        reads = int(recipe.reads_twice) + int(not writes_copies)
+        forward.insert(0, _cast(into, recipe, reads, recipe.activation_copies))
+        saved = (*saved, Data(extent=entries, itemsize=recipe.copy_bytes))
+    backward = [_cast(out, recipe, 1 + recipe.reads_twice, recipe.gradient_copies), *map(_low, op.backward)]
+    return replace(op, forward=tuple(forward), backward=tuple(backward), saved=saved)
+
+
+def _cast(data: Data, recipe: Recipe, reads: int, copies: int) -> Stream:
+    written = Data(extent=data.extent, itemsize=recipe.copy_bytes)
+    return Stream(kernel="add", elements=data.extent, accesses=(*(data,) * reads, *(written,) * copies))
+
+
+def _low(work: Work) -> Work:
+    return replace(work, is_low=True) if isinstance(work, Product) else work
