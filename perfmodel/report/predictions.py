@@ -123,7 +123,8 @@ def workload_line(plan: Plan) -> str:
 def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:
     """Its name, and the size of a model with a configuration."""
     if isinstance(model, TransformerConfig):
-        return f"{model.name} ({format_count(model.num_parameters)} parameters{without})"
+        active = f", {format_count(model.num_active_parameters)} active" if model.experts else ""
+        return f"{model.name} ({format_count(model.num_parameters)} parameters{active}{without})"
     return model.name
 
 

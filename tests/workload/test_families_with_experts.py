@@ -1,12 +1,15 @@
 """Configs of families with experts, latent attention or several kinds of layers: what each key means, and what is refused."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.workload.families import FAMILIES
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.layer_specs import not_built
 from perfmodel.workload.models import load_model
@@ -296,3 +299,10 @@ def test_one_damaged_key_is_read_or_refused(config, key, value):
     else:
         assert model.num_parameters >= model.num_active_parameters > 0
         assert sum(kind.count for kind in model.layer_kinds) == model.num_hidden_layers
+
+
+def test_the_files_page_names_every_family():
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
+    own = {"megatron"}  # ours, for shipped models
+    named = {family for family in FAMILIES if re.search(rf"[ ,]{re.escape(family.removesuffix('_text'))}\b", page)}
+    assert {family for family in set(FAMILIES) - named - own if "_vl_" not in family} == set()

@@ -81,6 +81,13 @@ def test_language_models_have_the_parameters_of_their_config(name):
     assert sizes == Counter(shape.num_elements for shape in config.parameter_shapes())
 
 
+def test_fewer_layers_of_a_model_with_several_kinds():
+    network = load_network("deepseek-v2-lite", batch=1, seq_len=64, layers=3)
+    config = load_model("deepseek-v2-lite").with_layers(3)
+    assert network.num_parameters == config.num_parameters
+    assert network.name == "deepseek-v2-lite"
+
+
 def test_dlrm_has_the_tables_and_layers_of_the_benchmark():
     network = load_network("dlrm")
     tables = sum(tensor.num_elements for tensor in network.parameters if tensor.name.startswith("table"))

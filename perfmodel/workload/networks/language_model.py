@@ -36,7 +36,6 @@ def language_model(
     config = load_model(name)
     check_built(config)
     changes = {
-        "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads or (heads if config.num_key_value_heads == config.num_attention_heads else 0),
@@ -44,6 +43,8 @@ def language_model(
         "intermediate_size": intermediate,
         "vocab_size": vocabulary,
     }
+    if layers:
+        config = replace(config.with_layers(layers), name=config.name)
     config = replace(config, **{field: value for field, value in changes.items() if value})  # type: ignore[arg-type]
     length = seq_len or min(config.max_position_embeddings, _LONGEST_DEFAULT)
     return transformer_network(config, batch=batch, seq_len=length, fused_attention=fused_attention, dropout=dropout)
