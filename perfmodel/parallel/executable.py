@@ -58,7 +58,12 @@ def _not_run(model: TransformerConfig) -> str:
     parts = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks", "experts": "experts"}
     kind = model.layer_kinds[0]
     found = [text for part, text in parts.items() if part in (kind.mixer, kind.feed_forward)]
-    found += [text for text, has in (("attention sinks", model.attention_sinks), ("attention in chunks", model.attention_chunk)) if has]
+    fields = {
+        "attention_sinks": "attention sinks",
+        "attention_chunk": "attention in chunks",
+        "num_mtp_layers": "modules that predict further tokens",
+    }
+    found += [text for field, text in fields.items() if getattr(model, field)]
     return " and ".join(found)
 
 

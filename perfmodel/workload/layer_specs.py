@@ -228,7 +228,6 @@ def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
 _NOT_BUILT: Mapping[str, str] = {
     "mamba": "state-space layers (Mamba-2)",
     "delta": "gated delta networks",
-    "num_mtp_layers": "multi-token prediction",
 }
 
 

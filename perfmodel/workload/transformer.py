@@ -10,12 +10,10 @@ from functools import lru_cache
 
 from perfmodel.workload.causal import CausalMask, windowed_mask
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, operand, sizes_of
+from perfmodel.workload.decoder.builder import LOGICAL, PADDED, PER_SAMPLE, STRETCHED, DecoderBuilder, dim_of, sizes_of
+from perfmodel.workload.decoder.head import write_further_tokens, write_loss
 from perfmodel.workload.decoder.layer import write_layer
 from perfmodel.workload.graph import Graph, Region, Repeat, regions_of
-from perfmodel.workload.kinds.cross_entropy import cross_entropy
-
-_FP32 = 4.0
 
 
 @lru_cache(maxsize=256)
@@ -81,21 +79,18 @@ def build_graph(
         x = write_layer(b, kind, x)
 
     b.begin("head")
-    x = b.norm("final_norm", b.identity("head_input", x))
+    x = b.identity("head_input", x)
     head_weight = table if model.tie_word_embeddings else b.parameter("lm_head.weight", "v h", 1)
-    logits = b.product("lm_head", "b s v_out h", (x, "b s h"), (head_weight, "v h"), ("logits", "b s v"))
-    if model.lm_head_bias:
-        logits = b.bias("lm_head", logits, "b s v_out", "b s v", "v")
-    dims = "b s v_out"
-    labels, loss = operand(b.index("labels", "b s"), "b s"), operand("loss", "b s")
-    b.add(cross_entropy("cross_entropy", operand(logits, "b s v"), labels, loss, b.of(dims)), dims, itemsize=_FP32)
+    if model.num_mtp_layers:
+        write_further_tokens(b, x, table=table, head_weight=head_weight)
+    write_loss(b, x, head_weight)
     return Graph(
         name=model.name,
         operators=tuple(b.operators),
         tensors=b.tensors,
         repeats=_repeats(model),
         loss="cross_entropy",
-        tied=(table,) if model.tie_word_embeddings else (),
+        tied=(table,) if model.tie_word_embeddings or model.num_mtp_layers else (),
     )
 
 

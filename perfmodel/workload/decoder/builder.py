@@ -4,7 +4,8 @@ Dims: b sequences, s positions, h hidden, g key-value heads, r query heads for e
 them, c copies of a key-value head, d head dim, f feed-forward, v vocabulary, p positions of the learned table; q and z are
 query and key positions inside attention. A word such as `g_norm` is dim g under another of the names that rule sets know. Of latent
 attention: qa the queries' latent, kva that of keys and values with the shared rotary key, lat and rope these two, kvb a head's key without
-positions and its value, nope and val these two, qk a head of queries or keys.
+positions and its value, nope and val these two, qk a head of queries or keys. Of modules that predict further tokens: hn what the next
+token's embedding is beside h, hh both together.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ LOGICAL = {
     "b_x": "expert_batch", "s_x": "expert_s", "t": "expert_s", "t_res": "expert_s_res", "e": "experts", "x": "experts_route",
     "k": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
     "qa": "query_latent", "kva": "latent_and_rope", "lat": "latent", "rope": "rope", "kvb": "nope_and_value", "nope": "nope",
-    "val": "value_dim", "qk": "score_dim",
+    "val": "value_dim", "qk": "score_dim", "hh": "joint_hidden", "hn": "next_hidden",
 }  # fmt: skip
 PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
 #: Dims that no axis may cut, in any operator.
-WHOLE = frozenset(("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk"))
+WHOLE = frozenset(("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn"))
 
 NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
@@ -65,6 +66,8 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
             "kvb": latent.nope_head_dim + latent.value_head_dim, "nope": latent.nope_head_dim, "val": latent.value_head_dim,
             "qk": latent.score_head_dim,
         } | ({"qa": latent.query_rank} if latent.query_rank else {})  # fmt: skip
+    if model.num_mtp_layers:
+        sizes |= {"hn": model.hidden_size, "hh": 2 * model.hidden_size}
     return sizes
 
 
@@ -244,7 +247,9 @@ class DecoderBuilder:
         return self.add(identity(name, operand(x, "b s h"), operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
     def embedding(self, name: str, ids: str, ids_dims: str, table_name: str, dims: str, table_dims: str) -> str:
-        table = operand(self.parameter(table_name, table_dims, 1), table_dims)
+        """A table that is there is read once more."""
+        known = table_name if table_name in self.tensors else self.parameter(table_name, table_dims, 1)
+        table = operand(known, table_dims)
         return self.add(embedding(name, operand(ids, ids_dims), table, operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
 

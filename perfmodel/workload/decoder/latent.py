@@ -9,7 +9,7 @@ from __future__ import annotations
 from perfmodel.workload.decoder.attention import attention_core
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.kinds.norm import rms_norm
-from perfmodel.workload.kinds.pieces import copy, heads_with_shared
+from perfmodel.workload.kinds.pieces import copy, side_by_side
 
 _HEADS = "b s g"
 
@@ -42,7 +42,7 @@ def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
     own = b.piece("nope_key", heads, f"{_HEADS} kvb", f"{_HEADS} kvb nope", f"{_HEADS} nope", start=0)
     dims = f"{_HEADS} nope rope qk"
     operands = operand(own, f"{_HEADS} nope"), operand(shared, "b s rope"), operand("keys.out", f"{_HEADS} qk")
-    k = b.add(heads_with_shared("keys", *operands, b.of(dims)), dims, parts={own: b.sizes["kvb"] / b.sizes["nope"]})
+    k = b.add(side_by_side("keys", *operands, b.of(dims)), dims, parts={own: b.sizes["kvb"] / b.sizes["nope"]})
     value = b.piece("value", heads, f"{_HEADS} kvb", f"{_HEADS} kvb val", f"{_HEADS} val", start=latent.nope_head_dim)
     dims = f"{_HEADS} val"
     v = b.add(copy("values", operand(value, dims), operand("values.out", dims), b.of(dims)), dims)

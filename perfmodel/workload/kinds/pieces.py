@@ -1,4 +1,4 @@
-"""Pieces of a tensor along its last position, copies of them, and heads put together of pieces."""
+"""Pieces of a tensor along its last position, copies of them, and two put side by side."""
 
 from __future__ import annotations
 
@@ -51,20 +51,21 @@ def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, lay
     )
 
 
-def heads_with_shared(name: str, own: Operand, shared: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
-    """own[..., g, n] beside shared[..., o], which all heads g have alike: y[..., g, n + o]. The last positions are whole."""
-    one, other, both = own.dims[-1], shared.dims[-1], output.dims[-1]
+def side_by_side(name: str, first: Operand, second: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+    """first[..., n] beside second[..., o]: y[..., n + o], along positions that the second lacks (heads) with the same entries. The last
+    positions are whole."""
+    one, other, both = first.dims[-1], second.dims[-1], output.dims[-1]
     if dims[one] + dims[other] != dims[both]:
         raise InputError(f"operator {name}: {both}={dims[both]}: must be {one}={dims[one]} and {other}={dims[other]}; correct the shape")
-    operands = (own, shared, output)
+    operands = (first, second, output)
     data = [Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate(operands)]
     gradients = [replace(each, is_gradient=True) for each in data]
     entries = data[2].extent
     return Operator(
         name=name,
-        kind="heads_with_shared",
+        kind="side_by_side",
         dims=dims,
-        inputs=(own, shared),
+        inputs=(first, second),
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=tuple(data)),),
         backward=(Stream(kernel="default", elements=entries, accesses=(gradients[2], *gradients[:2])),),

@@ -1,0 +1,40 @@
+"""What follows the layers: a norm, the output matrix and the loss, and modules that predict further tokens (DeepSeek-V3, arXiv 2412.19437).
+
+A module has its own norms, a projection and a layer, and reads the token table and the output matrix of the model. All are part of the
+region of the head, on the last stage of a pipeline, and nothing of them is recomputed; the projection is made of each rank's own tokens.
+"""
+
+from __future__ import annotations
+
+from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.decoder.layer import write_layer
+from perfmodel.workload.kinds.cross_entropy import cross_entropy
+from perfmodel.workload.kinds.pieces import side_by_side
+
+_FP32 = 4.0
+
+
+def write_loss(b: DecoderBuilder, x: str, head_weight: str) -> None:
+    """The operators from the last hidden state to the loss."""
+    x = b.norm("final_norm", x)
+    logits = b.product("lm_head", "b s v_out h", (x, "b s h"), (head_weight, "v h"), ("logits", "b s v"))
+    if b.model.lm_head_bias:
+        logits = b.bias("lm_head", logits, "b s v_out", "b s v", "v")
+    dims = "b s v_out"
+    labels, loss = operand(b.index("labels", "b s"), "b s"), operand("loss", "b s")
+    b.add(cross_entropy("cross_entropy", operand(logits, "b s v"), labels, loss, b.of(dims)), dims, itemsize=_FP32)
+
+
+def write_further_tokens(b: DecoderBuilder, x: str, *, table: str, head_weight: str) -> None:
+    """Modules one after another, each from the hidden state of the one before it and the embedding of one token further."""
+    for depth in range(b.model.num_mtp_layers):
+        b.begin("head", prefix=f"mtp{depth}.")
+        token = b.embedding("token_embedding", b.index("tokens", "b s"), "b s", table, "b s v_in h", "v h")
+        hidden, token = b.norm("hidden_norm", x), b.norm("embedding_norm", token)
+        dims = "b s_res h hn hh"
+        both = operand(hidden, "b s h"), operand(token, "b s hn"), operand("joint.out", "b s hh")
+        joint = b.add(side_by_side("joint", *both, b.of(dims)), dims)
+        projected = b.linear("joint_proj", joint, "b s_res h hh", "b s hh", "h hh", 1, "b s h")
+        x = write_layer(b, b.model.mtp_kind, projected)
+        write_loss(b, x, head_weight)
+    b.begin("head")
