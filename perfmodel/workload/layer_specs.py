@@ -224,20 +224,9 @@ def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
     return counts
 
 
-#: What a graph cannot be made of yet -> how a message calls it.
-_NOT_BUILT: Mapping[str, str] = {
-    "mamba": "state-space layers (Mamba-2)",
-    "delta": "gated delta networks",
-}
-
-
 def not_built(model: TransformerConfig) -> str:
-    """What a model has that is read and counted, but of which no graph is built: "mixture-of-experts layers and attention sinks"; "" for
-    nothing."""
-    lacking = [text for field, text in _NOT_BUILT.items() if getattr(model, field)]
-    if model.latent is not None and model.latent.index_heads:
-        lacking.append("a sparse indexer of attention")
-    return " and ".join(filter(None, (", ".join(lacking[:-1]), *lacking[-1:])))
+    """What a model has that is read and counted, but of which no graph is built; "" for nothing."""
+    return "a sparse indexer of attention" if model.latent is not None and model.latent.index_heads else ""
 
 
 def check_built(model: TransformerConfig) -> None:

@@ -22,6 +22,7 @@ LOGICAL_NAMES = (
     "batch", "s", "s_res", "s_query", "s_key", "hidden", "kv_heads", "q_per_kv", "kv_copies", "attn_kv_heads", "attn_q_per_kv",
     "head_dim", "ffn", "vocab_in", "vocab_out", "positions",
     "experts", "expert_ffn", "expert_batch", "expert_s", "expert_s_res", "experts_route", "shared_ffn",
+    "s_scan", "state_groups", "scan_groups",
 )  # fmt: skip
 #: The dim whose cuts deal experts out: axes of a graph that has it are finer (`folding.py`).
 EXPERTS = "experts"

@@ -5,7 +5,8 @@ them, c copies of a key-value head, d head dim, f feed-forward, v vocabulary, p 
 query and key positions inside attention. A word such as `g_norm` is dim g under another of the names that rule sets know. Of latent
 attention: qa the queries' latent, kva that of keys and values with the shared rotary key, lat and rope these two, kvb a head's key without
 positions and its value, nope and val these two, qk a head of queries or keys. Of modules that predict further tokens: hn what the next
-token's embedding is beside h, hh both together.
+token's embedding is beside h, hh both together. Of mixers with a state: m groups of heads, mh heads of a group; for each group mi what is
+projected, mc what is convolved, mo what comes out, mb strengths and decays; mv a value head, mt taps of the convolution.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ LOGICAL = {
     "k": "choices", "y": "halves", "w": "expert_ffn", "u": "shared_ffn", "o": "column",
     "qa": "query_latent", "kva": "latent_and_rope", "lat": "latent", "rope": "rope", "kvb": "nope_and_value", "nope": "nope",
     "val": "value_dim", "qk": "score_dim", "hh": "joint_hidden", "hn": "next_hidden",
+    "s_scan": "s_scan", "m": "state_groups", "m_scan": "scan_groups", "mi": "group_projected", "mc": "group_convolved",
+    "mo": "group_output", "mh": "heads_of_group", "mb": "strengths_and_decays", "mv": "state_value_dim", "mt": "taps",
 }  # fmt: skip
 PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
 #: Dims that no axis may cut, in any operator.
-WHOLE = frozenset(("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn"))
+WHOLE = frozenset(("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn", "mi", "mc", "mo", "mh", "mb", "mv", "mt"))
 
 NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
@@ -68,6 +71,16 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
         } | ({"qa": latent.query_rank} if latent.query_rank else {})  # fmt: skip
     if model.num_mtp_layers:
         sizes |= {"hn": model.hidden_size, "hh": 2 * model.hidden_size}
+    if (mamba := model.mamba) is not None:
+        heads, inner = mamba.num_heads // mamba.num_groups, mamba.inner_size // mamba.num_groups
+        mixed = inner + 2 * mamba.state_size
+        sizes |= {"m": mamba.num_groups, "mh": heads, "mo": inner, "mc": mixed, "mi": inner + mixed + heads, "mt": mamba.conv_kernel}
+    if (delta := model.delta) is not None:
+        heads = delta.num_value_heads // delta.num_key_heads
+        inner = heads * delta.value_head_dim
+        mixed = 2 * delta.key_head_dim + inner
+        sizes |= {"m": delta.num_key_heads, "mh": heads, "mo": inner, "mc": mixed, "mi": mixed + inner, "mb": 2 * heads}
+        sizes |= {"mv": delta.value_head_dim, "mt": delta.conv_kernel}
     return sizes
 
 

@@ -9,10 +9,16 @@ from perfmodel.workload.decoder.builder import DecoderBuilder
 from perfmodel.workload.decoder.experts import expert_mixture
 from perfmodel.workload.decoder.feed_forward import branch_end, dense_mlp
 from perfmodel.workload.decoder.latent import latent_mixer
+from perfmodel.workload.decoder.recurrent import delta_mixer, mamba_mixer
 from perfmodel.workload.layer_specs import FeedForward, LayerSpec, Mixer
 
 #: What writes each part: the hidden state in, the branch's output out, on the residual stream's dims.
-MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {"attention": attention_mixer, "latent": latent_mixer}
+MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {
+    "attention": attention_mixer,
+    "latent": latent_mixer,
+    "mamba": mamba_mixer,
+    "delta": delta_mixer,
+}
 FEED_FORWARDS: Mapping[FeedForward, Callable[[DecoderBuilder, str], str]] = {"dense": dense_mlp, "experts": expert_mixture}
 
 
