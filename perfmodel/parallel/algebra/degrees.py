@@ -16,7 +16,7 @@ from perfmodel.workload.transformer import logical_sizes
 
 _TP = AXIS_PARTS["tp"]
 _HEADS = ("kv_heads", "attn_kv_heads"), ("q_per_kv", "attn_q_per_kv")
-_SEQUENCE = ("s_res", "s", "s_query", "s_key")
+_SEQUENCE = ("s_res", "s", "s_query", "s_key", "s_scan")
 #: Where the size of a dim is said; dims of heads and of the sequence are told by these.
 _FIELDS = {
     "ffn": "intermediate_size",
@@ -26,6 +26,8 @@ _FIELDS = {
     "attn_kv_heads": "num_key_value_heads",
     "q_per_kv": "num_attention_heads/num_key_value_heads",
     "attn_q_per_kv": "num_attention_heads/num_key_value_heads",
+    "state_groups": "the groups of heads with a state",
+    "scan_groups": "the groups of heads with a state",
     "positions": "rows of learned positions",
     **dict.fromkeys(_SEQUENCE, "seq_len"),
 }
