@@ -1,10 +1,13 @@
 """Tensors of layers of every make against counts worked out by hand and published ones."""
 
+import json
+from dataclasses import fields
 from math import prod
 
 import pytest
 
-from perfmodel.workload.layer_specs import LayerSpec, kinds_of_layers, kinds_with_layers, layer_order
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.layer_specs import PARTS, LayerSpec, kinds_of_layers, kinds_with_layers, layer_order, part_from_plain, part_to_plain
 from perfmodel.workload.models import load_model
 
 
@@ -126,6 +129,17 @@ def test_first_layers_are_the_dense_ones():
     assert "layers.2.gate_proj.weight" in names
     assert "layers.3.experts_up.weight" in names
     assert "layers.3.gate_proj.weight" not in names
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "glm-5", "qwen3-next-80b-a3b", "nemotron-3-nano-30b-a3b", "mixtral-8x7b"])
+def test_a_file_gives_the_records_back(name):
+    model = load_model(name)
+    values = {field.name: getattr(model, field.name) for field in fields(model)}
+    held = {field: value for field, value in values.items() if field in (*PARTS, "kinds") and value}
+    assert held
+    written = json.loads(json.dumps({field: part_to_plain(value) for field, value in held.items()}))
+    read = {field: part_from_plain(field, value) for field, value in written.items()}
+    assert TransformerConfig(**values | read) == model
 
 
 # --- kinds --------------------------------------------------------------------------------------------------------
