@@ -50,12 +50,6 @@ def search(
     ties: Annotated[
         str, typer.Option("--ties", metavar="SHARE", help="Plans so near the best are as good: the simplest, then the smallest first.")
     ] = f"{100 * TIES:g}%",
-    risk: Annotated[
-        str,
-        typer.Option(
-            "--risk", metavar="SHARE", help="Probability of not fitting that a plan may have, such as 5%, in place of --memory-headroom."
-        ),
-    ] = "",
     only_runnable: Annotated[
         bool, typer.Option("--only-runnable", help="Search only what the assumed framework can run (`perfmodel profiles NAME`).")
     ] = False,
@@ -74,10 +68,9 @@ def search(
     files.check(json=json)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
     near = options.parse_fraction(ties, "ties")
-    allowed = options.parse_fraction(risk, "risk") if risk else None
     num_tokens = options.parse_tokens(tokens)
     requests = make_requests(asked, spelled=flag)
-    headroom = requests[0].memory_headroom
+    headroom, allowed = requests[0].memory_headroom, requests[0].risk
     if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
     found: list[tuple[Setting, SearchResult]] = []

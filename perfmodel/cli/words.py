@@ -21,7 +21,7 @@ _ORDER = (
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip
 #: Options that stand elsewhere than the rest of their record: after an option, or after all of a record.
-_AFTER = {"chip": "cluster", "calibration": "knobs", "memory_headroom": "calibration"}
+_AFTER = {"chip": "cluster", "calibration": "knobs", "memory_headroom": "calibration", "risk": "memory_headroom"}
 
 
 def flag(field: str) -> str:

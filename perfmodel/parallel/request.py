@@ -95,6 +95,10 @@ class Request:
         "Share of the usable memory that a plan that fits leaves free; 0: none",
         metavar="SHARE", takes="float | str", default=DEFAULT_HEADROOM, default_text=f"{DEFAULT_HEADROOM:.0%}",
     )  # fmt: skip
+    risk: Any = word(
+        "Probability of not fitting that a plan that fits may have, such as 5%, in place of --memory-headroom",
+        metavar="SHARE", takes="float | str",
+    )  # fmt: skip
 
     def described(self) -> dict[str, Any]:
         """What was asked for, as plain values; what was left out is not in it."""

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Knobs) -> Prediction | Any:
     """Step time and memory of one plan: of a plan (file) with what is said beside it, or of the one that the knobs describe.
 
-    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free.
+    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
+    risk: in its place, the probability that a plan that fits does not.
     Sizes may be texts (`seq_len="8k"`). Job, cluster, chips and profile may be lists: the result is then a `Predictions`, one for each
     combination.
 
@@ -102,7 +103,6 @@ def find_plans(
     objective: str = "time",
     top: int = 10,
     ties: float | str = TIES,
-    risk: float | str | None = None,
     only_runnable: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | Any:
@@ -126,7 +126,7 @@ def find_plans(
             objective=objective,
             top=top,
             memory_headroom=request.memory_headroom,
-            risk=None if risk is None else share(risk, "risk"),
+            risk=request.risk,
             ties=share(ties, "ties"),
             only_runnable=only_runnable,
             progress=progress,

@@ -49,7 +49,7 @@ class Limits:
 
 
 @takes(
-    asked=Words(Request, without="nodes batch_tokens", needed="model cluster seq_len"),
+    asked=Words(Request, without="nodes batch_tokens risk", needed="model cluster seq_len"),
     knobs=Knobs,
 )
 def find_limits(*, asked: Request, knobs: Knobs, progress: Callable[[float], None] | None = None) -> Limits:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.memory_room import check_risk
 from perfmodel.foundation.values import check_name, is_path, several, share
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
@@ -40,7 +41,7 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     of_plan   a plan says what is left out
     spelled   how a field is written where the values come from: the command line's flags
     """
-    headroom = share(given.memory_headroom, "memory_headroom")
+    headroom, risk = share(given.memory_headroom, "memory_headroom"), _risk(given.risk)
     _refuse_millions(given.global_batch, spelled)
     asked: dict[str, list[Any]] = {
         name: [each.read(value, name) for value in several(getattr(given, name))] if each.read else _names(getattr(given, name))
@@ -57,8 +58,16 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
     distinct = [_once(each) or [None] for each in asked.values()]
-    given = replace(given, memory_headroom=headroom, settings=read_settings(given.settings))
+    given = replace(given, memory_headroom=headroom, risk=risk, settings=read_settings(given.settings))
     return [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
+
+
+def _risk(given: Any) -> float | None:
+    if given is None:
+        return None
+    found = share(given, "risk")
+    check_risk(found)
+    return found
 
 
 def _refuse_millions(given: Any, spelled: Callable[[str], str]) -> None:
@@ -155,7 +164,7 @@ def _answer(request: Request, knobs: Knobs, plan: Plan | None) -> Answer:
     else:
         wanted = overridden(plan, setting, knobs)
     setting = replace(setting, notes=(*setting.notes, *_notes_on(knobs, wanted)))
-    prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom)
+    prediction = predict_in(setting, wanted, memory_headroom=request.memory_headroom, risk=request.risk)
     given = {*knobs.given(), *request.described()}
     return Answer(setting=setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 

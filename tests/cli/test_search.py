@@ -328,6 +328,13 @@ def test_a_risk_limits_the_plans_and_more_certainty_has_its_price(call, call_jso
     assert "What more certainty costs: the fastest plan at each risk" in out
 
 
+def test_predict_takes_the_same_risk(call_json):
+    job = ("--model", "llama-3-70b", "--cluster", "dgx-h100", "--gpus", 64, "--gbs", 512, "--seq", "8k", "--tp", 8, "--pp", 2)
+    found = {risk: call_json("predict", *job, "--risk", risk) for risk in ("5%", "0.1%")}
+    assert {risk: each["verdict"] for risk, each in found.items()} == {"5%": "fits", "0.1%": "tight"}
+    assert len({each["step_time"] for each in found.values()}) == 1
+
+
 @pytest.mark.parametrize("risk", ["0", "100%", "five"])
 def test_a_risk_is_a_probability(call, risk):
     code, _, err = call(
