@@ -223,6 +223,23 @@ RATE_FIELDS = (
 """What of a profile changes the machine's rates (`with_rates_of`). No other number is read by what a plan's columns are made of."""
 
 
+READ_LATE = frozenset(
+    {
+        *RATE_FIELDS,
+        "compute_slowdown_under_communication",
+        "exposed_gradient_fraction",
+        "host_launch_time",
+        "host_layer_time_per_tp_across_nodes",
+        "optimizer_bytes_factor",
+        "step_time_constant",
+        "tp_backward_overlap_fraction",
+        "tp_overlap_fraction",
+        "uneven_stage_weight",
+    }
+)
+"""Fields of a profile that no compiled program reads: who moves only these keeps the programs."""
+
+
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
     """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
     attention = profile.attention_rate_fraction * machine.attention_generations.get(profile.attention_kernel, 1.0)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 import numpy as np
 
-from perfmodel.cost.estimate import RATE_FIELDS, Estimator, with_rates_of
+from perfmodel.cost.assemble import step_columns
+from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_rates_of
 from perfmodel.cost.machine import LINK_ROWS, LinkRates, Machine, StreamingRates, tier_kind
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
@@ -38,12 +39,12 @@ class Sensitivity:
 
 def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) -> tuple[Sensitivity, ...]:
     """The parameters that change the step most, the largest change first; one that changes nothing is left out."""
-    base = estimator.predict(plan).step_time
+    base = _step_time(estimator, plan)
     found = []
     for name, (source, change) in _PARAMETERS.items():
         other = change(estimator)
         if other is not None:
-            share = other.predict(plan).step_time / base - 1.0
+            share = _step_time(other, plan) / base - 1.0
             found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
     ordered = sorted(found, key=lambda each: -abs(each.change))
     return tuple(each for each in ordered[:most] if abs(each.change) > _NOTHING)
@@ -54,7 +55,12 @@ _NOTHING = 1e-6
 
 def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
     """Of the step time, with another profile in place of the estimator's."""
-    return math.log(_at(estimator, profile).predict(plan).step_time / estimator.predict(plan).step_time)
+    return math.log(_step_time(_at(estimator, profile), plan) / _step_time(estimator, plan))
+
+
+def _step_time(estimator: Estimator, plan: Plan) -> float:
+    """The same as its prediction has, without memory. [s]"""
+    return float(step_columns(estimator, [plan]).step_time[0])
 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
@@ -116,8 +122,8 @@ _SHARES = frozenset({"exposed_gradient_fraction", "tp_overlap_fraction", "tp_bac
 
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
-    """Programs hold what the profile says: they are compiled again; the graphs do not."""
-    return Estimator(
+    """Programs hold what the profile says of them: they are compiled again, for times alone, where that is other; the graphs do not."""
+    other = Estimator(
         job=estimator.job,
         cluster=estimator.cluster,
         machine=estimator.machine,
@@ -125,6 +131,12 @@ def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
         sizes=estimator.sizes,
         graphs=estimator.graphs,
     )
+    if all(getattr(profile, name) == getattr(estimator.profile, name) for name in _PROFILE_FIELDS - READ_LATE):
+        return replace(other, programs=estimator.programs, parameter_programs=estimator.parameter_programs)
+    return replace(other, recomputes=())
+
+
+_PROFILE_FIELDS = frozenset(item.name for item in fields(ExecutionProfile))
 
 
 def _faster_matmul(machine: Machine, _: Cluster) -> Machine:

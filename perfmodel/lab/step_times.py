@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
-from perfmodel.cost.estimate import RATE_FIELDS, Estimator, make_estimator
+from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, make_estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import PlannedCase
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
@@ -46,21 +46,6 @@ def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
     return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine, with_settings(profile, run.settings))
 
 
-#: Fields of a profile that no compiled program reads: a fit that moves only these keeps its programs.
-READ_LATE = frozenset(
-    {
-        *RATE_FIELDS,
-        "compute_slowdown_under_communication",
-        "exposed_gradient_fraction",
-        "host_launch_time",
-        "host_layer_time_per_tp_across_nodes",
-        "optimizer_bytes_factor",
-        "step_time_constant",
-        "tp_backward_overlap_fraction",
-        "tp_overlap_fraction",
-        "uneven_stage_weight",
-    }
-)
 _MOST_COLUMNS = 4096
 """Columns that are kept, some 25 kB each."""
 
