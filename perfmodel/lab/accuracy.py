@@ -24,6 +24,7 @@ from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.lab.ablation import Ablation, ablations, worth_text
 from perfmodel.lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from perfmodel.lab.cases import read_cases
+from perfmodel.lab.few_runs import GroupFigures, few_runs_figures, few_runs_section
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
 from perfmodel.lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
@@ -51,6 +52,7 @@ class AccuracyReport:
     strangers  the same with the name of their framework hidden: the framework left out, its whole family left out; choices, outcomes (of
                memory): of the first
     ablations  what each number is worth that runs say of a framework
+    few        errors, intervals and choices of plan where some of the runs of a stranger's framework are given
     """
 
     result: ValidationResult
@@ -61,6 +63,7 @@ class AccuracyReport:
     ablations: tuple[Ablation, ...] = ()
     outcomes: tuple[MemoryOutcome, ...] = ()
     small: Mapping[str, float] = field(default_factory=dict)
+    few: Sequence[GroupFigures] = ()
 
     @property
     def scored(self) -> list[ValidationRow]:
@@ -341,7 +344,7 @@ that of the groups of other frameworks.
     text += markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[1:]))
     if report.choices is not None and report.choices.groups:
         text += f"\n\n{choices_text(report.choices)}."
-    return text + _reliability(report.outcomes)
+    return text + few_runs_section(report.few) + _reliability(report.outcomes)
 
 
 def _reliability(outcomes: Sequence[MemoryOutcome]) -> str:
@@ -359,7 +362,9 @@ def _reliability(outcomes: Sequence[MemoryOutcome]) -> str:
 `fits_probability` of these runs against what happened. The profile is made without nanotron; how far what is needed lies from what is
 predicted (two numbers, `strategies/memory_doubts.yaml`) is fitted to its outcomes, here for each of its models to the outcomes of the
 other: no other sweep with failures is published. Habits that a framework may have (layers by cost, gradients beside accumulators) are
-counted at their worst, with nanotron's in view. Off: in points. {reliability_line(bins).capitalize()}.
+counted at their worst, with nanotron's in view. Off: in points. By chance: shares of which as many runs as ran are no surprise (95 %
+confidence, Wilson): few runs lie near a limit, and in a bin of five hardly any share is one.
+{reliability_line(bins).capitalize()}.
 
 """
     return text + markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers))
@@ -551,6 +556,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         outcomes=tuple(known.outcomes(every)) if strangers[0] else (),
         small={run.id: run.error for run in known.times(every, SMALL)},
         ablations=tuple(ablations(cases[0])) if strangers[0] else (),
+        few=few_runs_figures(every) if strangers[0] else (),
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

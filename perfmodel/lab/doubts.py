@@ -4,20 +4,20 @@ hangs on it; and what the cheapest things that tell more of them would leave."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.sensitivity import STEP, Sensitivity, fitted_slopes, log_change, sensitivities
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Provenance
+from perfmodel.lab.open_habits import habit_changes, open_variance
 from perfmodel.lab.own_runs.fit import SCATTER, noise_of
 from perfmodel.lab.own_runs.habits import ELEMENTWISE, HABITS, Habit
 from perfmodel.parallel.doubts import Carrier, Remedy, TrustAccount, doubts_of, remedy, variance_of, with_rest
 from perfmodel.parallel.plan import Plan
-from perfmodel.parallel.profile import GENERIC, ExecutionProfile
+from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import Residuals, StepInterval, interval, scale_of, shape_of
-from perfmodel.parallel.settings import framework_named
 
 _OF_NORMAL = 0.6745
 """Median of |x| of a normal distribution of standard deviation 1: errors of calibrations are medians."""
@@ -83,18 +83,20 @@ def trust_account(
 
 
 def _habits(estimator: Estimator, plan: Plan, habits: Sequence[Habit]) -> Iterator[Carrier]:
-    """Each a spread up and a spread down, as far as its bounds leave room: over so much a step is no straight line."""
-    profile = estimator.profile
-    for habit in habits:
-        if framework_named(profile.name) != GENERIC and not getattr(profile, habit.name):
-            continue  # its code has none of that
-        constant = habit.constant(profile)
-        changes = []
-        for spreads in (1.0, -1.0):
-            value = min(max(constant.value(spreads), constant.lower), constant.upper)
-            changes.append(log_change(estimator, plan, replace(profile, **habit.moved(profile, value))))  # type: ignore[arg-type]
-        variance = sum(change**2 for change in changes) / len(changes)
-        yield Carrier(name=_name_of(habit), variance=variance, rests_on=f"{profile.name}: frameworks differ by {_width(habit)}")
+    for habit, changes in habit_changes(estimator.profile, habits, _moves(estimator, plan)):
+        rests_on = f"{estimator.profile.name}: frameworks differ by {_width(habit)}"
+        yield Carrier(name=_name_of(habit), variance=float((changes**2).mean()), rests_on=rests_on)
+
+
+def _moves(estimator: Estimator, plan: Plan) -> Callable[[Mapping[str, float]], float]:
+    return lambda fields: log_change(estimator, plan, replace(estimator.profile, **fields))  # type: ignore[arg-type]
+
+
+def open_in(estimator: Estimator, plan: Plan, *, stated: Collection[str] = ()) -> tuple[float, float]:
+    """Variance of log(step time), below and above, that habits which nobody stated leave open in a plan."""
+    habits = [habit for habit in HABITS if habit.name not in stated]
+    below, above = open_variance(estimator.profile, habits, _moves(estimator, plan))
+    return float(below), float(above)
 
 
 def _name_of(habit: Habit) -> str:

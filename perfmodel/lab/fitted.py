@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from perfmodel.foundation.errors import InputError, PerfModelError, one_line
 from perfmodel.foundation.files import dump_yaml
 from perfmodel.foundation.resources import write_atomically
@@ -49,17 +51,30 @@ def _of_steps(cases: Path) -> list[tuple[str, Numbers]]:
         values = fits.fitted(name)
         numbers = {}
         for constant, value in values.values.items():
-            of = fit.lent.get(constant, name)
-            runs = [fits.runs[index] for index in fits.rows_of(of)]
-            numbers[constant] = _number(
-                value,
-                fits.fitted(of).spreads[constant],
-                [(run.model, run.planned.hardware.chip) for run in runs],
-                STEPS + (f" of {of}'s runs" if of != name else ""),
+            relatives = fit.lent.get(constant, ())
+            of = relatives or (name,)
+            runs = [fits.runs[index] for each in of for index in fits.rows_of(each)]
+            number = _number(
+                value, _spread(fits, constant, of), [(run.model, run.planned.hardware.chip) for run in runs], STEPS + _of_runs(relatives)
             )
+            numbers[constant] = replace(number, is_lent=bool(relatives))
         found += [(profile, numbers) for profile in fit.profiles]
         found += [(profile, {key: _lent(each, name) for key, each in numbers.items()}) for profile in fit.lends_to]
     return found
+
+
+def _spread(fits: LeftOut, constant: str, of: Sequence[str]) -> float:
+    """Of one fit's number; of the geometric mean of several how far these lie apart."""
+    found = [fits.fitted(name) for name in of]
+    if len(found) == 1:
+        return found[0].spreads[constant]
+    logs = np.log([each.values[constant] for each in found])
+    return float(np.exp(logs.mean()) * logs.std(ddof=1))
+
+
+def _of_runs(relatives: Sequence[str]) -> str:
+    names = " and ".join(f"{name}'s" for name in relatives)
+    return f" of {names} runs" if relatives else ""
 
 
 def _of_memory(cases: Path, known: Mapping[str, Mapping[str, float]]) -> list[tuple[str, Numbers]]:
@@ -88,8 +103,7 @@ def _number(value: float, spread: float, runs: Sequence[tuple[str, str]], how: s
 
 
 def _lent(number: FittedNumber, name: str) -> FittedNumber:
-    how = number.how if " of " in number.how else f"{number.how} of {name}'s runs"
-    return replace(number, how=how)
+    return replace(number, how=number.how if number.is_lent else number.how + _of_runs([name]), is_lent=True)
 
 
 def file_text(numbers: Mapping[str, FittedNumber], before: Mapping[str, FittedNumber]) -> str:
@@ -109,6 +123,7 @@ def file_text(numbers: Mapping[str, FittedNumber], before: Mapping[str, FittedNu
             "chips": list(number.chips),
             "date": old.date if old is not None and old.value == number.value else number.date,
             "how": number.how,
+            **({"lent": True} if number.is_lent else {}),
         }
     return HEAD + (dump_yaml(data, inline_leaves=True) if data else "{}\n")
 

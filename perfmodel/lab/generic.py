@@ -2,8 +2,9 @@
 
     python -m perfmodel.lab.generic [--out strategies/frameworks/generic.yaml]
 
-Every family of frameworks weighs one. A habit (yes or no, or a word) is that of most; a number is their mean, of rates and factors the
-geometric one, over those that know it. So the point lies between the fused and the eager end, and a new framework moves it.
+Every family of frameworks weighs one. A habit (yes or no, or a word) is that of most; a number is their mean, of rates, factors and times
+of the host the geometric one, over those that know it: one that was lent to a framework is not known of it. So the point lies between the
+fused and the eager end, and a new framework moves it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ SAFE_MEMORY = {
     "waiting_gradient_fraction": 0.0,
     "gradient_copy_bytes": 0.0,
 }
+
+_HOST_TIMES = ("host_launch_time", "step_time_constant")
 
 #: Memory at a moment, of which a job dies: the most that a family needs, not the mean.
 _MOST = ("loss_peak_bytes",)
@@ -90,17 +93,23 @@ def generic_profile(families: dict[str, list[ExecutionProfile]] | None = None) -
 
 
 def _is_ratio(name: str) -> bool:
-    """Whether half and double are as far from one."""
-    return name.endswith(("rate_fraction", "_traffic", "_factor", "_weight")) or name == "logit_bytes"
+    """Whether half and double are as far from one: hosts differ by factors, as they do in the priors of every fit."""
+    return name.endswith(("rate_fraction", "_traffic", "_factor", "_weight")) or name in ("logit_bytes", *_HOST_TIMES)
 
 
 def _mean(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
-    found = [[getattr(profile, name) for profile in profiles if name not in profile.unknown] for profiles in families]
+    found = [[value for profile in profiles if (value := _told(profile, name)) is not None] for profiles in families]
     means = [float(np.mean(np.log(each) if _is_ratio(name) else each)) for each in found if each]
     if not means:
-        return 1.0 if _is_ratio(name) else 0.0
+        return 1.0 if _is_ratio(name) and name not in _HOST_TIMES else 0.0
     mean = float(np.mean(means))
     return float(f"{np.exp(mean) if _is_ratio(name) else mean:.3g}")
+
+
+def _told(profile: ExecutionProfile, name: str) -> float | None:
+    """What a profile says of it; no time at all (C without a host that anybody waits for) says nothing of how long others take."""
+    value = float(getattr(profile, name))
+    return None if name in profile.unknown or (name in _HOST_TIMES and not value) else value
 
 
 def _attention_rate(families: Iterable[Sequence[ExecutionProfile]], kernel: str) -> float:

@@ -124,6 +124,29 @@ class ReliabilityBin:
     def error(self) -> float:
         return abs(self.stated - self.happened)
 
+    @property
+    def band(self) -> tuple[float, float]:
+        """Shares of which so many of so many runs are no surprise."""
+        return wilson_band(self.happened, self.num_runs)
+
+    @property
+    def agrees(self) -> bool:
+        low, high = self.band
+        return low <= self.stated <= high
+
+
+_TWO_SIDED_95 = 1.96
+
+
+def wilson_band(share: float, num_runs: int) -> tuple[float, float]:
+    """95 % confidence band of a share that was seen in so many runs.
+
+    Source: Wilson, Journal of the American Statistical Association 22, 1927.
+    """
+    z, n = _TWO_SIDED_95, num_runs
+    centre, half = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    return (max(centre - half, 0.0) / (1 + z * z / n), min((centre + half) / (1 + z * z / n), 1.0))
+
 
 def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]:
     """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
@@ -151,11 +174,17 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
 
 def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
     """A heading and a line for each bin."""
-    rows: list[tuple[str, ...]] = [("stated", "runs", "mean", "ran", "off by")]
+    rows: list[tuple[str, ...]] = [("stated", "runs", "mean", "ran", "off by", "by chance")]
     for each in bins:
         name = f"{each.low:.0%} to {each.high:.0%}"
-        rows.append((name, f"{each.num_runs:,}", f"{each.stated:.0%}", f"{each.happened:.0%}", f"{100 * each.error:.0f}"))
+        rows.append(
+            (name, f"{each.num_runs:,}", f"{each.stated:.0%}", f"{each.happened:.0%}", f"{100 * each.error:.0f}", _shares(each.band))
+        )
     return rows
+
+
+def _shares(band: tuple[float, float]) -> str:
+    return f"{band[0]:.0%} to {band[1]:.0%}"
 
 
 def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
@@ -164,7 +193,33 @@ def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
     mean = sum(each.num_runs * each.error for each in bins) / max(1, every)
     worst = max((each.error for each in bins if each.num_runs >= _ENOUGH), default=0.0)
     sure = sum(each.num_runs for each in bins if each.high <= 0.1 or each.low >= 0.9)
+    between = _together([each for each in bins if _OPEN[0] <= each.low < _OPEN[1]])
+    middle = (
+        f"; of the {between.num_runs} runs of which {between.low:.0%} to {between.high:.0%} was stated, {between.stated:.0%} on average, "
+        f"{between.happened:.0%} ran (by chance {_shares(between.band)})"
+        if between
+        else ""
+    )
     return (
         f"off by {100 * mean:.1f} points on average over runs, by {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more; "
-        f"of {sure:,} of {every:,} runs under 10 % or over 90 % was stated"
+        f"of {sure:,} of {every:,} runs under 10 % or over 90 % was stated; what was stated lies in the 95 % band of what happened in "
+        f"{sum(each.agrees for each in bins)} of {len(bins)} bins{middle}"
+    )
+
+
+_OPEN = (0.3, 0.7)
+"""Where it may as well fit as not."""
+
+
+def _together(bins: Sequence[ReliabilityBin]) -> ReliabilityBin | None:
+    """As one bin."""
+    count = sum(each.num_runs for each in bins)
+    if not count:
+        return None
+    return ReliabilityBin(
+        low=bins[0].low,
+        high=bins[-1].high,
+        num_runs=count,
+        stated=sum(each.num_runs * each.stated for each in bins) / count,
+        happened=sum(each.num_runs * each.happened for each in bins) / count,
     )

@@ -182,7 +182,8 @@ def residuals_text(residuals: Residuals) -> str:
         lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
         lines.append("strangers:")
     for group in residuals.strangers:
-        head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}"
+        left_open = ", ".join(f"{value:.3g}" for value in group.open)
+        head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
         lines.append(f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}")
     return "\n".join(lines) + "\n"
 

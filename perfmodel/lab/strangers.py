@@ -28,7 +28,10 @@ from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.generic import generic_profile, known_families
 from perfmodel.lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
+from perfmodel.lab.open_habits import open_variance
+from perfmodel.lab.own_runs.habits import HABITS
 from perfmodel.lab.plan_choice import BROKEN_NVLINK, LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
+from perfmodel.lab.step_times import StepTimes
 from perfmodel.lab.validate import CasePredictor
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import StrangerResiduals, stranger_interval
@@ -52,9 +55,10 @@ GROUPS: Sequence[tuple[str, rules.Rule]] = (
 _ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
 
 
-def group_of(case: Case, groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> str:
-    """The title of a run's group, empty for none. Raises InputError where it cannot be predicted."""
-    return _title(_judged(case), groups)
+def judged_group(case: Case, groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> tuple[Choice | None, str]:
+    """A run as a choice of plan, and the title of its group, empty for none. Raises InputError where it cannot be predicted."""
+    choice = _judged(case)
+    return choice, _title(choice, groups)
 
 
 def _judged(case: Case) -> Choice | None:
@@ -95,6 +99,7 @@ class Stranger:
 
     profile   what was left out
     choice    the same among the runs that differ from it in their plan only; None: not among any
+    open      variance of log(step time), below and above, that habits which nobody told leave open
     """
 
     id: str
@@ -103,6 +108,7 @@ class Stranger:
     predicted: float
     measured: float
     choice: Choice | None = None
+    open: tuple[float, float] = (0.0, 0.0)
 
     @property
     def error(self) -> float:
@@ -149,18 +155,35 @@ class Strangers:
 
     def times(self, cases: Iterable[Case], groups: Sequence[tuple[str, rules.Rule]] = GROUPS) -> Iterator[Stranger]:
         """Primary runs of the groups."""
+        found: list[Stranger] = []
+        runs: list[HiddenRun] = []
         for case in cases:
             try:
-                choice = _judged(case)
-                group = _title(choice, groups)
+                choice, group = judged_group(case, groups)
                 if choice is None or not group:
                     continue
+                run = hidden(case)
                 name, planned = self.planned(case)
                 time = self.predictor.predict(planned).step_time
             except InputError:
                 continue
             told = replace(choice, predicted=time)
-            yield Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=told)
+            found.append(Stranger(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=told))
+            runs.append(run)
+        for each, left_open in zip(found, self._open(runs), strict=True):
+            yield replace(each, open=left_open)
+
+    def _open(self, runs: Sequence[HiddenRun]) -> list[tuple[float, float]]:
+        """What habits that nobody told leave open in each."""
+        every = [(0.0, 0.0)] * len(runs)
+        for name in dict.fromkeys(run.profile for run in runs):
+            chosen, base = [index for index, run in enumerate(runs) if run.profile == name], self.profile_without(name)
+            times = StepTimes(runs=runs, load={name: base}.__getitem__)
+            here = np.log(times.predict(chosen, {}))
+            sides = open_variance(base, HABITS, lambda fields: np.log(times.predict(chosen, fields)) - here)  # noqa: B023
+            for index, below, above in zip(chosen, *sides, strict=True):
+                every[index] = float(below), float(above)
+        return every
 
     def outcomes(self, cases: Iterable[Case]) -> list[MemoryOutcome]:
         """Of nanotron's runs, the framework whose failures are published."""
@@ -202,7 +225,13 @@ def by_group(strangers: Iterable[Stranger]) -> dict[str, list[Stranger]]:
 def residuals_of_strangers(strangers: Iterable[Stranger]) -> tuple[StrangerResiduals, ...]:
     """What ships of them."""
     return tuple(
-        StrangerResiduals(group=group, family=runs[0].profile, num_runs=len(runs), quantiles=quantiles_of([run.residual for run in runs]))
+        StrangerResiduals(
+            group=group,
+            family=runs[0].profile,
+            num_runs=len(runs),
+            quantiles=quantiles_of([run.residual for run in runs]),
+            open=(float(np.mean([run.open[0] for run in runs])), float(np.mean([run.open[1] for run in runs]))),
+        )
         for group, runs in by_group(strangers).items()
     )
 
@@ -218,7 +247,7 @@ def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrangerFigures:
-    """Of one group. coverage: share of its runs in the 80 % interval that the groups of other frameworks give."""
+    """Of one group. coverage: share of its runs in the 80 % interval that the groups of other frameworks give; low, high: in the middle."""
 
     num_runs: int
     bias: float
@@ -234,16 +263,19 @@ def figures_of(strangers: Iterable[Stranger]) -> dict[str, StrangerFigures]:
     found = {}
     for group, runs in groups.items():
         has_others = any(each.family != runs[0].profile for each in residuals)
-        low, high = stranger_interval(residuals, without=runs[0].profile) if has_others else (math.nan, math.nan)
+        bounds = [
+            stranger_interval(residuals, without=runs[0].profile, open_habits=run.open) if has_others else (math.nan, math.nan)
+            for run in runs
+        ]
         errors = [run.error for run in runs]
-        inside = [low <= run.measured / run.predicted <= high for run in runs]
+        inside = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(runs, bounds, strict=True)]
         found[group] = StrangerFigures(
             num_runs=len(runs),
             bias=median(errors),
             mean=float(np.mean(np.abs(errors))),
             coverage=float(np.mean(inside)),
-            low=low,
-            high=high,
+            low=median(low for low, _ in bounds),
+            high=median(high for _, high in bounds),
         )
     return found
 

@@ -21,6 +21,7 @@ from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.doubts import open_in
 from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of, setting_of
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
@@ -213,6 +214,7 @@ class CasePredictor:
             is_calibrated=is_calibrated(self.estimator(planned).machine),
             is_usual=self.calibration is None,
             unseen=shape,
+            open_habits=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
         )
         return found.low, found.high
 

@@ -94,6 +94,7 @@ class FittedNumber:
     chips           on which they ran
     date            on which the value last changed
     how             what it was fitted to
+    is_lent         to others' runs, because its own do not tell it: nothing that generic would learn from this framework
     """
 
     value: float
@@ -103,6 +104,7 @@ class FittedNumber:
     chips: tuple[str, ...]
     date: str
     how: str
+    is_lent: bool = False
 
 
 def frameworks_dir() -> Path:
@@ -126,9 +128,11 @@ def shipped_fields(name: str) -> dict[str, Any] | None:
     habits = shipped_habits(name)
     if habits is None:
         return None
-    known = habits | {constant: number["value"] for constant, number in _fitted_data(name).items()}
+    fitted = _fitted_data(name)
+    known = habits | {constant: number["value"] for constant, number in fitted.items()}
     neutral = {constant: value for constant, value in NEUTRAL.items() if constant not in known}
-    return {**neutral, **known, "unknown": [*habits.get("unknown", ()), *neutral]}
+    lent = [constant for constant, number in fitted.items() if number.get("lent")]
+    return {**neutral, **known, "unknown": [*habits.get("unknown", ()), *neutral, *lent]}
 
 
 def is_name(text: str) -> bool:
@@ -194,6 +198,7 @@ def fitted_numbers(name: str) -> dict[str, FittedNumber]:
             chips=tuple(each["chips"]),
             date=each["date"],
             how=each["how"],
+            is_lent=each.get("lent", False),
         )
         for constant, each in _fitted_data(name).items()
     }

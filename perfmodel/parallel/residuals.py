@@ -53,12 +53,14 @@ class StrangerResiduals:
     """Residuals of a group of runs as predicted by who does not know their framework: with `generic`, the framework left out.
 
     family   the profile that was left out
+    open     what habits that nobody told left open of a run, on average: variance of log(step time) below the prediction, and above
     """
 
     group: str
     family: str
     num_runs: int
     quantiles: tuple[float, ...]
+    open: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ def interval(
     is_calibrated: bool = True,
     is_usual: bool = True,
     unseen: str = "",
+    open_habits: tuple[float, float] = (0.0, 0.0),
 ) -> StepInterval:
     """Quantiles of the family's runs at that scale, widened by what those runs cannot show.
 
@@ -124,6 +127,7 @@ def interval(
     is_calibrated   the chip has a calibration of its own
     is_usual        the calibration is the one that the runs on this chip were predicted with
     unseen          shape of a model whose runs are not looked at
+    open_habits     of a stranger: variance of log(step time), below and above, that habits which nobody told leave open in this plan
 
     The runs of k models show how runs of a model differ and, between them, how models do; a further model lies about their mean, itself
     known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the pooled quantiles. It is added in quadrature to each
@@ -133,7 +137,7 @@ def interval(
     own = [each for each in known if each.family == family]
     widened, words = 0.0, []
     if borrows or not own:
-        return _of_a_stranger(residuals, chip=chip, known=known, is_calibrated=is_calibrated, is_usual=is_usual)
+        return _of_a_stranger(residuals, chip=chip, known=known, is_calibrated=is_calibrated, is_usual=is_usual, open_habits=open_habits)
     chosen = [each for each in own if each.scale == scale]
     if _count(chosen) < _ENOUGH:
         chosen = own
@@ -160,11 +164,14 @@ def interval(
     )
 
 
-def stranger_interval(strangers: Sequence[StrangerResiduals], *, without: str = "") -> tuple[float, float]:
+def stranger_interval(
+    strangers: Sequence[StrangerResiduals], *, without: str = "", open_habits: tuple[float, float] = (0.0, 0.0)
+) -> tuple[float, float]:
     """Factors of the prediction for a framework that nobody knows. `without`: the framework whose groups are not looked at.
 
-    Quantiles of all groups, each weighing one, however many runs it has; with k groups a further one lies about them as they do about each
-    other, so that the variance of their medians counts 1 / k times more.
+    Quantiles of all groups, each weighing one, however many runs it has. Pooled, k groups show 1 - 1 / k of the variance of their medians,
+    and a further one lies about their mean with 1 + 1 / k of it: 2 / k of it is added. Their runs hang on habits that nobody told as far
+    as `open` says; a plan that hangs on them more has the difference in variance more, on either side.
     """
     chosen = [each for each in strangers if each.family != without]
     if not chosen:
@@ -174,26 +181,48 @@ def stranger_interval(strangers: Sequence[StrangerResiduals], *, without: str = 
     centre = sum(medians) / len(medians)
     variance = sum((value - centre) ** 2 for value in medians) / max(1, len(medians) - 1)
     low, middle, high = (_place(points, share * len(chosen)) for share in (TAIL, 0.5, 1.0 - TAIL))
-    more = NORMAL * math.sqrt(variance / len(chosen))
-    return math.exp(min(middle - math.hypot(middle - low, more), 0.0)), math.exp(max(middle + math.hypot(high - middle, more), 0.0))
+    more = NORMAL * math.sqrt(2.0 * variance / len(chosen))
+    low, high = min(middle - math.hypot(middle - low, more), 0.0), max(middle + math.hypot(high - middle, more), 0.0)
+    below, above = (NORMAL * math.sqrt(each) for each in _beyond(chosen, open_habits))
+    return math.exp(-math.hypot(low, below)), math.exp(math.hypot(high, above))
+
+
+def _beyond(strangers: Sequence[StrangerResiduals], open_habits: tuple[float, float]) -> tuple[float, float]:
+    """Variance, below and above, that habits leave open in a plan beyond what they do in those runs, every group weighing one."""
+    below, above = (max(open_habits[side] - sum(each.open[side] for each in strangers) / len(strangers), 0.0) for side in (0, 1))
+    return below, above
+
+
+_WORTH_SAYING = 0.05
+"""[log of the step time] A standard deviation from which it is said that habits widen an interval."""
 
 
 def _of_a_stranger(
-    residuals: Residuals, *, chip: str, known: Iterable[ModelResiduals], is_calibrated: bool, is_usual: bool
+    residuals: Residuals,
+    *,
+    chip: str,
+    known: Iterable[ModelResiduals],
+    is_calibrated: bool,
+    is_usual: bool,
+    open_habits: tuple[float, float],
 ) -> StepInterval:
     """Runs of the profile that was lent say nothing about who borrows it: how far off others' runs were when their framework was hidden."""
-    low, high = stranger_interval(residuals.strangers)
-    more, words = 0.0, ""
+    low, high = stranger_interval(residuals.strangers, open_habits=open_habits)
+    more, words = 0.0, []
     if not is_usual:
-        more, words = residuals.between_calibrations, "; widened: another calibration than theirs"
+        more = residuals.between_calibrations
+        words.append("another calibration than theirs")
     elif all(each.chip != chip for each in known):
         more = residuals.between_chips if is_calibrated else residuals.between_calibrations
-        words = f"; widened: none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}"
+        words.append(f"none on {chip}{'' if is_calibrated else ', which has no calibration of its own'}")
+    if max(_beyond(residuals.strangers, open_habits)) > _WORTH_SAYING**2:
+        words.append("this step hangs more than theirs on what frameworks differ in")
     frameworks, runs = len({each.family for each in residuals.strangers}), sum(each.num_runs for each in residuals.strangers)
     return StepInterval(
         low=math.exp(-math.hypot(math.log(low), NORMAL * more)),
         high=math.exp(math.hypot(math.log(high), NORMAL * more)),
-        rests_on=f"{runs:,} runs of {frameworks} frameworks, each predicted as if nobody knew it{words}",
+        rests_on=f"{runs:,} runs of {frameworks} frameworks, each predicted as if nobody knew it"
+        + (f"; widened: {', '.join(words)}" if words else ""),
         num_runs=runs,
     )
 
@@ -253,6 +282,7 @@ def _load(path: Path) -> Residuals:
                 family=str(row["family"]),
                 num_runs=int(_within(row["num_runs"], 1, 1e9)),
                 quantiles=_quantiles(row["quantiles"]),
+                open=_open(row.get("open", [0.0, 0.0])),
             )
             for row in data.get("strangers", [])
         )
@@ -275,6 +305,12 @@ def _quantiles(values: object) -> tuple[float, ...]:
     if not isinstance(values, list) or not values:
         raise bad_field("quantiles", shown(values), "must be a list of numbers")
     return tuple(_within(value, -20, 20) for value in values)
+
+
+def _open(values: object) -> tuple[float, float]:
+    if not isinstance(values, list) or len(values) != 2:
+        raise bad_field("open", shown(values), "must be two variances")
+    return _within(values[0], 0, 400), _within(values[1], 0, 400)
 
 
 def _within(value: object, least: float, most: float) -> float:

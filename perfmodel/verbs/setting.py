@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -264,9 +264,9 @@ def placed(plan: Plan, setting: Setting) -> Plan:
     return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.profile)
 
 
-def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM) -> Prediction:
+def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float = DEFAULT_HEADROOM, risk: float | None = None) -> Prediction:
     check_headroom(memory_headroom)
-    return told(setting.estimator.predict(plan, memory_headroom=memory_headroom), setting)
+    return told(setting.estimator.predict(plan, memory_headroom=memory_headroom, risk=risk), setting)
 
 
 def told(prediction: Prediction, setting: Setting) -> Prediction:
@@ -311,6 +311,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     from perfmodel.cost.calibrated import is_calibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.sensitivity import fitted_slopes
+    from perfmodel.lab.doubts import open_in
     from perfmodel.parallel.fitted import own_interval
     from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
     from perfmodel.parallel.trust import trust_in
@@ -322,6 +323,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
         found = own_interval(fitted, slopes, residuals=residuals, chip=chip, model=model)
     else:
+        is_known = any(each.family == family for each in residuals.models)
         found = interval(
             residuals,
             family=family,
@@ -329,6 +331,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             scale=scale_of(plan.num_chips),
             is_calibrated=calibrated,
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
+            open_habits=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
         )
     trust = trust_in(
         residuals,
@@ -344,10 +347,8 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
 
 def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
     """What carries the uncertainty of the plan's step time, and the cheapest things that would take it away."""
-    from perfmodel.lab.doubts import stated_fields, trust_account
-    from perfmodel.parallel.profile import list_profiles, load_profile
+    from perfmodel.lab.doubts import trust_account
     from perfmodel.parallel.residuals import load_residuals
-    from perfmodel.parallel.settings import SEPARATOR
 
     if not isinstance(plan.job.model, TransformerConfig):
         rule = "is for language models: no run of another network was held against its prediction"
@@ -360,8 +361,18 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
         interval_in(setting, plan),
         residuals=residuals,
         is_known=any(each.family == family for each in residuals.models),
-        stated=stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else (),
+        stated=_stated_in(profile),
     )
+
+
+def _stated_in(profile: ExecutionProfile) -> Collection[str]:
+    """Habits that settings beside the framework's name tell."""
+    from perfmodel.lab.doubts import stated_fields
+    from perfmodel.parallel.profile import list_profiles, load_profile
+    from perfmodel.parallel.settings import SEPARATOR
+
+    family = framework_named(profile.name)
+    return stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else ()
 
 
 def setting_of_plan(

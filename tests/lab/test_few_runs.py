@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 from perfmodel.lab.cases import parse_case
-from perfmodel.lab.few_runs import figures_of, groups_of, main, table_text
+from perfmodel.lab.few_runs import few_runs_section, figures_of, groups_of, main, table_text
 from perfmodel.parallel.profile import load_profile
+from tests.lab.published_cases import sweep
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "published_steps.csv"
 
@@ -23,14 +24,26 @@ def published(source):
 def test_three_runs_of_another_framework_take_a_third_of_the_error():
     groups = groups_of([parse_case(json.dumps(case), 1) for case in published("korthikanti")])
     ((name, group),) = groups.items()
-    found = figures_of(name, group.runs, load_profile("torch-fsdp2"), draws=2, seed=1)
+    found = figures_of(name, group, load_profile("torch-fsdp2"), draws=2, seed=1)
     assert found.errors[3] < 0.67 * found.errors[0]
     assert 10 not in found.errors
     assert name in table_text([found])
+    assert "no group of runs differs in its plan only" in table_text([found])
+
+
+def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given():
+    groups = groups_of([parse_case(json.dumps(case), 1) for case in sweep()])
+    ((name, group),) = groups.items()
+    found = figures_of(name, group, load_profile("megatron"), draws=2, seed=1)
+    assert len(found.regrets[0]) == len(found.first_three) == 1
+    assert len(found.regrets[3]) == 2
+    assert found.first_three[0] <= found.regrets[0][0]
+    assert "with 3 given; the best of the three" in table_text([found])
+    assert "### With a few of its runs" in few_runs_section([found])
 
 
 def test_a_file_without_such_runs_is_refused(tmp_path, capsys):
     path = tmp_path / "cases.jsonl"
     path.write_text('{"id": "x"}\n')
     assert main([str(path)]) == 2
-    assert "holds no primary training run" in capsys.readouterr().err
+    assert "hold no primary training run" in capsys.readouterr().err

@@ -22,10 +22,11 @@ def test_the_shipped_one_is_what_the_command_writes(tmp_path):
     assert load_profile(out) == load_profile(GENERIC)
 
 
-def test_rates_and_factors_are_geometric_means_and_times_plain_ones():
+def test_rates_factors_and_times_of_hosts_are_geometric_means():
     found = generic_profile({"a": [FAST], "b": [SLOW]})
     assert found.rms_norm_traffic == pytest.approx(4.0)
-    assert found.host_launch_time == pytest.approx((FAST.host_launch_time + 8e-5) / 2)
+    assert found.host_launch_time == pytest.approx((FAST.host_launch_time * 8e-5) ** 0.5, rel=1e-2)
+    assert found.step_time_constant == pytest.approx((FAST.step_time_constant * SLOW.step_time_constant) ** 0.5, rel=1e-2)
     assert {name: getattr(found, name) for name in SAFE_MEMORY} == SAFE_MEMORY
     assert found.host_layer_time_per_tp_across_nodes == 0.0
 
@@ -43,6 +44,16 @@ def test_what_a_framework_does_not_know_moves_nothing():
     nobody = replace(FAST, unknown=("host_launch_time", "fp8_matmul_rate_fraction"))
     found = generic_profile({"a": [nobody]})
     assert (found.host_launch_time, found.fp8_matmul_rate_fraction) == (0.0, 1.0)
+
+
+def test_a_number_that_was_lent_is_none_of_the_borrower():
+    assert "step_time_constant" in load_profile("torch-fsdp2").unknown
+    assert "matmul_rate_fraction" not in load_profile("torch-fsdp2").unknown
+    assert generic_profile({"a": [load_profile("composer-fsdp")], "b": [load_profile("torchtitan")]}).step_time_constant == 0.0216
+
+
+def test_a_host_that_takes_no_time_says_nothing_of_others():
+    assert generic_profile({"a": [FAST], "b": [replace(SLOW, step_time_constant=0.0)]}).step_time_constant == FAST.step_time_constant
 
 
 def test_a_framework_left_out_says_nothing():

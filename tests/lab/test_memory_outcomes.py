@@ -7,7 +7,15 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt, Verdict
-from perfmodel.lab.memory_outcomes import MemoryOutcome, doubt_over, likeliest_doubt, reliability, reliability_line, reliability_rows
+from perfmodel.lab.memory_outcomes import (
+    MemoryOutcome,
+    doubt_over,
+    likeliest_doubt,
+    reliability,
+    reliability_line,
+    reliability_rows,
+    wilson_band,
+)
 
 TRUE = MemoryDoubt(centre=0.05, scale=0.1)
 
@@ -39,6 +47,13 @@ def test_stated_probabilities_that_are_right_happen():
     assert max(each.error for each in bins) < 0.1
     assert reliability_rows(bins)[1][0] == "0% to 10%"
     assert "of 4,000 runs" in reliability_line(bins)
+    assert all(low <= each.happened <= high for each in bins for low, high in [each.band])
+
+
+def test_the_band_of_a_share_is_wide_where_runs_are_few():
+    assert wilson_band(0.0, 6) == pytest.approx((0.0, 0.390), abs=1e-3)  # tables of Wilson's interval
+    assert wilson_band(0.5, 10) == pytest.approx((0.237, 0.763), abs=1e-3)
+    assert wilson_band(1.0, 1000)[0] > 0.99
 
 
 def test_a_model_is_judged_by_the_runs_of_the_others():

@@ -1,6 +1,7 @@
 """Runs predicted by who does not know their framework."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -42,12 +43,14 @@ def run(group, ratio, profile):
 
 def test_a_group_is_judged_by_the_groups_of_others():
     (first, _), (second, _), (third, _) = GROUPS[:3]
-    runs = [run(first, 1.2, "a")] * 30 + [run(second, 0.9, "b"), run(third, 1.1, "c")]
+    runs = [run(first, 1.4, "a")] * 30 + [run(second, 0.9, "b"), run(third, 1.1, "c")]
     found = figures_of(runs)
-    assert (found[first].bias, found[first].mean) == pytest.approx((0.2, 0.2))
+    assert (found[first].bias, found[first].mean) == pytest.approx((0.4, 0.4))
     assert found[first].coverage == 0.0
-    assert 1 / 1.2 < found[first].low < found[first].high
-    assert over_groups(found).scatter == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.2, 0.9, 1.1)) / 3))
+    assert 1 / 1.4 < found[first].low < found[first].high
+    hanging = [replace(each, open=(0.3**2, 0.0)) for each in runs[:30]]
+    assert figures_of([*hanging, *runs[30:]])[first].coverage == 1.0
+    assert over_groups(found).scatter == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.4, 0.9, 1.1)) / 3))
 
 
 def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):

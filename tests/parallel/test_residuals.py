@@ -9,6 +9,7 @@ import pytest
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.profile import list_profiles
 from perfmodel.parallel.residuals import (
+    NORMAL,
     ModelResiduals,
     Residuals,
     StrangerResiduals,
@@ -95,6 +96,33 @@ def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
     assert found(residuals, borrows=True, chip="other").high > bounds.high
     with pytest.raises(InputError, match="no runs of strangers"):
         stranger_interval(())
+
+
+def test_a_plan_that_hangs_on_habits_more_than_those_runs_is_wider_on_that_side():
+    hanging = tuple(replace(each, open=(0.01, 0.02)) for each in STRANGERS)
+    base = stranger_interval(STRANGERS)
+    assert stranger_interval(hanging, open_habits=(0.01, 0.02)) == pytest.approx(base)
+    low, high = stranger_interval(hanging, open_habits=(0.0, 0.02 + 0.3**2))
+    assert low == pytest.approx(base[0])
+    assert math.log(high) == pytest.approx(math.hypot(math.log(base[1]), NORMAL * 0.3))
+    residuals = replace(residuals_of(model_of(UNIFORM)), strangers=hanging)
+    assert "widened: this step hangs more than theirs" in found(residuals, borrows=True, open_habits=(0.2, 0.0)).rests_on
+    assert found(residuals, open_habits=(0.2, 0.0)) == found(residuals)  # of a framework with runs of its own
+
+
+def test_a_further_group_lies_in_the_interval_of_few_four_times_of_five():
+    """Ten groups, each about a place of its own, and one run of one more."""
+    source = random.Random(6)
+    held = 0
+    for _ in range(1000):
+        *centres, new = [source.gauss(0.0, 0.1) for _ in range(11)]
+        groups = [
+            StrangerResiduals(group=str(i), family=str(i), num_runs=9, quantiles=tuple(sorted(source.gauss(at, 0.05) for _ in range(9))))
+            for i, at in enumerate(centres)
+        ]
+        low, high = stranger_interval(groups)
+        held += math.log(low) <= source.gauss(new, 0.05) <= math.log(high)
+    assert held / 1000 == pytest.approx(0.8, abs=0.04)
 
 
 def test_a_chip_without_a_calibration_is_wider_than_one_with():

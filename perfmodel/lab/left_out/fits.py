@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -31,20 +32,21 @@ class ProfileFit:
     """The handful of constants of one framework, fitted to all the runs of its profiles, of whatever source.
 
     sees_narrow   runs in fp8 or narrower too; else they are predicted with what those in bf16 give
-    lent          constants that its runs do not tell, and whose fit has them
+    lent          constants that its runs do not tell, and whose fits have them: of several the geometric mean
     lends_to      profiles without runs of their own that have these numbers too
     """
 
     profiles: tuple[str, ...]
     constants: tuple[Expected, ...]
     sees_narrow: bool = False
-    lent: Mapping[str, str] = field(default_factory=dict)
+    lent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lends_to: tuple[str, ...] = ()
 
 
-def _rate() -> Expected:
+def _rate(relative: str = "") -> Expected:
     """Products at nine tenths of the calibrated rate, within a tenth: layouts, libraries, what runs beside them."""
-    return Expected(constant=Constant(name="matmul_rate_fraction", prior=0.9, spread=0.1, lower=0.4, upper=1.0))
+    constant = Constant(name="matmul_rate_fraction", prior=0.9, spread=0.1, lower=0.4, upper=1.0)
+    return Expected(constant=constant, relative=relative, relative_constant=constant.name)
 
 
 def _time(name: str, prior: float, relative: str = "") -> Expected:
@@ -65,7 +67,7 @@ def _factor(name: str, prior: float, spread: float, lower: float, upper: float, 
 
 
 #: Loops in eager torch multiply at one rate, and their hosts take as long once a step.
-_EAGER = {"matmul_rate_fraction": "composer-fsdp", "step_time_constant": "composer-fsdp"}
+_EAGER = {"matmul_rate_fraction": ("composer-fsdp",), "step_time_constant": ("composer-fsdp",)}
 
 #: Whoever lends, or gives a prior, is fitted before whoever leans on it. Numbers that took less than .3 points off the mean error of the
 #: runs that they concern are not among these (docs/accuracy.md, what each number is worth).
@@ -94,18 +96,20 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
         "megatron": ProfileFit(
             profiles=("megatron",),
             constants=(_time("host_launch_time", 30e-6, "nanotron"),),
-            lent={"step_time_constant": "composer-fsdp"},
+            lent={"step_time_constant": ("composer-fsdp",)},
             lends_to=("llama-3",),
         ),
         "megatron-2020": ProfileFit(profiles=("megatron-2020",), constants=(_share("exposed_gradient_fraction", 0.5, 0.3),)),
         "torch-fsdp": ProfileFit(
             profiles=("torch-fsdp2", "torchtitan"),
             constants=(
+                _rate("composer-fsdp"),
                 _share("compute_slowdown_under_communication", 0.2, 0.2),
                 _factor("context_attention_rate_fraction", 0.65, 0.1, 0.2, 1.0),
             ),
             sees_narrow=True,
-            lent=_EAGER,
+            # no run of it is short: one loop's constant would be most of a step of 20 ms
+            lent={"step_time_constant": ("composer-fsdp", "deepspeed")},
         ),
         "llm-c": ProfileFit(profiles=("llm-c",), constants=()),
     }
@@ -163,7 +167,8 @@ class LeftOut:
         if (name, without) not in self._found:
             rows = self.rows_of(name, without=without)
             lent = {
-                constant: self.fitted(relative, without=without).values[constant] for constant, relative in self.fits[name].lent.items()
+                constant: float(np.exp(np.mean([np.log(self.fitted(each, without=without).values[constant]) for each in relatives])))
+                for constant, relatives in self.fits[name].lent.items()
             }
             found = fit_constants(
                 lambda values: np.log(self.times.predict(rows, lent | dict(values)) / self.measured[rows]),
@@ -177,7 +182,7 @@ class LeftOut:
         """Whether the fit, or one that gives it a prior, would see that model."""
         fit = self.fits[name]
         own = any(run.model == model and run.profile in fit.profiles for run in self.runs)
-        relatives = {item.relative for item in fit.constants if item.relative} | set(fit.lent.values())
+        relatives = {item.relative for item in fit.constants if item.relative} | set(chain.from_iterable(fit.lent.values()))
         return own or any(self._sees(relative, model) for relative in relatives)
 
     def predictions(self) -> list[PredictedRun]:

@@ -55,7 +55,8 @@ class Habit:
 
 #: How far the known frameworks differ: rates of products .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the
 #: calibrated kernel's; norms fused, or in float32 and eager code at 12.8 times the least traffic; tensor-parallel
-#: communication hidden in backward 0-.8; host 5-95 us a kernel, and 0-2.1 ms more a layer and tp rank over several nodes; step constant
+#: communication hidden in backward 0-.8; host 15-60 us a kernel with Python, a factor of two about their mean, and 0-2.1 ms more a layer
+#: and tp rank over several nodes; the slowest stage sets a pipeline's pace, or .7 of it does where layers are placed by cost; step constant
 #: 5-22 ms; optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does.
 HABITS: Sequence[Habit] = (
     Habit(
@@ -100,12 +101,11 @@ HABITS: Sequence[Habit] = (
     ),
     Habit(
         fields=("host_launch_time",),
-        spread=25e-6,
-        lower=0.0,
+        spread=0.7,
+        lower=1e-7,
         upper=1e-3,
-        is_ratio=False,
         unit="s",
-        unmeasured=100e-6,
+        unmeasured=1.6,
         says="time that the host needs for each kernel",
     ),
     Habit(
@@ -116,6 +116,15 @@ HABITS: Sequence[Habit] = (
         is_ratio=False,
         unit="s",
         says="more of it a layer and tp rank, the pipeline across nodes",
+        touches=lambda planned: planned.plan.layout.pp > 1,
+    ),
+    Habit(
+        fields=("uneven_stage_weight",),
+        spread=0.15,
+        lower=0.0,
+        upper=1.0,
+        is_ratio=False,
+        says="how far the slowest stage sets the pace of a pipeline, rather than the mean",
         touches=lambda planned: planned.plan.layout.pp > 1,
     ),
     Habit(fields=("step_time_constant",), spread=10e-3, lower=0.0, upper=10.0, is_ratio=False, unit="s", says="host time once a step"),

@@ -101,7 +101,7 @@ def test_a_relative_lends_its_constant_within_bounds():
 def test_every_relative_is_fitted_before_whoever_leans_on_it():
     names = list(FITS)
     for name, fit in FITS.items():
-        assert all(names.index(relative) < names.index(name) for relative in fit.lent.values())
+        assert all(names.index(relative) < names.index(name) for relatives in fit.lent.values() for relative in relatives)
         for item in fit.constants:
             if item.relative:
                 assert names.index(item.relative) < names.index(name)
@@ -151,7 +151,8 @@ def test_no_number_that_steps_tell_is_seen_by_the_fit_of_a_model_left_out():
         fitted = {item.constant.name for item in fit.constants} | set(fit.lent)
         for profile in fit.profiles:
             assert {name for name, number in fitted_numbers(profile).items() if number.how.startswith(STEPS)} == fitted, profile
-        assert all(constant in {item.constant.name for item in FITS[relative].constants} for constant, relative in fit.lent.items())
+        for constant, relatives in fit.lent.items():
+            assert all(constant in {item.constant.name for item in FITS[relative].constants} for relative in relatives)
 
 
 def test_an_unknown_constant_is_refused(runs):
