@@ -16,7 +16,7 @@ from tests.cli.conftest import JOB, with_flags
 BAD = {
     "chip": (["--cluster", "no-such"], "cluster=no-such"),
     "model": (["--model", "no-such"], "model=no-such"),
-    "layers not built yet": (["--model", "deepseek-v3"], f"model=deepseek-v3: needs {not_built(load_model('deepseek-v3'))}, which"),
+    "layers not built yet": (["--model", "glm-5"], f"model=glm-5: needs {not_built(load_model('glm-5'))}, which"),
     "heads": (["--chips", "48", "--tp", "6"], "tp=6: must divide num_attention_heads=32"),
     "degree": (["--tp", "3"], "tp=3: must divide chips=64"),
     "zero degree": (["--tp", "0"], "tp=0"),
