@@ -171,6 +171,10 @@ class RowCompiler:
                 usual, low = (self._grouped, self._low_grouped) if work.is_grouped else (self._matmul, self._low)
                 rows = self._convolution if tensors else low if work.is_low else usual
                 rows.append(_Entry(segment, name, columns, work.repeats, tensors))
+                if work.is_grouped and self._adds_up(op, work):
+                    elements = extent_amount(op, sharding, (*work.batch, *work.m, *work.n))
+                    more = elements.scaled(2.0 * _accumulator_bytes(self.profile, self.activation_bytes) - self.activation_bytes)
+                    self.stream(op, sharding, "add", elements, [more], segment=segment, is_backward=True)
             case FusedAttention():
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 which = self._habits.setdefault(attention_habits(work.mask, self.profile), len(self._habits))
@@ -181,6 +185,12 @@ class RowCompiler:
                 accesses = [self.data_amount(op, sharding, data) for data in work.accesses]
                 elements = extent_amount(op, sharding, work.elements)
                 self.stream(op, sharding, work.kernel, elements, accesses, segment=segment, is_backward=is_backward, repeats=work.repeats)
+
+    def _adds_up(self, op: Operator, work: Product) -> bool:
+        """Whether a product of backward reads and writes the accumulators of its weights' gradients, in place of writing them once.
+        Of one weight for all rows that is next to nothing; experts have few rows each."""
+        made = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
+        return made is not None and made.role is TensorRole.PARAMETER and self.profile.fuses_gradient_accumulation
 
     def stream(
         self,
@@ -254,6 +264,10 @@ class RowCompiler:
             masks=tuple(self._masks),
             times=np.array(times, dtype=np.int64) if any(times) else None,
         )
+
+
+def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> float:
+    return 4.0 if profile.accumulate_dtype == "fp32" else activation_bytes
 
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:

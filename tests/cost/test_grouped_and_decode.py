@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.compute import attention_decode_time, grouped_matmul_time, matmul_time
+from perfmodel.cost.compute import attention_decode_time, grouped_matmul_time, grouped_product_time, matmul_time
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SPEC_SHEET, DecodeAttentionModel, GroupedMatmulModel, KernelClass, MatmulModel, StreamingModel
 from tests.cost.machines import CALIBRATED, make_chip, make_machine, shipped_machine
@@ -163,3 +163,22 @@ def test_models_are_those_of_the_dtype_and_in_units():
     assert (decode.bandwidth, decode.floor_time, decode.unit_time) == (1e12, 5e-6, 2e-8)
     fp8 = make_machine(calibration=calibration, dtype=Dtype.FP8, chip=make_chip(peak_flop_rate={Dtype.FP8: 800e12}))
     assert fp8.grouped_matmul.matmul.flop_rate == pytest.approx(0.7 * fp8.matmul.flop_rate)
+
+
+# Transformer Engine's grouped products on B200, bf16: experts, rows of one, columns, depth, us forward, us of the input's gradient.
+# Source: SimuMax, configs/system/b200_bf16_ceperm.json (measured shares of 2,250 TFLOP/s).
+TRAINED = [
+    (20, 1232, 3072, 5120, 765, 884),
+    (20, 1232, 5120, 1536, 433, 443),
+    (32, 1024, 4096, 7168, 1871, 1964),
+    (40, 2460, 3072, 5120, 2826, 3044),
+    (40, 9832, 5120, 1536, 6182, 5932),
+]
+
+
+@pytest.mark.parametrize(("experts", "rows", "columns", "depth", "forward", "gradient"), TRAINED)
+def test_training_multiplies_expert_by_expert_at_the_rates_of_plain_products(experts, rows, columns, depth, forward, gradient):
+    machine = shipped_machine("b200")
+    for n, k, measured in ((columns, depth, forward), (depth, columns, gradient)):
+        time = grouped_product_time(batch=float(experts), m=float(rows), n=float(n), k=float(k), itemsize=2.0, machine=machine)
+        assert time * 1e6 == pytest.approx(measured, rel=0.17)
