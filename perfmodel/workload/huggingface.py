@@ -88,8 +88,6 @@ def _text(data: Mapping[str, Any], key: str) -> str:
 
 _MOE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _MLA_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")
-_MOE = "mixture-of-experts layers"
-_MLA = "multi-head latent attention"
 _ENCODER = "an encoder (attention in both directions, another loss)"
 _ENCODER_DECODER = "an encoder beside the decoder, with cross-attention"
 _RECURRENT = "state-space or recurrent layers"
@@ -97,13 +95,11 @@ _CROSS = "cross-attention to images"
 
 #: Prefixes of `model_type`, the longest that fits counts.
 _UNSUPPORTED: Mapping[str, str] = {
-    "grok": _MOE,
     "granitemoehybrid": _RECURRENT,
     "minimax": "lightning attention (attn_type_list)",
     "minimax_m3": "attention to chosen blocks of keys (sparse_attention_config)",
-    "glm4v_moe": _MOE,
-    "ernie4_5_moe": _MOE,
-    "hunyuan_v1_moe": _MOE,
+    "ernie4_5_vl": "experts of several widths (moe_intermediate_size as a list)",
+    "hunyuan_v1_moe": "experts that differ layer by layer (moe_topk as a list)",
     "longcat": "two attentions in a layer and experts that do nothing (zero_expert_num)",
     "kimi_linear": "Kimi delta attention (linear_attn_config)",
     "bailing": "experts and attention of another arrangement (num_shared_experts, first_k_dense_replace)",
@@ -113,8 +109,6 @@ _UNSUPPORTED: Mapping[str, str] = {
     "gemma3n": "several residual streams (altup_num_inputs)",
     "gemma4": "layers with several head dims (global_head_dim)",
     "nemotron-nas": "layers that differ one by one (block_configs)",
-    "deepseek": f"{_MOE} and {_MLA}",
-    "kimi": f"{_MOE} and {_MLA}",
     "bert": _ENCODER,
     "roberta": _ENCODER,
     "xlm": _ENCODER,
@@ -151,10 +145,9 @@ _UNSUPPORTED: Mapping[str, str] = {
 def _refuse(fields: ConfigFields) -> None:
     """Keys that make a decoder of a known family into something else."""
     data, family = fields.data, fields.model_type
-    if family in DENSE and any(_is_set(data.get(key), above=1) for key in _MOE_KEYS):
-        raise _not_modelled(family, _MOE)
-    if family not in LATENT and any(_is_set(data.get(key), above=0) for key in _MLA_KEYS):
-        raise _not_modelled(family, _MLA)
+    for keys, others, above in ((_MOE_KEYS, DENSE, 1), (_MLA_KEYS, [other for other in FAMILIES if other not in LATENT], 0)):
+        if family in others and (key := next((key for key in keys if _is_set(data.get(key), above=above)), "")):
+            fields.refuse(key, f"model_type={family} has no such key", "name the family that has it, or leave it out")
     if data.get("is_encoder_decoder") is True or data.get("add_cross_attention") is True:
         raise _not_modelled(family, _ENCODER_DECODER)
     for key, lacking in _VARIANTS.items():
@@ -235,6 +228,7 @@ _MODEL_TYPE_OF_CLASS: Mapping[str, str] = {
     "OlmoeForCausalLM": "olmoe",
     "PhimoeForCausalLM": "phimoe",
     "GraniteMoeForCausalLM": "granitemoe",
+    "Ernie4_5_MoeForCausalLM": "ernie4_5_moe",
     "MiniCPM3ForCausalLM": "minicpm3",
     "NemotronForCausalLM": "nemotron",
     "Ernie4_5ForCausalLM": "ernie4_5",

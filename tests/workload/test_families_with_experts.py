@@ -55,6 +55,15 @@ DBRX = {
     "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
 }
 GROK = {**BASE, "model_type": "grok-1", "num_experts": 8, "num_experts_per_tok": 2}
+ERNIE = {
+    **BASE,
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 8,
+    "moe_k": 2,
+    "moe_intermediate_size": 16,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
 MINIMAX = {**MIXTRAL, "model_type": "minimax_m2", "head_dim": 16}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 QWEN_NEXT = {**QWEN3, **LINEAR, "model_type": "qwen3_next", "shared_expert_intermediate_size": 16, "head_dim": 16}
@@ -75,7 +84,7 @@ NEMOTRON = {
     "moe_intermediate_size": 24,
     "moe_shared_expert_intermediate_size": 48,
 }
-SMALL = [MIXTRAL, QWEN2, QWEN3, DEEPSEEK, GLM4, GLM5, GPT_OSS, LLAMA4, DBRX, GROK, MINIMAX, QWEN_NEXT, NEMOTRON]
+SMALL = [MIXTRAL, QWEN2, QWEN3, DEEPSEEK, GLM4, GLM5, GPT_OSS, LLAMA4, DBRX, GROK, ERNIE, MINIMAX, QWEN_NEXT, NEMOTRON]
 
 
 def kinds(model):
@@ -191,6 +200,20 @@ def test_dbrx_and_grok_have_names_of_their_own():
     assert (grok.tie_word_embeddings, grok.sandwich_norm, grok.activation, grok.experts.num_experts) == (True, True, "gelu", 8)
 
 
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, [("dense_layer", 1), ("layer", 3)]),
+        ({"moe_layer_start_index": 0, "moe_layer_interval": 2}, [("dense_layer", 2), ("layer", 2)]),
+        ({"moe_layer_end_index": 2}, [("dense_layer", 2), ("layer", 2)]),
+    ],
+)
+def test_layers_of_ernie(changes, expected):
+    model = read_config({**ERNIE, **changes})
+    assert kinds(model) == expected
+    assert (model.experts.width, model.experts.shared_width, model.tie_word_embeddings) == (16, 32, True)
+
+
 def test_minimax_norms_queries_over_all_heads():
     model = read_config({**MINIMAX, "num_mtp_modules": 3, "use_mtp": True})
     assert (model.qk_norm_scope, model.experts.score, model.num_mtp_layers) == ("all", "sigmoid", 3)
@@ -229,7 +252,7 @@ def test_small_configs_hold_together(config):
         ({**MIXTRAL, "num_experts_per_tok": 9}, "num_experts_per_tok=9: must be at most the number of experts, 8"),
         ({**MIXTRAL, "num_local_experts": None}, "num_local_experts: is missing, and model_type=mixtral needs it"),
         ({**MIXTRAL, "num_local_experts": 0}, "num_experts=0: must be a whole number of at least 1"),
-        ({**MIXTRAL, "kv_lora_rank": 16}, "model_type=mixtral: needs multi-head latent attention"),
+        ({**MIXTRAL, "kv_lora_rank": 16}, "kv_lora_rank=16: model_type=mixtral has no such key"),
         ({**QWEN3, "mlp_only_layers": [4]}, "mlp_only_layers=list of 1: must list numbers of layers from 0 to 3"),
         ({**QWEN2, "shared_expert_intermediate_size": None}, "shared_expert_intermediate_size: is missing"),
         ({**DEEPSEEK, "num_key_value_heads": 2}, "num_key_value_heads=2: contradicts kv_lora_rank"),

@@ -126,8 +126,8 @@ def test_null_is_a_missing_key():
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"num_local_experts": 8}, "model_type=llama: needs mixture-of-experts layers"),
-        ({"kv_lora_rank": 512}, "multi-head latent attention"),
+        ({"num_local_experts": 8}, "num_local_experts=8: model_type=llama has no such key"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank=512: model_type=llama has no such key"),
         ({"model_type": "bert"}, "an encoder"),
         ({"model_type": "t5"}, "cross-attention"),
         ({"is_encoder_decoder": True}, "cross-attention"),

@@ -254,7 +254,7 @@ def _nemotron(fields: ConfigFields) -> Values:
     return {**llama(fields), "gated_mlp": False, "norm": "layernorm", "norm_bias": True, "activation": activation}
 
 
-def _ernie(fields: ConfigFields) -> Values:
+def ernie(fields: ConfigFields) -> Values:
     bias = fields.flag("use_bias", default=False)
     tied = fields.flag("tie_word_embeddings", default=True)
     return {**llama(fields), "qkv_bias": bias, "attention_output_bias": bias, "mlp_bias": bias, "tie_word_embeddings": tied}
@@ -462,7 +462,7 @@ DENSE: Mapping[str, Callable[[ConfigFields], Values]] = {
     "cohere": _cohere,
     "cohere2": _cohere2,
     "nemotron": _nemotron,
-    "ernie4_5": _ernie,
+    "ernie4_5": ernie,
     "seed_oss": _seed_oss,
     "hunyuan_v1_dense": _hunyuan,
     "exaone4": _exaone4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from perfmodel.workload.config_fields import ConfigFields, Values, every_of, head_dim_of, made_of, no_rotary_every_of, window_of
-from perfmodel.workload.families.dense import LLAMA, glm, llama, mistral, qwen2, qwen3, rotary
+from perfmodel.workload.families.dense import LLAMA, ernie, glm, llama, mistral, qwen2, qwen3, rotary
 from perfmodel.workload.layer_specs import Experts, FeedForward, Mixer
 
 # How scores become weights (norm_topk_prob, routed_scaling_factor), losses that balance the load and a bias that is moved by hand
@@ -241,6 +241,27 @@ def _granitemoe(fields: ConfigFields) -> Values:
     }
 
 
+def _ernie_moe(fields: ConfigFields) -> Values:
+    """Experts between two layers, in every so many."""
+    bias, width = fields.flag("use_bias", default=False), fields.count("moe_intermediate_size")
+    experts = fields.record(
+        Experts,
+        num_experts=fields.count("moe_num_experts"),
+        top_k=fields.count("moe_k"),
+        width=width,
+        bias=bias,
+        shared_width=width * fields.count("moe_num_shared_experts"),
+    )
+    num_layers = fields.num_layers()
+    first, last = fields.count("moe_layer_start_index"), fields.count("moe_layer_end_index", default=-1)
+    every = max(1, fields.count("moe_layer_interval", default=1))
+    sparse = range(first, num_layers if last == -1 else last + 1)
+    makes = made_of(
+        [("attention", "experts" if i in sparse and (i + 1) % every == 0 else "dense") for i in range(num_layers)], experts=experts
+    )
+    return {**ernie(fields), "lm_head_bias": bias, **makes}
+
+
 def _plain_experts(fields: ConfigFields, *, shared_width: int = 0) -> Experts | None:
     """In every layer; `intermediate_size` is the width of one."""
     return fields.record(
@@ -269,4 +290,5 @@ EXPERTS: Mapping[str, Callable[[ConfigFields], Values]] = {
     "phimoe": _phimoe,
     "granitemoe": _granitemoe,
     "granitemoeshared": _granitemoe,
+    "ernie4_5_moe": _ernie_moe,
 }
