@@ -174,7 +174,9 @@ class Estimator:
                 dispatcher=str(dispatcher),
             )
             graph = with_training(graph, self.job.train)
-            self.graphs[attention, dispatcher] = graph if policy.recipe is None else with_recipe(graph, policy.recipe)
+            if policy.recipe is not None:
+                graph = with_recipe(graph, policy.recipe, keeps_copies=self.profile.keeps_low_copies)
+            self.graphs[attention, dispatcher] = graph
         return self.graphs[attention, dispatcher]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:

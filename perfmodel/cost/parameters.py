@@ -273,7 +273,9 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
     frozen = None
     if any(parameter.is_frozen or parameter.copy_bytes for parameter in program.parameters):
-        itemsize = np.array([[p.itemsize if p.is_frozen else p.copy_bytes] for p in program.parameters])
+        # copies in fewer bits lie beside whole weights; what is gathered layer by layer is cast as it comes
+        copies = 0.0 if program.holds_sharded_weights else 1.0
+        itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
         held = _added_up(program, (local * itemsize, shard_elements * itemsize, gathered * itemsize), sizes.shape[1])
         frozen = FrozenBytes(full=tuple(held[0]), shard=tuple(held[1]), padded=tuple(held[2]), tied=(held[3][0], held[3][1]))
     return ParameterCost(time=time, full=full, shard=shard, padded=padded, elements=local, summed=summed, tied=tied, frozen=frozen)

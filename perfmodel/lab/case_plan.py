@@ -33,10 +33,10 @@ PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
     "fp16": (Precision.FP16_MIXED, Dtype.FP16),
     "fp32": (Precision.FP32, Dtype.FP32),
     "tf32": (Precision.FP32, Dtype.TF32),
-    "fp8": (Precision.BF16_MIXED, Dtype.FP8),
-    "mxfp8": (Precision.BF16_MIXED, Dtype.FP8),
-    "nvfp4": (Precision.BF16_MIXED, Dtype.FP4),
-    "mxfp4": (Precision.BF16_MIXED, Dtype.FP4),
+    "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
+    "mxfp8": (Precision.MXFP8, Dtype.FP8),
+    "nvfp4": (Precision.NVFP4, Dtype.FP4),
+    "mxfp4": (Precision.NVFP4, Dtype.FP4),
 }
 
 
@@ -175,12 +175,19 @@ def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[in
     return stated, stated // ways
 
 
+#: Recipes of fp8 as runs state them, whose scales are of the tensor at hand; where nothing is stated scales come of its history.
+_CURRENT = ("tensorwise", "rowwise", "current")
+
+
 def _precision(inputs: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
     value = inputs.get("precision")
     if value is None:
         assumed.append("precision")
         value = "bf16"
     found = PRECISIONS.get(value) if isinstance(value, str) else None
+    settings = inputs.get("settings")
+    if value == "fp8" and isinstance(settings, Mapping) and settings.get("fp8_recipe") in _CURRENT:
+        found = Precision.FP8_CURRENT, Dtype.FP8
     if found is None:
         raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
     return found

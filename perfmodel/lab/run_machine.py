@@ -56,6 +56,4 @@ def machine_of_run(hardware: HardwareOfCase, dtype: Dtype, *, calibration: str |
     overlay = calibration_of_run(hardware, calibration)
     cluster = cluster_of_run(hardware)
     machine = resolve_machine(cluster, overlay, dtype=dtype)
-    if dtype in _NARROW:
-        machine = replace(machine, attention=resolve_machine(cluster, overlay, dtype=Dtype.BF16).attention)
-    return machine
+    return replace(resolve_machine(cluster, overlay, dtype=Dtype.BF16), low=machine) if dtype in _NARROW else machine

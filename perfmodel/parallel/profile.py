@@ -91,6 +91,8 @@ class ExecutionProfile:
                                          that microbatch's backward (torch); else two buffers, and what was sent is freed (Megatron)
     softmax_keeps_float32                unfused attention keeps the softmax in float32 beside its cast (torch), or the cast alone (the
                                          fused kernel of Megatron)
+    keeps_low_copies                     products in fewer bits keep the cast copies of what they multiply, and weights have theirs beside
+                                         them (TransformerEngine); else what they read is kept as it is, and cast again (torchao)
     keeps_unrotated_qk                   q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
@@ -151,6 +153,7 @@ class ExecutionProfile:
     pipeline_keeps_boundaries: bool
     softmax_keeps_float32: bool
     keeps_unrotated_qk: bool
+    keeps_low_copies: bool
     redistribution_copies: bool
     places_layers_by_cost: bool
     uneven_stage_weight: float

@@ -11,8 +11,10 @@ from perfmodel.workload.recipes import KEPT_HIGH, Recipe
 _FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")
 
 
-def with_recipe(graph: Graph, recipe: Recipe) -> Graph:
+def with_recipe(graph: Graph, recipe: Recipe, *, keeps_copies: bool = True) -> Graph:
     """`graph` where products with weights of repeated layers are as `recipe` says.
+
+    keeps_copies   the framework keeps copies, of inputs for backward and of weights; else inputs as they are, cast again in backward
 
     An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
     over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
@@ -26,10 +28,10 @@ def with_recipe(graph: Graph, recipe: Recipe) -> Graph:
         if op.name in low:
             is_first = op.inputs[0].tensor not in cast
             cast.add(op.inputs[0].tensor)
-            op = _with_casts(op, graph, recipe, is_first=is_first)
+            op = _with_casts(op, graph, recipe, is_first=is_first, keeps_copies=keeps_copies)
         operators.append(op)
     weights = {op.inputs[1].tensor for op in operators if op.name in low}
-    copies = recipe.weight_copies * recipe.copy_bytes
+    copies = recipe.weight_copies * recipe.copy_bytes if keeps_copies else 0.0
     tensors = {name: replace(each, copy_bytes=copies) if name in weights else each for name, each in graph.tensors.items()}
     return replace(graph, operators=tuple(operators), tensors=tensors)
 
@@ -39,17 +41,20 @@ def _is_low(op: Operator, graph: Graph) -> bool:
     return is_linear and op.name_in_layer not in KEPT_HIGH
 
 
-def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool) -> Operator:
+def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool, keeps_copies: bool) -> Operator:
     entries = next(data.extent for data in op.saved if data.of == 0) if op.saved else op.extent(op.inputs[0].dims)
     into, out = Data(extent=entries, of=0), Data(extent=op.extent(op.output.dims), of=len(op.inputs), is_gradient=True)
     maker = graph.producer(op.inputs[0].tensor)
     writes_copies = maker is not None and maker.kind in _FUSES_CASTS and maker.layer == op.layer
-    forward, saved = list(map(_low, op.forward)), tuple(data for data in op.saved if data.of != 0)
+    forward, saved = list(map(_low, op.forward)), op.saved
+    if keeps_copies:
+        saved = tuple(data for data in op.saved if data.of != 0)
+    copies = recipe.activation_copies if keeps_copies else 1
     if is_first:
-        reads = int(recipe.reads_twice) + int(not writes_copies)
-        forward.insert(0, _cast(into, recipe, reads, recipe.activation_copies))
-        saved = (*saved, Data(extent=entries, itemsize=recipe.copy_bytes))
-    backward = [_cast(out, recipe, 1 + recipe.reads_twice, recipe.gradient_copies), *map(_low, op.backward)]
+        forward.insert(0, _cast(into, recipe, int(recipe.reads_twice) + int(not writes_copies), copies))
+        saved = (*saved, Data(extent=entries, itemsize=recipe.copy_bytes)) if keeps_copies else saved
+    again = [_cast(into, recipe, 1 + recipe.reads_twice, 1)] if is_first and not keeps_copies else []
+    backward = [*again, _cast(out, recipe, 1 + recipe.reads_twice, recipe.gradient_copies), *map(_low, op.backward)]
     return replace(op, forward=tuple(forward), backward=tuple(backward), saved=saved)
 
 

@@ -106,7 +106,7 @@ def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "
         ),
         framework=found,
         profile=load_profile_once(found.profile),
-        matmul_dtype=plan.job.policy.compute,
+        matmul_dtype=plan.job.policy.recipe.product if plan.job.policy.recipe is not None else plan.job.policy.compute,
         plan=plan,
         assumed=(),
     )

@@ -1,0 +1,82 @@
+"""Products in 8 and 4 bits: which are, what is cast, what is kept."""
+
+import pytest
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.workload.graph import Product, Stream
+from perfmodel.workload.job import PRECISION_POLICIES, Precision
+from perfmodel.workload.low_precision import with_recipe
+from perfmodel.workload.models import load_model
+from perfmodel.workload.recipes import RECIPES
+from perfmodel.workload.transformer import build_graph
+
+
+def graph_of(model="llama-3-8b", recipe="", **habits):
+    graph = build_graph(load_model(model), seq_len=1024, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0)
+    return with_recipe(graph, RECIPES[recipe], **habits) if recipe else graph
+
+
+def saved_bytes(graph, names):
+    """Of an entry of a token of the hidden state, over these operators."""
+    tokens = 1024.0
+    total = 0.0
+    for name in names:
+        op = graph.operator(name)
+        for data in op.saved:
+            size = 1.0
+            for extent, _ in data.extent:
+                size *= extent
+            total += size * (data.itemsize or graph.tensors[op.operands[data.of].tensor].itemsize)
+    return total / tokens
+
+
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_all_three_products_of_linear_operators_are_low_and_no_others(recipe):
+    graph = graph_of(recipe=recipe)
+    low = {op.name for op in graph.operators for work in (*op.forward, *op.backward) if isinstance(work, Product) and work.is_low}
+    assert low == LINEAR
+    products = [work for op in graph.operators if op.name in LINEAR for work in (*op.forward, *op.backward) if isinstance(work, Product)]
+    assert len(products) == 3 * len(LINEAR)
+    assert all(work.is_low for work in products)
+
+
+def test_routers_and_gates_stay_high():
+    graph = graph_of("qwen2-57b-a14b", "fp8-block")
+    low = {op.name for op in graph.operators for work in op.forward if isinstance(work, Product) and work.is_low}
+    assert {"experts_up", "experts_down", "shared_up_proj"} <= low
+    assert not low & {"router", "shared_gate", "lm_head"}
+
+
+def test_an_input_is_cast_once_for_all_that_read_it():
+    graph = graph_of(recipe="fp8-current")
+    casts = {name: sum(isinstance(work, Stream) for work in graph.operator(name).forward) for name in LINEAR}
+    assert casts == {"q_proj": 1, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 1, "up_proj": 0, "down_proj": 1}
+    assert all(sum(isinstance(work, Stream) for work in graph.operator(name).backward) == 1 for name in LINEAR)
+
+
+@pytest.mark.parametrize("recipe, accesses", [("fp8-delayed", 2), ("fp8-current", 3), ("fp8-block", 2)])
+def test_what_makes_a_tensor_writes_its_copies(recipe, accesses):
+    """After a norm a cast only writes; where its largest entry must be known first, it reads once. After attention it reads too."""
+    graph = graph_of(recipe=recipe)
+    assert len(graph.operator("q_proj").forward[0].accesses) == accesses
+    assert len(graph.operator("o_proj").forward[0].accesses) == accesses + 1
+
+
+def test_copies_are_kept_in_place_of_inputs_by_who_keeps_them():
+    before, kept, again = graph_of(), graph_of(recipe="fp8-block"), graph_of(recipe="fp8-block", keeps_copies=False)
+    assert saved_bytes(before, ["o_proj"]) == saved_bytes(again, ["o_proj"]) == 2.0 * 4096
+    assert saved_bytes(kept, ["o_proj"]) == (1 + 4 / 128) * 4096
+    assert saved_bytes(kept, ["k_proj", "v_proj"]) == 0.0
+    assert kept.tensors["q_proj.weight"].copy_bytes == 2 * (1 + 4 / 128)
+    assert kept.tensors["lm_head.weight"].copy_bytes == again.tensors["q_proj.weight"].copy_bytes == 0.0
+
+
+def test_everything_else_is_mixed_precision():
+    for name in (Precision.FP8_DELAYED, Precision.MXFP8, Precision.NVFP4):
+        policy, mixed = PRECISION_POLICIES[name], PRECISION_POLICIES[Precision.BF16_MIXED]
+        assert (policy.compute, policy.master, policy.gradient_reduce) == (mixed.compute, mixed.master, mixed.gradient_reduce)
+        assert policy.recipe is not None
+        assert policy.recipe.product in (Dtype.FP8, Dtype.FP4)
