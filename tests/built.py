@@ -1,6 +1,5 @@
-"""Shipped models by what is made of them; the others are read and counted."""
+"""Shipped models by what they are made of."""
 
-from perfmodel.workload.layer_specs import not_built
 from perfmodel.workload.models import list_models, load_model
 
 
@@ -10,7 +9,5 @@ def _is_plain(name: str) -> bool:
     return not any(parts)
 
 
-#: Of which a graph is built.
-BUILT = [name for name in list_models() if not not_built(load_model(name))]
 #: Of usual attention and a dense MLP alone.
 DENSE = [name for name in list_models() if _is_plain(name)]

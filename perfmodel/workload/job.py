@@ -8,7 +8,6 @@ from types import MappingProxyType
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
-from perfmodel.workload.layer_specs import check_built
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.recipes import RECIPES, Recipe
 from perfmodel.workload.training import FULL_TRAINING, Training, linear_operators
@@ -161,8 +160,6 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if not isinstance(self.model, (TransformerConfig, NetworkModel)):
             raise bad_field("model", shown(self.model), "must be a TransformerConfig", "load_model reads one")
-        if isinstance(self.model, TransformerConfig):
-            check_built(self.model)
         for field, meaning in (("global_batch", "sequences of a step"), ("seq_len", "tokens of a sequence")):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from perfmodel.foundation.errors import bad_field
 
 if TYPE_CHECKING:
-    from perfmodel.workload.config import TransformerConfig
+    pass
 
 Mixer = Literal["attention", "latent", "mamba", "delta", "none"]
 FeedForward = Literal["dense", "experts", "none"]
@@ -222,18 +222,6 @@ def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
     for name in short[: total - sum(counts.values())]:
         counts[name] += 1
     return counts
-
-
-def not_built(model: TransformerConfig) -> str:
-    """What a model has that is read and counted, but of which no graph is built; "" for nothing."""
-    return "a sparse indexer of attention" if model.latent is not None and model.latent.index_heads else ""
-
-
-def check_built(model: TransformerConfig) -> None:
-    """Raises InputError for a model that cannot be predicted yet."""
-    lacking = not_built(model)
-    if lacking:
-        raise bad_field("model", model.name, f"needs {lacking}, which perfmodel counts but does not predict yet", "use a dense model")
 
 
 #: Field of a `TransformerConfig` -> the record that it holds.

@@ -9,14 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cli import app as cli
-from perfmodel.workload.layer_specs import not_built
-from perfmodel.workload.models import load_model
 from tests.cli.conftest import JOB, with_flags
 
 BAD = {
     "chip": (["--cluster", "no-such"], "cluster=no-such"),
     "model": (["--model", "no-such"], "model=no-such"),
-    "layers not built yet": (["--model", "glm-5"], f"model=glm-5: needs {not_built(load_model('glm-5'))}, which"),
     "heads": (["--chips", "48", "--tp", "6"], "tp=6: must divide num_attention_heads=32"),
     "degree": (["--tp", "3"], "tp=3: must divide chips=64"),
     "zero degree": (["--tp", "0"], "tp=0"),

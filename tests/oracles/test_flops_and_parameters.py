@@ -10,9 +10,8 @@ from perfmodel.parallel.algebra.rules import apply_rules, load_rule_set
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
-from perfmodel.workload.models import load_model
+from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.transformer import build_graph
-from tests.built import BUILT
 from tests.cost.jobs import estimator_of, make_job
 
 MODELS = ("gpt2", "llama-3-8b", "gpt3-175b", "falcon-7b", "qwen3-8b", "gemma-7b", "megatron-22b", "phi-2", "mistral-7b")
@@ -92,7 +91,7 @@ def test_ranks_share_the_work(name, tp, cp, attention):
 # --- parameters ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", list_models())
 @pytest.mark.parametrize("rule_set", ["megatron", "megatron-sp"])
 def test_parameters_of_the_graph_are_the_model_s(name, rule_set):
     model = load_model(name)

@@ -1,7 +1,6 @@
 """Configs of families with experts, latent attention or several kinds of layers: what each key means, and what is refused."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.families import FAMILIES
 from perfmodel.workload.huggingface import read_config
-from perfmodel.workload.layer_specs import not_built
 from perfmodel.workload.models import load_model
 
 BASE = {
@@ -295,12 +293,6 @@ def test_all_faults_are_told_at_once():
     assert all(
         word in str(caught.value) for word in ("num_key_value_heads=2", "n_group=3", 'attention_bias="no"', "v_head_dim: is missing")
     )
-
-
-def test_what_cannot_be_predicted_yet_is_named():
-    assert not_built(load_model("llama-3-8b")) == ""
-    assert not_built(replace(load_model("llama-3-8b"), num_mtp_layers=1)) == ""
-    assert not_built(load_model("glm-5")) == "a sparse indexer of attention"
 
 
 ODD = (

@@ -26,7 +26,6 @@ from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.networks import list_networks, load_network
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.language_model import transformer_network
-from tests.built import BUILT
 from tests.network_plans import network_plan
 
 TINY = {
@@ -72,7 +71,7 @@ def test_multiply_adds_of_an_image_are_those_of_torchvisions_table(name, expecte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", list_models())
 def test_language_models_have_the_parameters_of_their_config(name):
     config = load_model(name)
     network = load_network(name, batch=1, seq_len=16)

@@ -35,11 +35,14 @@ def attention_mixer(b: DecoderBuilder, x: str) -> str:
     return b.linear("o_proj", out, "b s g r d h", "b s g r d", "h g r d", 1, "b s h")
 
 
-def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d", sinks: str = "") -> str:
+def attention_core(
+    b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d", sinks: str = "", top: int = 0
+) -> str:
     """Queries [b q g r width], keys [k_dims] and values -> [b q g r value]: one kernel, or scores, their softmax and what it weighs.
 
     width, value   dims of a head of queries and keys, and of one of values
     sinks          a parameter: a score of each head to which no key belongs
+    top            keys that a query attends to at most, wherever they are; 0: what the model's windows say
     """
     model, core = b.model, "attention_core"
     depth, value_depth = b.sizes[width], b.sizes[value]
@@ -56,8 +59,8 @@ def attention_core(b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, wi
             head_dim=depth,
             value_head_dim=value_depth if value != width else 0,
             causal=Causal(
-                window=model.sliding_window or model.attention_chunk,
-                windowed=model.sliding_layer_fraction,
+                window=top or model.sliding_window or model.attention_chunk,
+                windowed=1.0 if top else model.sliding_layer_fraction,
                 chunked=bool(model.attention_chunk),
                 shares_queries=b.shares_queries,
             ),

@@ -38,10 +38,13 @@ LOGICAL = {
     "val": "value_dim", "qk": "score_dim", "hh": "joint_hidden", "hn": "next_hidden",
     "s_scan": "s_scan", "m": "state_groups", "m_scan": "scan_groups", "mi": "group_projected", "mc": "group_convolved",
     "mo": "group_output", "mh": "heads_of_group", "mb": "strengths_and_decays", "mv": "state_value_dim", "mt": "taps",
+    "ih": "index_heads", "id": "index_dim", "it": "index_top",
 }  # fmt: skip
 PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
 #: Dims that no axis may cut, in any operator.
-WHOLE = frozenset(("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn", "mi", "mc", "mo", "mh", "mb", "mv", "mt"))
+WHOLE = frozenset(
+    ("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn", "mi", "mc", "mo", "mh", "mb", "mv", "mt", "ih", "id", "it")
+)
 
 NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
@@ -69,6 +72,8 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
             "kvb": latent.nope_head_dim + latent.value_head_dim, "nope": latent.nope_head_dim, "val": latent.value_head_dim,
             "qk": latent.score_head_dim,
         } | ({"qa": latent.query_rank} if latent.query_rank else {})  # fmt: skip
+    if latent is not None and latent.index_heads:
+        sizes |= {"ih": latent.index_heads, "id": latent.index_head_dim, "it": min(latent.index_top, seq_len)}
     if model.num_mtp_layers:
         sizes |= {"hn": model.hidden_size, "hh": 2 * model.hidden_size}
     if (mamba := model.mamba) is not None:
@@ -165,6 +170,9 @@ class DecoderBuilder:
             )
         )
         return tensor
+
+    def set_role(self, tensor: str, role: TensorRole) -> None:
+        self.tensors[tensor] = replace(self.tensors[tensor], role=role)
 
     # --- pieces ---------------------------------------------------------------------------------------------
 

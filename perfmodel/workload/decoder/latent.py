@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from perfmodel.workload.decoder.attention import attention_core
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.decoder.indexer import write_indexer
 from perfmodel.workload.kinds.norm import rms_norm
 from perfmodel.workload.kinds.pieces import copy, side_by_side
 
@@ -17,15 +18,18 @@ _HEADS = "b s g"
 def latent_mixer(b: DecoderBuilder, x: str) -> str:
     latent = b.model.latent
     assert latent is not None
+    compressed = x
     if latent.query_rank:
         compressed = _from_stream(b, "q_a_proj", x, "qa")
         compressed = _norm(b, "q_a_norm", compressed, "qa")
         q = b.linear("q_b_proj", compressed, f"{_HEADS} r qk qa", "b s qa", "g r qk qa", 3, f"{_HEADS} r qk")
     else:
         q = b.linear("q_proj", x, f"{_HEADS} r qk h", "b s h", "g r qk h", 3, f"{_HEADS} r qk")
+    if latent.index_heads:
+        write_indexer(b, x, compressed, "qa" if latent.query_rank else "h")
     q = b.rotary("q_rotary", q, f"{_HEADS} r qk", head_dim=latent.rope_head_dim, start=latent.nope_head_dim)
     k, v = _keys_and_values(b, x)
-    out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val")
+    out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", top=latent.index_top if latent.index_heads else 0)
     return b.linear("o_proj", out, f"{_HEADS} r val h", f"{_HEADS} r val", "h g r val", 1, "b s h")
 
 

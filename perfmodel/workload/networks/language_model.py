@@ -7,7 +7,6 @@ from dataclasses import replace
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import Graph, Operator, Setting
-from perfmodel.workload.layer_specs import check_built
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
@@ -34,7 +33,6 @@ def language_model(
 ) -> Graph:
     """A shipped model or that of a config.json, any size replaced; hidden alone leaves the heads. seq_len 0: the longest, up to 8192."""
     config = load_model(name)
-    check_built(config)
     changes = {
         "hidden_size": hidden,
         "num_attention_heads": heads,

@@ -1,5 +1,7 @@
 """Latent attention against DeepSeek-V3's published shape, integer by integer, and through prediction and search."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.cost.compute import attention_backward_time, attention_time
@@ -11,6 +13,7 @@ from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.habits import with_habits
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.layer_specs import LatentAttention
+from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, profile_of, sweep_all
 from tests.cost.machines import make_machine
@@ -118,3 +121,23 @@ def test_scores_and_values_of_other_widths_take_what_their_products_take(evaluat
 def test_key_value_heads_other_than_heads_are_refused():
     with pytest.raises(InputError, match="num_key_value_heads=2: must equal num_attention_heads=8"):
         small_job(num_key_value_heads=2)
+
+
+def test_an_indexer_scores_all_keys_and_attends_to_the_best():
+    """GLM-5: scores of s n d a query, half of the square; then no more than 2,048 keys."""
+    model = load_model("glm-5")
+    graph = graph_of(model)
+    assert graph.num_parameters == model.num_parameters + model.num_mtp_parameters
+    assert graph.operator("layer.index").flops / SEQ == SEQ * 32 * 128
+    seen = 2048 - 2048**2 / (2 * SEQ)  # keys of a query on average, of which there are no 2,048 before the first
+    assert graph.operator("layer.attention").flops / SEQ == 2 * seen * 64 * (192 + 64 + 256)
+    derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
+    index = [row for row in derivation.traffic if row.region == "layer" and row.operator == "layer.index" and row.phase is Pass.FORWARD]
+    assert sorted(row.elements.base / SEQ for row in index) == [32, 128]  # one key for all heads, and the heads' weights
+
+
+def test_an_indexer_through_a_prediction():
+    latent = replace(SMALL, index_heads=4, index_head_dim=32, index_top=64)
+    with_indexer, without = (predict(estimator_of(small_job(latent=each), chips=8), tp=2, cp=2, dp_shard=2) for each in (latent, SMALL))
+    assert with_indexer.step_time != without.step_time
+    assert with_indexer.memory["weights"] > without.memory["weights"]

@@ -1,0 +1,30 @@
+"""The sparse indexer of latent attention (DeepSeek-V3.2, GLM-5): few small heads that choose the keys which each query attends to.
+
+Its key of a token is made where the residual stream lies and gathered, as latents are. Every tensor-parallel rank has all of its heads:
+what they choose is one list for all heads of attention.
+"""
+
+from __future__ import annotations
+
+from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.graph import TensorRole
+from perfmodel.workload.kinds.index_scores import index_scores
+from perfmodel.workload.kinds.norm import layer_norm
+
+
+def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -> None:
+    """compressed: what queries are made of, the hidden state or its latent, with its last dim."""
+    latent = b.model.latent
+    assert latent is not None
+    q = b.linear("index_q_proj", compressed, f"b s ih id {latent_dim}", f"b s {latent_dim}", f"ih id {latent_dim}", 2, "b s ih id")
+    q = b.rotary("index_q_rotary", q, "b s ih id", head_dim=latent.rope_head_dim, start=0)
+    k = b.linear("index_k_proj", x, "b s_res id h", "b s h", "id h", 1, "b s id")
+    scale, shift = (operand(b.parameter(f"index_k_norm.{part}", "id", 1), "id") for part in ("weight", "bias"))
+    normed = layer_norm("index_k_norm", operand(k, "b s id"), scale, shift, operand("index_k_norm.out", "b s id"), b.of("b s id"))
+    k = b.add(normed, "b s_res id")
+    k = b.rotary("index_k_rotary", k, "b s_res id", tensor_dims="b s id", head_dim=latent.rope_head_dim, start=0)
+    weights = b.linear("index_weights_proj", x, "b s_res ih h", "b s h", "ih h", 1, "b s ih")
+    dims = "b q z ih id it"
+    operands = operand(q, "b q ih id"), operand(k, "b z id"), operand(weights, "b q ih"), operand("index.out", "b q it")
+    made = b.add(index_scores("index", *operands, b.of(dims), heads="ih", width="id"), dims, itemsize=4.0)
+    b.set_role(made, TensorRole.INDEX)

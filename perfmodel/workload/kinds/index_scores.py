@@ -1,0 +1,59 @@
+"""What a sparse attention attends to: a small score of every query with every key before it, and the best keys of each query."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, Product, Stream
+from perfmodel.workload.kinds.extents import extent
+
+_FLOAT32 = 4.0
+
+
+def index_scores(
+    name: str,
+    q: Operand,
+    k: Operand,
+    weights: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    queries: str = "q",
+    keys: str = "z",
+    heads: str,
+    width: str,
+    layer: str = "",
+) -> Operator:
+    """sum over heads of weights[b,q,heads] relu(q[b,q,heads,width] k[b,z,width]), and the keys with the largest: y[b,q,top].
+
+    All heads share one key. Keys stay whole; half of the square of scores is computed, in float32, and nothing of it is kept. Backward
+    makes the scores again and has two products, of the indexer's own loss: choosing has no gradient.
+
+    Source: DeepSeek-V3.2, section 2.1 (lightning indexer).
+    """
+    batch = extent(dims, (q.dims[0], heads))
+    rows, columns, sums = extent(dims, (queries,)), ((max(dims[keys] // 2, 1), ""),), extent(dims, (width,))
+    scores: Extent = (*extent(dims, (q.dims[0], queries)), *columns)
+    made = Product(batch=batch, m=rows, n=columns, k=sums)
+    square = Data(extent=scores, itemsize=_FLOAT32)
+    read = tuple(Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate((q, k, weights)))
+    written = Data(extent=extent(dims, output.dims), of=3)
+    gradients = tuple(replace(each, is_gradient=True) for each in read)
+    return Operator(
+        name=name,
+        kind="index_scores",
+        dims=dims,
+        inputs=(q, k, weights),
+        output=output,
+        forward=(made, Stream(kernel="softmax", elements=scores, accesses=(*read, square, square, written))),
+        backward=(
+            made,
+            Product(batch=batch, m=rows, n=sums, k=columns),
+            Product(batch=batch, m=columns, n=sums, k=rows),
+            Stream(kernel="default", elements=scores, accesses=(*read, square, *gradients)),
+        ),
+        whole=(keys, heads, width, *(dim for dim in output.dims if dim not in q.dims)),
+        saved=read,
+        layer=layer,
+    )
