@@ -89,6 +89,8 @@ def not_modules_reason(plan: Plan) -> str:
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
     if model.qk_norm and model.qk_norm_scope == "own":
         return "qk_norm_scope=own: the executor has no norm with a weight for each head; use another model"
+    if model.qk_norm and model.qk_norm_scope == "bare":
+        return "qk_norm_scope=bare: the executor has no norm without a weight; use another model"
     if model.qk_norm and model.qk_norm_scope == "all" and layout.tp > 1:
         return f"tp={layout.tp}: a norm over all heads of {model.name} is not cut by the executor; use tp=1"
     if model.position == "rotary" and model.head_dim % 2:

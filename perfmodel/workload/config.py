@@ -21,7 +21,7 @@ from perfmodel.workload.layer_specs import (
 # Closed choices that are written into plan files as they are, hence literals and not enums.
 Norm = Literal["layernorm", "rmsnorm"]
 Position = Literal["learned", "rotary", "alibi", "none"]
-QkNormScope = Literal["head", "own", "all"]
+QkNormScope = Literal["head", "own", "all", "bare"]
 
 #: A size beyond this is a mistake in the file; below it, every count of parameters fits a float64 and every tensor an int64.
 MAX_SIZE = 2**31 - 1
@@ -73,7 +73,7 @@ class TransformerConfig:
     shared_norm           of a parallel block: one norm serves both branches
     qk_norm               a norm of queries and keys
     qk_norm_scope         head: over head_dim, one weight for all heads; own: over head_dim, a weight for each head (Cohere); all: over
-                          all heads together (OLMo 2)
+                          all heads together (OLMo 2); bare: over head_dim, without a weight (Llama 4)
     pre_norm              a norm before attention and before the MLP; without it they have one after them alone (OLMo 2)
     sandwich_norm         a norm after attention and after the MLP (Gemma 2 and 3, GLM-4 0414, OLMo 2)
     sliding_window        keys that a query sees at most; 0: all before it

@@ -66,7 +66,7 @@ def _attention(model: TransformerConfig) -> list[ParameterShape]:
         shapes += _linear(name, rows, h, bias=model.qkv_bias)
     if model.attention_gate:
         shapes += _linear("q_gate_proj", queries, h, bias=model.qkv_bias)
-    if model.qk_norm:
+    if model.qk_norm and model.qk_norm_scope != "bare":
         for name, heads in (("q_norm", model.num_attention_heads), ("k_norm", model.num_key_value_heads)):
             shapes += norm_shapes(model, name, {"head": (d,), "own": (heads, d), "all": (heads * d,)}[model.qk_norm_scope])
     if model.attention_sinks:

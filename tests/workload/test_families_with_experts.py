@@ -11,6 +11,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.workload.families import FAMILIES
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.models import load_model
+from perfmodel.workload.networks.language_model import transformer_network
 
 BASE = {
     "hidden_size": 64,
@@ -184,6 +185,15 @@ def test_layers_of_llama_4(changes, expected, every, chunk):
     assert (model.full_attention_every, model.attention_chunk) == (every, chunk)
     assert (model.experts.shared_width, model.experts.width) == (96, 96)
     assert model.intermediate_size == (96 if len(expected) == 1 else 128)
+
+
+def test_norm_of_queries_and_keys_of_llama_4_has_no_weight():
+    model = read_config(LLAMA4)
+    assert (model.qk_norm, model.qk_norm_scope) == (True, "bare")
+    assert not any("q_norm" in shape.name for shape in model.layer_shapes())
+    norms = [each for each in transformer_network(model, batch=1, seq_len=32).operators if each.name.endswith(("q_norm", "k_norm"))]
+    assert [len(norm.inputs) for norm in norms] == [1] * 8
+    assert not read_config({**LLAMA4, "use_qk_norm": False}).qk_norm
 
 
 def test_text_half_of_llama_4_takes_the_defaults_of_its_class():

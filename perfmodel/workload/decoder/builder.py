@@ -242,6 +242,9 @@ class DecoderBuilder:
                 return self.norm(name, x, dims, dims, "d")
             case "own":
                 return self.norm(name, x, dims, dims, "d", f"{heads} d", len(heads.split()))
+            case "bare":
+                operator = rms_norm(name, operand(x, dims), None, operand(f"{name}.out", dims), self.of(dims), over=("d",))
+                return self.add(operator, dims)
             case "all":
                 whole = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
                 return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)

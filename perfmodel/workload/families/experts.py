@@ -121,8 +121,8 @@ def _gpt_oss(fields: ConfigFields) -> Values:
 
 
 def _llama4(fields: ConfigFields) -> Values:
-    """Attention in chunks but for layers without rotary positions; beside the chosen expert one that every token runs. The norm of
-    queries and keys has no weights."""
+    """Attention in chunks but for layers without rotary positions; beside the chosen expert one that every token runs. A norm of
+    queries and keys has no weights; layers without rotary positions have none, but it is counted there too."""
     num_layers = fields.num_layers()
     width = fields.count("intermediate_size")
     experts = fields.record(
@@ -139,6 +139,8 @@ def _llama4(fields: ConfigFields) -> Values:
     return {
         **llama(fields),
         "num_key_value_heads": fields.count("num_key_value_heads"),
+        "qk_norm": fields.flag("use_qk_norm", default=True),
+        "qk_norm_scope": "bare",
         "intermediate_size": fields.count("intermediate_size_mlp") if has_dense else width,
         **_chunks(fields, num_layers),
         **made_of([("attention", "experts" if i in sparse else "dense") for i in range(num_layers)], experts=experts),
