@@ -36,6 +36,7 @@ from perfmodel.cost.step import (
     exposed_sends,
     pace,
     recomputed_phases,
+    shown_exchanges,
 )
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field
@@ -44,7 +45,7 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import RuleSet, apply_rules, rule_set_of
-from perfmodel.parallel.algebra.traffic_classes import COMM, SHOWN_COMM
+from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED, SHOWN_COMM
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.memory_doubt import memory_doubt
 from perfmodel.parallel.per_operator.assignment import Assignment, check_assignment
@@ -416,6 +417,12 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
     steady = both[critical]
     if profile.uneven_stage_weight != 1.0:
         steady = scalar(pace(tuple(both), total_f + total_b, p, profile.uneven_stage_weight))
+    if profile.hides_exchanges:
+        detail[f"{EXCHANGED}_communication"] = sum(
+            weights[region] * scalar(shown_exchanges(micro, profile, plan.recompute, region))
+            for region, it in enumerate(columns.plans.program.regions)
+            if it.is_block and weights[region]
+        )
     device = sum(detail.values())
     detail["host"] = both[critical] - device
     scale = m * steady / both[critical]
@@ -446,7 +453,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
         detail = {"redistributions": moved} | detail
     if not plan.has_experts:
-        del detail[f"{SHOWN_COMM[-1]}_communication"]
+        del detail[f"{EXCHANGED}_communication"]
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
     return adding_up(detail, step)
 
@@ -511,7 +518,7 @@ def _rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
         "tensor_parallel_communication": inner,
         "context_parallel_communication": inner,
         "redistributions": outer,
-        f"{SHOWN_COMM[-1]}_communication": outer,
+        f"{EXCHANGED}_communication": outer,
         "host": "profile",
         "pipeline_bubble": rests["matmul"],
         "pipeline_communication": outer,

@@ -24,7 +24,7 @@ from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
-from perfmodel.parallel.algebra.traffic_classes import COMM
+from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import PipelineSchedule, Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -133,6 +133,8 @@ def exposed_communication(profile: ExecutionProfile, name: str) -> float:
     match name:
         case "tensor_parallel":
             return 1.0 - profile.tp_overlap_fraction
+        case name if name == EXCHANGED:
+            return 0.0 if profile.hides_exchanges else 1.0
         case "regather" | "input_gradient":
             return 1.0 - max(profile.tp_overlap_fraction, profile.tp_backward_overlap_fraction)
     return 1.0
@@ -180,6 +182,8 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     forward, backward = [], []
     for region, it in enumerate(micro.program.regions):
         f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
+        if profile.hides_exchanges and it.is_block:
+            f, b = _beside_exchanges(micro, profile, recompute, region, f, b)
         forward.append(f)
         backward.append(b)
     if profile.has_host_floor:
@@ -187,6 +191,38 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         forward, backward = (_with_host(micro, times, [each[i] for each in host]) for i, times in enumerate((forward, backward)))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward))
     return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
+
+
+TRANSFER_UNITS = 20.0 / 132.0
+"""Share of a chip's compute units that move what is exchanged, while another microbatch computes on the others: 20 of 132 on H800
+(DeepSeek-V3, arXiv 2412.19437, section 3.2.2; DeepEP's normal kernels)."""
+
+
+def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
+    """What a region exchanges in a forward and a backward pass. [s]"""
+    segments = {phase: (region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED) for i, phase in enumerate(PHASES)}
+    sent = {phase: micro.communication[segment] for phase, segment in segments.items()}
+    return passes_of(sent | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
+
+
+def _beside_exchanges(
+    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Any, b: Any
+) -> tuple[Any, Any]:
+    """Passes of a block where one microbatch's forward pass runs beside another's backward pass, and each computes while the other sends:
+    max(f + b + u s, s), shared out as the two compute. [s]
+
+    s  what is sent in both passes    u  share of the compute units that the transfer takes while it lasts
+    """
+    sent = sum(exchanged_passes(micro, profile, recompute, region))
+    both = f + b
+    factor = np.maximum(both + TRANSFER_UNITS * sent, sent) / np.maximum(both, _LEAST)
+    return f * factor, b * factor
+
+
+def shown_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
+    """How much longer passes of a block take for what is exchanged beside them. [s]"""
+    f, b = passes_of(phase_times(micro, profile, region), micro.program.regions[region], profile, recompute)
+    return sum(_beside_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
 
 
 def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:

@@ -73,6 +73,7 @@ class ExecutionProfile:
     context_attention_rate_fraction      rate of its fused attention where ranks share the queries over the same kernel's where they do
                                          not (smaller blocks, partial results that are merged)
     pp_overlap                           pipeline sends hide in the steady state
+    hides_exchanges                      what tokens of one microbatch send to experts and back travels beside another one's passes
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
                                          layer and the last product of unfused attention (torch); else it runs to the end (Megatron)
@@ -141,6 +142,7 @@ class ExecutionProfile:
     context_attention_rate_fraction: float
     pp_overlap: bool
     scatters_pipeline_sends: bool
+    hides_exchanges: bool
     recompute_stops_early: bool
     reduces_tp_gradients_first: bool
     gathers_row_bias_gradients: bool

@@ -30,6 +30,8 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
     )
     if flags.get("cross-entropy-loss-fusion") == "True":
         profile = _fused_cross_entropy(profile, True)
+    if flags.get("overlap-moe-expert-parallel-comm") == "True":
+        profile = replace(profile, hides_exchanges=True)
     if flags.get("no-gradient-accumulation-fusion") == "True":
         profile = replace(profile, fuses_gradient_accumulation=False)
     return profile
@@ -77,6 +79,10 @@ def _accumulation(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, fp8_matmul_rate_fraction=profile.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
+
+
+def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, hides_exchanges=value) if isinstance(value, bool) else profile
 
 
 def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -178,6 +184,11 @@ _SETTINGS: Mapping[str, StatedSetting] = {
     "tp_async": StatedSetting(
         says=f"{TP_ASYNC_OVERLAP:.0%} of tensor-parallel communication in backward hides beside the other gradient's product; no: nothing",
         change=_tp_async,
+    ),
+    "moe_overlap": StatedSetting(
+        says="what tokens of one microbatch send to experts and back travels beside another one's passes, on a share of the compute units "
+        "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: nothing hides it",
+        change=_exchanges,
     ),
     "attention_kernel": StatedSetting(
         says="the rate of fused attention, by generation of its kernel; FlashAttention-2 is written as flash_attention_2 too",

@@ -1,9 +1,12 @@
 """Mixtral 8x7B as its arithmetic has it: FLOP, traffic, memory (sharding algebra; Megatron-Core's dispatchers)."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.parallel.plan import make_plan
@@ -11,6 +14,7 @@ from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
 from tests.cost.jobs import estimator_of, make_job
+from tests.cost.machines import make_tier
 
 MIXTRAL = load_model("mixtral-8x7b")
 EP = frozenset(("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep"))
@@ -109,3 +113,25 @@ def test_what_experts_cannot_follow_is_refused(knobs, sentence):
 def test_a_model_without_experts_has_none_to_deal_out():
     with pytest.raises(InputError, match="ep=2: small has no experts"):
         make_plan(make_job(), cluster="test", num_chips=8, ep=2)
+
+
+def test_exchanges_travel_beside_another_microbatch():
+    """As long as the longer of both takes; what computes has fewer units meanwhile."""
+    job = make_job(MIXTRAL, batch=64, seq_len=4096)
+    slow = (make_tier(size=8), make_tier(Topology.FAT_TREE, size=4096, bandwidth=1e9, latency=5e-6))
+    for tiers, is_bound in (((), False), (slow, True)):
+        estimator = estimator_of(job, chips=64, node=8, tiers=tiers)
+        hiding = estimator_of(job, chips=64, node=8, tiers=tiers, profile=replace(estimator.profile, hides_exchanges=True))
+        knobs = {"cluster": "test", "num_chips": 64, "dp": 16, "pp": 4, "ep": 8, "zero": 1, "profile": "megatron"}
+        if is_bound:
+            knobs["order"] = ("pp", "tp", "cp", "dp_shard", "dp_replicate")
+        plan = make_plan(job, **knobs)
+        shown, hidden = (each.predict(plan) for each in (estimator, hiding))
+        parts = [each.parts["expert_parallel_communication"] for each in (shown, hidden)]
+        assert hidden.step_time < shown.step_time
+        assert sum(hidden.parts.values()) == pytest.approx(hidden.step_time)
+        compute = sum(shown.parts[part] for part in ("forward", "backward"))
+        if is_bound:
+            assert parts[1] == pytest.approx(parts[0] - compute, rel=0.02)  # embedding and head run beside nothing
+        else:
+            assert parts[1] == pytest.approx(parts[0] * 20 / 132, rel=1e-6)

@@ -10,6 +10,8 @@ from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 COMM = ("tensor_parallel", "context_parallel", "regather", "input_gradient", "expert_parallel")
 #: Those that a step's parts name; of the others one is part.
 SHOWN_COMM = ("tensor_parallel", "context_parallel", "expert_parallel")
+#: What can travel beside the passes of another microbatch, since no product of its own is beside it.
+EXCHANGED = SHOWN_COMM[-1]
 #: Between ranks that see different sequences only what experts send goes.
 _SEQUENCES_APART = frozenset(("dp_ep",))
 
