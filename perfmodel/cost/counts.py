@@ -22,9 +22,10 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.derive import ParameterLayout
-from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, profile_events
+from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, profile_events, zero_axes
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM
+from perfmodel.parallel.folded_mesh import FoldedMesh, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
@@ -99,12 +100,6 @@ def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
     return replace(profile, accumulate_dtype=dtype, reduce_dtype=dtype)
 
 
-def axes_name(axes: frozenset[str], plan: Plan) -> str:
-    """Plan axes of more than one rank among these fine ones, outermost first."""
-    whole = {"tp" if axis in TENSOR_AXES else axis for axis in axes}
-    return "+".join(axis for axis in reversed(DEFAULT_ORDER) if axis in whole and plan.layout.degree(axis) > 1)
-
-
 def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int]) -> RankCounts:
     """Counts of the rank at `place` (its index on each axis)."""
     program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
@@ -120,9 +115,10 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]))
     amount = values[:, 0]
     _count_flops(counts, program, plan, place, amount, times)
-    _count_activations(counts, program, plan, amount, times)
+    mesh = folded_mesh(plan)
+    _count_activations(counts, program, mesh, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)
-    _Parameters(estimator.profile, plan, place, program.parameters, program.regions, grid).count(counts)
+    _Parameters(estimator.profile, plan, mesh, mesh.place(place), program.parameters, program.regions, grid).count(counts)
     own = _with_keys_seen(estimator, plan, place["cp"])
     counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
     counts.peak = sum(counts.peak_by_class.values())
@@ -227,10 +223,10 @@ def _count_flops(
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
     squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
-    columns = program.rows.matmul.columns
-    for row, segment in enumerate(program.rows.matmul.segments):
-        name = program.rows.matmul.names[row]
-        repeats = times[segment]
+    products = ((rows, row) for rows in (program.rows.matmul, program.rows.grouped) for row in range(len(rows.names)))
+    for rows, row in products:
+        columns, name = rows.columns, rows.names[row]
+        repeats = times[rows.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
         if operator in squares and seen < 1.0:
@@ -251,12 +247,12 @@ def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tup
     return tuple(size * share if j == i else size for j, size in enumerate(dims))  # type: ignore[return-value]
 
 
-def _count_activations(counts: RankCounts, program: Program, plan: Plan, amount: np.ndarray, times: Sequence[int]) -> None:
+def _count_activations(counts: RankCounts, program: Program, mesh: FoldedMesh, amount: np.ndarray, times: Sequence[int]) -> None:
     columns = program.rows.traffic.columns
     for row, cell in enumerate(program.rows.traffic.segments):
         repeats = times[cell // len(COMM)]
         kind = _KIND_OF_CODE[int(columns["kind"][row])]
-        axes = axes_name(program.amounts.masks[columns["group"][row]], plan)
+        axes = mesh.name(program.amounts.masks[columns["group"][row]], kind)
         counts.add_collective(kind, axes, repeats, repeats * float(amount[columns["amount"][row]]))
 
 
@@ -276,10 +272,15 @@ def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, am
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Parameters that travel together, and how many such units the rank holds."""
+    """Parameters that travel together, and how many such units the rank holds.
+
+    ways, index   into how many shards ZeRO cuts them, and which of them the rank has
+    """
 
     members: tuple[ParameterLayout, ...]
     number: int
+    ways: int
+    index: int
     is_tied: bool = False
 
 
@@ -292,6 +293,7 @@ class _Parameters:
 
     profile: ExecutionProfile
     plan: Plan
+    mesh: FoldedMesh
     place: Mapping[str, int]
     parameters: tuple[ParameterLayout, ...]
     regions: tuple[Region, ...]
@@ -300,15 +302,23 @@ class _Parameters:
     def _size(self, axes: frozenset[str]) -> int:
         return int(self.grid.size(axes)[0])
 
-    @property
-    def ways(self) -> int:
-        return self.plan.layout.dp_shard * self.plan.layout.cp if self.plan.zero else 1
+    def _shard(self, parameter: ParameterLayout) -> tuple[int, int]:
+        """Into how many shards ZeRO cuts a parameter, and which of them this rank has: they are numbered in the order of the ranks."""
+        ways, index = 1, 0
+        cut = zero_axes(parameter) if self.plan.zero else frozenset()
+        for whole in sorted(("dp_shard", "cp"), key=self.plan.order.index):
+            for axis in reversed(self.mesh.parts[whole]):
+                if axis in cut:
+                    index += self.place[axis] * ways
+                    ways *= self.mesh.sizes[axis]
+        return ways, index
 
-    @property
-    def index(self) -> int:
-        """This rank's shard: they are numbered in the order of the ranks."""
-        inner, outer = sorted(("dp_shard", "cp"), key=self.plan.order.index)
-        return self.place[outer] * self.plan.layout.degree(inner) + self.place[inner] if self.plan.zero else 0
+    def _unit(self, members: Sequence[ParameterLayout], number: int, *, is_tied: bool = False) -> list[_Unit]:
+        """Of members that travel together, one for each way in which ZeRO cuts them: experts lie on fewer ranks."""
+        together: dict[frozenset[str], list[ParameterLayout]] = {}
+        for parameter in members:
+            together.setdefault(parameter.gradient_axes - TENSOR_AXES, []).append(parameter)
+        return [_Unit(tuple(each), number, *self._shard(each[0]), is_tied=is_tied) for each in together.values()]
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
         """Rows and columns that tensor parallelism leaves."""
@@ -318,15 +328,15 @@ class _Parameters:
         rows, columns = self._local(parameter)
         return rows * columns
 
-    def _padded_shard(self, parameter: ParameterLayout) -> int:
+    def _padded_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
         rows, columns = self._local(parameter)
-        return ceil(rows / self.ways) * columns
+        return ceil(rows / unit.ways) * columns
 
-    def _own_shard(self, parameter: ParameterLayout) -> int:
+    def _own_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
         """What is really there of this rank's shard: the last ones may be short, or empty."""
         rows, columns = self._local(parameter)
-        each = ceil(rows / self.ways)
-        return max(0, min(each, rows - self.index * each)) * columns
+        each = ceil(rows / unit.ways)
+        return max(0, min(each, rows - unit.index * each)) * columns
 
     def _is_partial(self, parameter: ParameterLayout) -> bool:
         """Its gradient is partial over tp after a microbatch."""
@@ -336,12 +346,12 @@ class _Parameters:
         p, rank, flat = self.plan.layout.pp, self.place["pp"], self.plan.zero < 2
         runs = rank_runs(self.regions, self.plan.stage_layers, p, rank)
         inner = inner_regions(self.regions)
-        units = []
+        units: list[_Unit] = []
         groups = []
         for i, region in enumerate(self.regions):
             members = [q for q in self.parameters if region.name in q.regions]
             if i in inner:
-                units.append(_Unit(tuple(members), int(runs[i])))
+                units += self._unit(members, int(runs[i]))
             elif runs[i]:
                 groups.append(members)
         taken: set[str] = set()
@@ -352,11 +362,11 @@ class _Parameters:
             taken.update(q.name for q in members)
             across = [q for q in members if len(q.regions) > 1] if p > 1 else []
             if across and flat:
-                units += [_Unit((q,), 1, is_tied=True) for q in across]
+                units += [unit for q in across for unit in self._unit([q], 1, is_tied=True)]
                 members = [q for q in members if q not in across]
             if members:
                 is_tied = bool(across) and not flat
-                units.append(_Unit(tuple(dict.fromkeys(members)), 1, is_tied=is_tied))
+                units += self._unit(list(dict.fromkeys(members)), 1, is_tied=is_tied)
         return units
 
     @property
@@ -372,6 +382,9 @@ class _Parameters:
             joins_ends=self._joins_ends,
         )
 
+    def _name(self, event: ParameterEvent, *, without: frozenset[str] = frozenset()) -> str:
+        return "pp" if event.what == "tied" else self.mesh.name(event.axes - without, str(event.kind))
+
     def count(self, counts: RankCounts) -> None:
         policy, optimizer = self.plan.job.policy, self.plan.job.optimizer
         weight, reduced = itemsize(policy.parameter), itemsize(policy.gradient_reduce)
@@ -380,7 +393,7 @@ class _Parameters:
         units = self._units()
         for unit in units:
             if self.plan.zero >= 2:
-                shard = sum(self._own_shard(q) for q in unit.members) * unit.number
+                shard = sum(self._own_shard(q, unit) for q in unit.members) * unit.number
                 counts.parameters += shard * master
                 counts.gradients += shard * master
                 counts.optimizer += shard * (state - (master if policy.has_master_copy else 0.0))
@@ -388,17 +401,17 @@ class _Parameters:
                 flat = self._flat(unit)
                 counts.parameters += flat * unit.number * weight
                 counts.gradients += flat * unit.number * reduced
-                counts.optimizer += flat // self.ways * unit.number * state
+                counts.optimizer += flat // unit.ways * unit.number * state
             self._count_unit(counts, unit, weight, reduced)
             for parameter in unit.members if unit.is_tied else ():
                 if len(parameter.regions) > 1:
-                    size = self._own_shard(parameter) * master if self.plan.zero >= 2 else self._flat(unit) // self.ways * reduced
+                    size = self._own_shard(parameter, unit) * master if self.plan.zero >= 2 else self._flat(unit) // unit.ways * reduced
                     counts.add_collective("all_reduce", "pp", 1, size)
         if self.plan.zero < 2 and self.plan.layout.tp > 1:
             self._count_partial(counts, units, reduced)
 
     def _flat(self, unit: _Unit) -> int:
-        return ceil(sum(self._elements(q) for q in unit.members) / self.ways) * self.ways
+        return ceil(sum(self._elements(q) for q in unit.members) / unit.ways) * unit.ways
 
     def _count_unit(self, counts: RankCounts, unit: _Unit, weight: float, reduced: float) -> None:
         """One collective for each event that members of the unit share, over the data axes; sums over tp are one for each member."""
@@ -414,16 +427,16 @@ class _Parameters:
                     if not self._is_partial(parameter):
                         continue
                     num_bytes = times * self._elements(parameter) * itemsize_
-                    counts.add_collective(str(event.kind), axes_name(event.axes, self.plan), times, num_bytes)
+                    counts.add_collective(str(event.kind), self._name(event), times, num_bytes)
                     continue
-                axes = axes_name(event.axes - TENSOR_AXES, self.plan)
+                axes = self._name(event, without=TENSOR_AXES)
                 key = (str(event.kind), axes, str(event.what))
                 number[key] = times
                 if self.plan.zero < 2:
-                    elements = self._flat(unit) // (self.ways if scattered and event.kind is CollectiveKind.ALL_REDUCE else 1)
+                    elements = self._flat(unit) // (unit.ways if scattered and event.kind is CollectiveKind.ALL_REDUCE else 1)
                     calls[key] = elements * itemsize_
                     continue
-                elements = self._padded_shard(parameter) * (1 if event.kind is CollectiveKind.ALL_REDUCE else self.ways)
+                elements = self._padded_shard(parameter, unit) * (1 if event.kind is CollectiveKind.ALL_REDUCE else unit.ways)
                 calls[key] = calls.get(key, 0.0) + elements * itemsize_
         for key, num_bytes in calls.items():
             counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)
@@ -437,8 +450,8 @@ class _Parameters:
         for unit in units:
             end = sum(self._elements(q) for q in unit.members)
             start = end - sum(self._elements(q) for q in unit.members if self._is_partial(q))
-            piece = self._flat(unit) // self.ways
-            first, last = max(start, self.index * piece), min(end, (self.index + 1) * piece)
+            piece = self._flat(unit) // unit.ways
+            first, last = max(start, unit.index * piece), min(end, (unit.index + 1) * piece)
             together += max(0, last - first) * unit.number
         counts.add_collective("all_reduce", "tp", int(together > 0), together * reduced)
 

@@ -126,7 +126,7 @@ def torch_counts(plan: Plan, rank: int, numbers: Sequence[int], *, dropout: bool
 
 def _counts_of_step(program: FakeProgram) -> RankCounts:
     tracker = StorageTracker()
-    counter = StepCounter(program.axis_of, tracker)
+    counter = StepCounter(program.mesh.axis_of, tracker)
     saved: list[int] = []
     with program.mode, tracker.shown(), counter, _before_first_backward(lambda: saved.append(tracker.made)):
         program.forward_backward()

@@ -18,11 +18,10 @@ from torch.distributed.pipelining import PipelineStage
 
 from perfmodel.execute.audit.repeat import with_microbatches
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.uniform.mesh import CANONICAL_ORDER
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.layout import PipelineSchedule
-from perfmodel.parallel.plan import Plan, place_of
+from perfmodel.parallel.plan import Plan
 
 
 class _Vote:
@@ -98,10 +97,6 @@ class FakeProgram(TrainingProgram):
         self.plan, schedule._n_microbatches = plan, plan.num_microbatches
         return schedule
 
-    def axis_of(self, members: list[int]) -> str:
-        """As `RunMesh.axis_of`, without tensors."""
-        places = [place_of(self.plan, rank) for rank in members]
-        return "+".join(axis for axis in CANONICAL_ORDER if len({place[axis] for place in places}) > 1) or "none"
 
 
 @contextmanager

@@ -41,7 +41,8 @@ _KINDS = {
 _NAMESPACES = ("c10d", "_c10d_functional")
 _WAIT = torch.ops._c10d_functional.wait_tensor
 
-Label = Callable[[list[int]], str]
+#: Name of a group, of its ranks and the kind of collective.
+Label = Callable[[list[int], str], str]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -78,7 +79,7 @@ class CollectiveCounter(TorchDispatchMode):
         super().__init__()
         self.label, self.times_them, self.synchronize = label, times_them, synchronize
         self.tally = CollectiveTally()
-        self._labels: dict[tuple[int, ...], str] = {}
+        self._labels: dict[tuple[tuple[int, ...], str], str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -89,9 +90,9 @@ class CollectiveCounter(TorchDispatchMode):
         if kind is None:
             return func(*args, **kwargs)
         ranks = tuple(_group_ranks((*args, *kwargs.values())))
-        if ranks not in self._labels:
-            self._labels[ranks] = self.label(list(ranks))
-        axis = self._labels[ranks]
+        if (ranks, kind) not in self._labels:
+            self._labels[ranks, kind] = self.label(list(ranks), kind)
+        axis = self._labels[ranks, kind]
         blocks = self.times_them and kind not in ("send", "recv")
         if blocks:
             self.synchronize()

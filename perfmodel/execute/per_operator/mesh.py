@@ -171,8 +171,8 @@ class NetworkMesh:
         """Of a rank of this stage."""
         return self.stage * self.num_ranks + rank
 
-    def label(self, ranks: Iterable[int]) -> str:
-        """The axes along which ranks of the world differ, joined by `+`; `STAGES` where they are of several stages."""
+    def label(self, ranks: Iterable[int], kind: str = "") -> str:
+        """The axes along which ranks of the world differ, joined by `+`, whatever they do; `STAGES` where they are of several stages."""
         stages, places = zip(*((rank // self.num_ranks, self.place(rank % self.num_ranks)) for rank in ranks), strict=True)
         if len(set(stages)) > 1:
             return STAGES

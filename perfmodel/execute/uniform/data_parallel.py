@@ -19,10 +19,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Partial as PartialPlacement
 
+from perfmodel.execute.uniform.experts import GroupedExperts, is_of_experts, whole_matrix
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
-from perfmodel.execute.uniform.weights import fill, local_piece, make_weight
+from perfmodel.execute.uniform.weights import fill, initial_piece
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
 from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, local
 from perfmodel.workload.config import TransformerConfig
@@ -37,11 +38,14 @@ def clean_name(name: str) -> str:
 
 
 def units_of(model: Transformer) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """(name, module, its parameters) of the embedding, each layer and the head; a tied matrix is the embedding's."""
+    """(name, module, its parameters) of the embedding, each layer, its experts and the head; a tied matrix is the embedding's."""
     units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
     for index, layer in model.layers.items():
         parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
-        units.append((f"layer {index}", layer, parameters))
+        experts = {name: p for name, p in parameters.items() if is_of_experts(name)}
+        units.append((f"layer {index}", layer, {name: p for name, p in parameters.items() if name not in experts}))
+        if experts:
+            units.append((f"experts of layer {index}", layer, experts))
     taken = {id(p) for _, _, parameters in units for p in parameters.values()}
     for end, modules in (("embedding", embedding_modules(model)), ("head", head_modules(model))):
         parameters = {}
@@ -99,10 +103,6 @@ class FlatData:
 
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
         self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, 1
-        if shards:
-            self.shard_group, self.replica_group = mesh.group("dp_shard", "cp"), mesh.group("dp_replicate")
-        else:
-            self.shard_group, self.replica_group = None, mesh.group("dp_replicate", "dp_shard", "cp")
         self.tp_group = mesh.group("tp")
         self.stages, self._optimizer_kind = stages, optimizer
         self.units: list[_Unit] = []
@@ -130,12 +130,13 @@ class FlatData:
             numel = local(parameter).numel()
             slots.append(_Slot(name, parameter, offset, numel, partial))
             offset += numel
+        shard_group, replica_group = self._groups(of_experts=all(is_of_experts(name) for name in parameters))
         unit = _Unit(
             slots,
             slice(first_partial if first_partial >= 0 else offset, offset),
             is_tied=is_tied,
-            shard_group=self.shard_group,
-            replica_group=self.replica_group,
+            shard_group=shard_group,
+            replica_group=replica_group,
             dtypes=self.dtypes,
             device=device,
         )
@@ -144,6 +145,14 @@ class FlatData:
         for slot in slots:
             self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot)))
         return unit
+
+    def _groups(self, *, of_experts: bool) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+        """(ranks that share a unit's shards, ranks that hold the same): experts see the tokens of other ranks too."""
+        groups = self.mesh.groups
+        if of_experts:
+            return (groups["edp_shard"], groups["edp_replicate"]) if self.shards else (None, groups["edp"])
+        whole = "dp_replicate+dp_shard+cp"
+        return (groups["dp_shard+cp"], groups["dp_replicate"]) if self.shards else (None, groups[whole])
 
     @staticmethod
     def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
@@ -241,8 +250,8 @@ class FlatData:
             exact = torch.zeros_like(unit.weights, dtype=torch.float32)
             for slot in unit.slots:
                 beat(f"filling {slot.name}")
-                whole = make_weight(config, slot.name, slot.parameter.shape, exact.device)
-                exact[slot.offset : slot.offset + slot.numel] = local_piece(whole, slot.parameter).reshape(-1)
+                piece = initial_piece(config, slot.name, slot.parameter, self.stages[0].sharding, exact.device)
+                exact[slot.offset : slot.offset + slot.numel] = piece.reshape(-1)
             unit.weights.copy_(exact)
             unit.master.copy_(exact[unit.shard])
 
@@ -261,7 +270,13 @@ class FlatData:
                         shape=parameter.shape,
                         stride=parameter.stride(),
                     ).full_tensor()
-                yield slot.name, found
+                yield slot.name, _of_all_experts(slot.name, found, self.stages[0])
+
+
+def _of_all_experts(name: str, found: torch.Tensor, model: Transformer) -> torch.Tensor:
+    """What belongs to the matrix of all experts, where this rank has that of its own."""
+    experts = model.config.experts
+    return whole_matrix(found, name, experts, model.sharding.experts) if experts is not None and is_of_experts(name) else found
 
 
 # ---------------------------------------------------------------------------------------------------- stages 2 and 3
@@ -286,6 +301,8 @@ class ShardedData:
         for model in stages:
             self.names.append([clean_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
+                for experts in (each for each in layer.modules() if isinstance(each, GroupedExperts)):
+                    self._shard_experts(experts, reshard_after_forward=not keeps_weights, mp_policy=policy)
                 fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy)
             ends = [embedding_modules(model), head_modules(model)]
             if model.is_tied and all(ends):
@@ -297,6 +314,18 @@ class ShardedData:
                     fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
             fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy)
         self._updates = ShardOptimizer(optimizer)
+
+    def _shard_experts(self, experts: GroupedExperts, **options: Any) -> None:
+        """Over what experts leave of the data axes. A gradient is the mean over all tokens, of which an expert has seen those of all its
+        ranks already: it is divided by as many as a dense one, whatever the ranks that it is added up over."""
+        mesh = self.mesh.expert_mesh
+        assert mesh is not None
+        names = ("edp_replicate", "edp_shard") if self.mesh.size("edp_replicate") > 1 else ("edp_shard",)
+        sharded = fully_shard(experts, mesh=mesh[names], **options)
+        layout = self.mesh.layout
+        sharded.set_gradient_divide_factor(float(layout.data_parallel * layout.cp))
+        if self.mesh.size("edp_shard") > 1:
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale what it adds up
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -312,7 +341,7 @@ class ShardedData:
     def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
         for name, parameter in self.parameters():
             beat(f"filling {name}")
-            fill(config, name, parameter)
+            fill(config, name, parameter, self.stages[0].sharding)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for model, names in zip(self.stages, self.names, strict=True):
@@ -342,4 +371,4 @@ class ShardedData:
             assert isinstance(gradient, DTensor)
             if any(isinstance(placement, PartialPlacement) for placement in gradient.placements):
                 gradient = gradient.redistribute(placements=[Replicate()] * gradient.device_mesh.ndim)
-            yield name, gradient.full_tensor()
+            yield name, _of_all_experts(name, gradient.full_tensor(), self.stages[0])

@@ -1,20 +1,25 @@
 """The mesh of a plan on the ranks of a run: torch device meshes, process groups, and names for any group of ranks.
 
 Parameters live on a mesh (pp, dp_replicate, dp_shard x cp, tp): cp is a data axis for weights (Megatron's dp-cp group,
-torchtitan's dp_shard_cp), so the ZeRO axes are one mesh dimension of dp_shard * cp ranks.
+torchtitan's dp_shard_cp), so the ZeRO axes are one mesh dimension of dp_shard * cp ranks. Weights of experts live on another mesh of
+the same ranks (`parallel/folded_mesh.py`): (pp, edp_replicate, edp_shard, ep x etp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from perfmodel.execute.launch.launch import Worker
+from perfmodel.parallel.algebra.folding import EXPERT_AXES, REFINED
+from perfmodel.parallel.folded_mesh import EXPERT_DATA, FoldedMesh, folded_mesh
 from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout
+from perfmodel.parallel.plan import Plan
 
 #: Outermost first: how the axes of the parameter mesh nest, whatever the order of the ranks.
 CANONICAL_ORDER = tuple(reversed(DEFAULT_ORDER))
@@ -29,45 +34,70 @@ def rank_grid(layout: ParallelLayout, order: Sequence[str]) -> torch.Tensor:
 
 @dataclass(slots=True)
 class RunMesh:
-    """One rank's place in the mesh, and the groups that it talks in. Groups of one rank are None."""
+    """One rank's place in the mesh, and the groups that it talks in. Groups of one rank are None.
+
+    expert_mesh   of weights of experts: (edp_replicate, edp_shard); None without experts
+    """
 
     layout: ParallelLayout
-    ranks: torch.Tensor
+    order: tuple[str, ...]
+    folded: FoldedMesh
     coordinates: dict[str, int]
     parameter_mesh: DeviceMesh
     groups: dict[str, dist.ProcessGroup | None]
+    expert_mesh: DeviceMesh | None = None
+    places: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def group(self, *axes: str) -> dist.ProcessGroup | None:
         return self.groups["+".join(axes)]
 
-    def axis_of(self, members: Sequence[int]) -> str:
-        """Names of the axes along which these ranks differ, joined by `+`; "none" for a single rank."""
-        places = [self._coordinates(rank) for rank in members]
-        return "+".join(axis for axis in CANONICAL_ORDER if len({place[axis] for place in places}) > 1) or "none"
+    def size(self, axis: str) -> int:
+        """Ranks of a group."""
+        group = self.groups[axis]
+        return 1 if group is None else dist.get_world_size(group)
 
-    def _coordinates(self, rank: int) -> dict[str, int]:
-        place = (self.ranks == rank).nonzero()[0].tolist()
-        return dict(zip(CANONICAL_ORDER, place, strict=True))
+    def index(self, axis: str) -> int:
+        """This rank's place in a group."""
+        group = self.groups[axis]
+        return 0 if group is None else dist.get_rank(group)
+
+    def axis_of(self, members: Sequence[int], kind: str) -> str:
+        """What a group of these ranks is called for this kind of collective; "none" for a single rank."""
+        return self.folded.group_name([self._place(rank) for rank in members], kind)
+
+    def _place(self, rank: int) -> dict[str, int]:
+        if rank not in self.places:
+            left, place = rank, {}
+            for axis in self.order:
+                left, place[axis] = divmod(left, self.layout.degree(axis))
+            self.places[rank] = place
+        return self.places[rank]
 
 
-def _new_group(ranks: torch.Tensor, axes: Sequence[str], my_rank: int) -> dist.ProcessGroup | None:
-    """The group of ranks that differ from this one in `axes` only. Every rank of the world must call this alike."""
-    inside = [CANONICAL_ORDER.index(axis) for axis in axes]
-    outside = [i for i in range(len(CANONICAL_ORDER)) if i not in inside]
-    lists = ranks.permute([*outside, *inside]).reshape(-1, int(torch.tensor([ranks.shape[i] for i in inside]).prod()))
-    if lists.shape[1] == 1:
+def _lists(ranks: torch.Tensor, names: Sequence[str], axes: Sequence[str]) -> list[list[int]]:
+    """The groups of ranks that differ in `axes` only; names: of the dims of `ranks`."""
+    inside = [names.index(axis) for axis in axes]
+    outside = [i for i in range(len(names)) if i not in inside]
+    size = prod(ranks.shape[i] for i in inside)
+    return ranks.permute([*outside, *inside]).reshape(-1, size).tolist()  # type: ignore[no-any-return]
+
+
+def _new_group(lists: list[list[int]], my_rank: int) -> dist.ProcessGroup | None:
+    """The one of these groups that this rank is in. Every rank of the world must call this alike."""
+    if len(lists[0]) == 1:
         return None
     mine = None
-    for members in lists.tolist():
+    for members in lists:
         group = dist.new_group(members)
         if my_rank in members:
             mine = group
     return mine
 
 
-def build_mesh(worker: Worker, layout: ParallelLayout, order: Sequence[str]) -> RunMesh:
-    """The mesh of a layout, made once for each worker group: process groups are few and dear."""
-    key = ("mesh", layout, tuple(order))
+def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
+    """The mesh of a plan, made once for each worker group: process groups are few and dear."""
+    layout, order, folded = plan.layout, plan.order, folded_mesh(plan)
+    key = ("mesh", layout, order, tuple(folded.sizes.items()) if plan.has_experts else None)
     if key in worker.cache:
         return worker.cache[key]  # type: ignore[no-any-return]
     ranks = rank_grid(layout, order)
@@ -81,7 +111,7 @@ def build_mesh(worker: Worker, layout: ParallelLayout, order: Sequence[str]) -> 
         ("dp_shard", "cp"),
         ("dp_replicate", "dp_shard", "cp"),
     )
-    groups = {"+".join(axes): _new_group(ranks, axes, worker.rank) for axes in combinations}
+    groups = {"+".join(axes): _new_group(_lists(ranks, CANONICAL_ORDER, axes), worker.rank) for axes in combinations}
     # Tied embeddings: the first and the last stage of each pipeline share a gradient (algebra: the pseudo-axis of R18).
     groups["tied"] = None
     if layout.pp > 1:
@@ -90,6 +120,25 @@ def build_mesh(worker: Worker, layout: ParallelLayout, order: Sequence[str]) -> 
             if worker.rank in (first, last):
                 groups["tied"] = group
     place = (ranks == worker.rank).nonzero()[0].tolist()
-    mesh = RunMesh(layout, ranks, dict(zip(CANONICAL_ORDER, place, strict=True)), parameter_mesh, groups)
+    expert_mesh = _lay_out_experts(worker, ranks, folded, groups) if plan.has_experts else None
+    mesh = RunMesh(layout, order, folded, dict(zip(CANONICAL_ORDER, place, strict=True)), parameter_mesh, groups, expert_mesh)
     worker.cache[key] = mesh
     return mesh
+
+
+def _lay_out_experts(worker: Worker, ranks: torch.Tensor, folded: FoldedMesh, groups: dict[str, dist.ProcessGroup | None]) -> DeviceMesh:
+    """Adds the groups that experts talk in; returns the mesh of their weights."""
+    names = [part for axis in CANONICAL_ORDER for part in folded.parts[axis]]
+    finer = ranks.reshape([folded.sizes[name] for name in names])
+
+    def present(axes: Sequence[str]) -> list[str]:
+        return [axis for axis in axes if axis in names]
+
+    data = {name: present(axes) for name, axes in EXPERT_DATA.items()}
+    axes_of = {"ep": present(EXPERT_AXES), "etp": present(REFINED["etp"]), **data, "edp": [*data["edp_replicate"], *data["edp_shard"]]}
+    for name, axes in axes_of.items():
+        groups[name] = _new_group(_lists(finer, names, axes), worker.rank)
+    nested = [["pp"], data["edp_replicate"], data["edp_shard"], [*axes_of["ep"], *axes_of["etp"]]]
+    sizes = [prod(folded.sizes[axis] for axis in axes) for axes in nested]
+    grid = finer.permute([names.index(axis) for axes in nested for axis in axes]).reshape(sizes)
+    return DeviceMesh(worker.device, grid, mesh_dim_names=("pp", "edp_replicate", "edp_shard", "experts"))

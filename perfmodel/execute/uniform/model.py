@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
@@ -25,41 +23,15 @@ from perfmodel.execute.alibi import alibi_slopes
 from perfmodel.execute.norm import RMSNorm
 from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
+from perfmodel.execute.uniform.experts import ExpertMixture
+from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.layer_specs import layer_order
 
 #: Base of the rotary frequencies; its value moves no time and no memory.
 ROTARY_BASE = 10000.0
 #: Of layer and of RMS norms, as the operators of the graph have them.
 NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
-
-
-@dataclass(slots=True)
-class Sharding:
-    """How this rank's copy of the model is cut: what the modules must know beyond their own local shapes.
-
-    exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
-    angles, masks   tensors that all layers read, made once
-    dropout         probability; only audits drop
-    is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
-                    argument on a GPU and as a tensor on a CPU
-    """
-
-    tp: int = 1
-    tp_rank: int = 0
-    cp: int = 1
-    cp_rank: int = 0
-    cp_group: dist.ProcessGroup | None = None
-    sequence_parallel: bool = False
-    exchanges_heads: bool = False
-    dropout: float = 0.0
-    is_abstract: bool = False
-    angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
-
-    @property
-    def head_rank(self) -> int:
-        """Place of the heads of this rank's attention among those of all ranks: tp cuts them first."""
-        return self.tp_rank * self.cp + self.cp_rank if self.exchanges_heads else self.tp_rank
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
@@ -220,15 +192,15 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: TransformerConfig, *, device: str) -> None:
+    def __init__(self, config: TransformerConfig, *, inner: int, gated: bool, bias: bool, device: str) -> None:
         super().__init__()
-        size, inner = config.hidden_size, config.intermediate_size
+        size = config.hidden_size
         self.activation = ACTIVATIONS[config.activation]
-        if config.gated_mlp:
-            self.gate_proj = nn.Linear(size, inner, bias=config.mlp_bias, device=device)
-        self.up_proj = nn.Linear(size, inner, bias=config.mlp_bias, device=device)
-        self.down_proj = nn.Linear(inner, size, bias=config.mlp_bias, device=device)
-        self.gated = config.gated_mlp
+        if gated:
+            self.gate_proj = nn.Linear(size, inner, bias=bias, device=device)
+        self.up_proj = nn.Linear(size, inner, bias=bias, device=device)
+        self.down_proj = nn.Linear(inner, size, bias=bias, device=device)
+        self.gated = gated
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.activation(self.gate_proj(x)) * self.up_proj(x) if self.gated else self.activation(self.up_proj(x))
@@ -236,10 +208,23 @@ class FeedForward(nn.Module):
         return output
 
 
+def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, device: str) -> FeedForward | ExpertMixture:
+    """What each token of layer `index` runs."""
+    kinds = {kind.name: kind for kind in config.layer_kinds}
+    if kinds[layer_order(config.layer_kinds)[index]].feed_forward == "dense":
+        return FeedForward(config, inner=config.intermediate_size, gated=config.gated_mlp, bias=config.mlp_bias, device=device)
+    experts = config.experts
+    assert experts is not None
+    shared = None
+    if experts.shared_width:
+        shared = FeedForward(config, inner=experts.shared_width, gated=experts.gated, bias=experts.bias, device=device)
+    return ExpertMixture(config, sharding, shared=shared, device=device)
+
+
 class Branches(nn.Module):
     """Attention and MLP side by side: their outputs are added before they are reduced over tp."""
 
-    def __init__(self, attention: Attention, mlp: FeedForward) -> None:
+    def __init__(self, attention: Attention, mlp: nn.Module) -> None:
         super().__init__()
         self.attention, self.mlp = attention, mlp
 
@@ -264,7 +249,7 @@ class Layer(nn.Module):
         super().__init__()
         self.config, self.sharding = config, sharding
         attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
-        mlp = FeedForward(config, device=device)
+        mlp = feed_forward(config, sharding, index=index, device=device)
         if config.pre_norm:
             self.attention_norm = _norm(config, config.hidden_size, device)
         if config.parallel_block:

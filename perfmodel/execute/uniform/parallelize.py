@@ -18,7 +18,8 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.uniform.collective_ops import cross_entropy
 from perfmodel.execute.uniform.data_parallel import FlatData, ShardedData
 from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
-from perfmodel.execute.uniform.model import Sharding, Transformer
+from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
 from perfmodel.execute.uniform.weights import make_tokens
 from perfmodel.execute.zero.flat import dtypes_of
@@ -64,7 +65,7 @@ class TrainingProgram:
     def __init__(self, worker: Worker, plan: Plan) -> None:
         self.worker, self.plan = worker, plan
         layout = plan.layout
-        self.mesh: RunMesh = build_mesh(worker, layout, plan.order)
+        self.mesh: RunMesh = build_mesh(worker, plan)
         place = self.mesh.coordinates
         self.sharding = Sharding(
             tp=layout.tp,
@@ -74,6 +75,7 @@ class TrainingProgram:
             cp_group=self.mesh.group("cp"),
             sequence_parallel=plan.sequence_parallel,
             exchanges_heads=plan.rules.exchanges_heads,
+            experts=self._expert_sharding() if plan.has_experts else ExpertSharding(),
         )
         self.dtypes = dtypes_of(plan.job.precision)
         num_stages = layout.pp * plan.virtual_stages
@@ -87,6 +89,17 @@ class TrainingProgram:
         self.losses: list[torch.Tensor] = []
 
     # ------------------------------------------------------------------------------------------------ construction
+
+    def _expert_sharding(self) -> ExpertSharding:
+        mesh = self.mesh
+        return ExpertSharding(
+            ep=mesh.size("ep"),
+            ep_rank=mesh.index("ep"),
+            ep_group=mesh.groups["ep"],
+            etp=mesh.size("etp"),
+            etp_rank=mesh.index("etp"),
+            etp_group=mesh.groups["etp"],
+        )
 
     def _build_stage(self, index: int, num_stages: int) -> Transformer:
         plan = self.plan

@@ -19,14 +19,15 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
+from perfmodel.execute.uniform.model import Layer, Transformer
 from perfmodel.workload.config import TransformerConfig
 
 #: The dim of [b, s, h] activations that sequence parallelism cuts, and that of heads in [b, s, n, d].
 SEQUENCE_DIM, HEAD_DIM = 1, 2
 
 
-def _layer_styles(config: TransformerConfig, *, sequence_parallel: bool) -> list[tuple[str, ParallelStyle]]:
+def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel: bool) -> list[tuple[str, ParallelStyle]]:
     residual = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
     styles: list[tuple[str, ParallelStyle]] = []
 
@@ -40,6 +41,7 @@ def _layer_styles(config: TransformerConfig, *, sequence_parallel: bool) -> list
         return RowwiseParallel(output_layouts=residual)
 
     prefix = "branches." if config.parallel_block else ""
+    mixes = not config.parallel_block and isinstance(layer.mlp, ExpertMixture)
     if sequence_parallel:
         if config.pre_norm:
             styles.append(("attention_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
@@ -53,7 +55,8 @@ def _layer_styles(config: TransformerConfig, *, sequence_parallel: bool) -> list
         styles.append(("branches", PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(residual,))))
     else:
         styles.append(("attention", gathered()))
-        styles.append(("mlp", gathered()))
+        if not mixes:
+            styles.append(("mlp", gathered()))
     for name in ("q_proj", "k_proj", "v_proj"):
         styles.append((f"{prefix}attention.{name}", ColwiseParallel()))
     if config.qk_norm:
@@ -61,23 +64,31 @@ def _layer_styles(config: TransformerConfig, *, sequence_parallel: bool) -> list
         for name in ("q_norm", "k_norm"):
             styles.append((f"{prefix}attention.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
     styles.append((f"{prefix}attention.o_proj", row()))
-    if config.gated_mlp:
-        styles.append((f"{prefix}mlp.gate_proj", ColwiseParallel()))
-    styles.append((f"{prefix}mlp.up_proj", ColwiseParallel()))
-    styles.append((f"{prefix}mlp.down_proj", row()))
+    mlp = f"{prefix}mlp"
+    if mixes:
+        # Each rank sends its own tokens; what all tokens run is cut like any MLP.
+        styles += [(f"mlp.{name}", _Table(Replicate())) for name, each in layer.mlp.named_children() if isinstance(each, ReplicatedLinear)]
+        if not hasattr(layer.mlp, "shared"):
+            return styles
+        mlp = "mlp.shared"
+        styles.append((mlp, gathered()))
+    for name in ("gate_proj", "up_proj"):
+        if hasattr(layer.get_submodule(mlp), name):
+            styles.append((f"{mlp}.{name}", ColwiseParallel()))
+    styles.append((f"{mlp}.down_proj", row()))
     return styles
 
 
 class _Table(ParallelStyle):
-    """An embedding table as a DTensor: token rows cut over tp, or positions replicated, of which each rank reads its own."""
+    """A module's parameters as DTensors: an embedding table whose rows are cut over tp, or what each rank reads for tokens of its own."""
 
     def __init__(self, placement: Shard | Replicate) -> None:
         self.placement = placement
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        weight = module.weight
-        assert isinstance(weight, nn.Parameter)
-        module.register_parameter("weight", nn.Parameter(distribute_tensor(weight.data, device_mesh, [self.placement], src_data_rank=None)))
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            cut = distribute_tensor(parameter.data, device_mesh, [self.placement], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(cut))
         return module
 
 
@@ -92,7 +103,8 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_para
         if sequence_parallel and hasattr(model, "embedding_norm"):
             parallelize_module(model.embedding_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
     for layer in model.layers.values():
-        for path, style in _layer_styles(config, sequence_parallel=sequence_parallel):
+        assert isinstance(layer, Layer)
+        for path, style in _layer_styles(config, layer, sequence_parallel=sequence_parallel):
             parallelize_module(layer.get_submodule(path), mesh, style)
     if model.has_head:
         if sequence_parallel:

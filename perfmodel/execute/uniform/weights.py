@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.uniform.experts import is_of_experts, own_piece, whole_shape
+from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 
@@ -45,10 +47,20 @@ def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return piece
 
 
+def initial_piece(
+    config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device
+) -> torch.Tensor:
+    """What this rank holds of a parameter when training begins."""
+    if config.experts is None or not is_of_experts(name):
+        return local_piece(make_weight(config, name, parameter.shape, device), parameter)
+    shape = whole_shape(parameter.shape, name, config.experts, sharding.experts)
+    return local_piece(own_piece(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)
+
+
 @torch.no_grad()
-def fill(config: TransformerConfig, name: str, parameter: nn.Parameter) -> None:
+def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
-    local.copy_(local_piece(make_weight(config, name, parameter.shape, local.device), parameter))
+    local.copy_(initial_piece(config, name, parameter, sharding, local.device))
 
 
 def make_tokens(job: TrainingJob) -> torch.Tensor:

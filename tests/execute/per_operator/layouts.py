@@ -52,7 +52,7 @@ def redistribute_all(
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = []
 
-    def label(ranks: list[int]) -> str:
+    def label(ranks: list[int], kind: str) -> str:
         places = [mesh.place(rank) for rank in ranks]
         return "+".join(axis.name for axis in axes if len({place[axis.name] for place in places}) > 1)
 

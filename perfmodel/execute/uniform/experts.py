@@ -1,0 +1,137 @@
+"""A mixture of experts in the place of the MLP: dropless, tokens sent to their experts by an all-to-all and brought back by another.
+
+Weights of all experts of a rank are two matrices, an expert's rows after another's, so that ZeRO cuts them by rows like any other.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+
+from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
+from perfmodel.execute.uniform.routing import balanced_routes, choose, exchange_rows, gated, grouped_linear, laid_out, routes, unpermute
+from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.layer_specs import Experts
+
+#: The matrices of all experts of a rank, by the last word of their names.
+UP, DOWN = "up_weight", "down_weight"
+
+
+def is_of_experts(name: str) -> bool:
+    """Whether a parameter is of the experts among which tokens choose."""
+    return name.endswith((UP, DOWN))
+
+
+def _split(name: str, experts: Experts) -> tuple[int, int]:
+    """(blocks of rows before those that etp cuts, dim of the view [experts, blocks, rows, columns] that it cuts)"""
+    return (2 if experts.gated else 1, 2) if name.endswith(UP) else (1, 3)
+
+
+def own_piece(whole: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
+    """Of a matrix of all experts what a rank holds."""
+    blocks, dim = _split(name, experts)
+    viewed = whole.view(experts.num_experts, blocks, -1, whole.shape[-1])
+    piece = viewed.chunk(sharding.ep)[sharding.ep_rank].chunk(sharding.etp, dim=dim)[sharding.etp_rank]
+    return piece.reshape(-1, piece.shape[-1])
+
+
+def whole_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
+    """The matrix of all experts, of what each rank of ep and etp holds."""
+    blocks, dim = _split(name, experts)
+    viewed = piece.view(experts.num_experts // sharding.ep, blocks, -1, piece.shape[-1]).contiguous()
+    for group, at in ((sharding.etp_group, dim), (sharding.ep_group, 0)):
+        if group is not None:
+            pieces = [torch.empty_like(viewed) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(pieces, viewed, group=group)
+            viewed = torch.cat(pieces, dim=at)
+    return viewed.reshape(-1, viewed.shape[-1])
+
+
+def whole_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
+    """Of a matrix of all experts, of that of a rank's piece."""
+    rows, columns = shape
+    up = name.endswith(UP)
+    return torch.Size((rows * sharding.ep * (sharding.etp if up else 1), columns * (1 if up else sharding.etp)))
+
+
+class ReplicatedLinear(nn.Linear):
+    """A linear that each rank of tp applies to tokens of its own: its weight's gradient is partial over tp."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def here(parameter: torch.Tensor) -> torch.Tensor:
+            return parameter.to_local(grad_placements=[Partial()]) if isinstance(parameter, DTensor) else parameter
+
+        return F.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
+
+
+class GroupedExperts(nn.Module):
+    """The experts of this rank, on rows that lie sorted: [e, m, h] -> [e, m, h]."""
+
+    def __init__(self, config: TransformerConfig, sharding: ExpertSharding, *, device: str) -> None:
+        super().__init__()
+        assert config.experts is not None
+        experts = config.experts
+        self.config, self.experts, self.sharding = config, experts, sharding
+        self.number, width = experts.num_experts // sharding.ep, experts.width // sharding.etp
+        halves = 2 if experts.gated else 1
+        self.up_weight = nn.Parameter(torch.empty(self.number * halves * width, config.hidden_size, device=device))
+        self.down_weight = nn.Parameter(torch.empty(self.number * config.hidden_size, width, device=device))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        group, function = self.sharding.etp_group, self.config.activation
+        if group is not None:
+            rows = gather_sequence(rows, 1, group)
+        inner = grouped_linear(rows, self.up_weight.view(self.number, -1, rows.shape[-1]))
+        del rows
+        inner = gated(inner, function) if self.experts.gated else ACTIVATIONS[function](inner)
+        out = grouped_linear(inner, self.down_weight.view(self.number, self.config.hidden_size, -1))
+        return out if group is None else scatter_partial(out, 1, group)
+
+
+class ExpertMixture(nn.Module):
+    """Router, experts, and what every token runs besides (`shared`: of the width of all shared experts together; None without)."""
+
+    def __init__(self, config: TransformerConfig, sharding: Sharding, *, shared: nn.Module | None, device: str) -> None:
+        super().__init__()
+        assert config.experts is not None
+        experts = config.experts
+        self.config, self.sharding = experts, sharding
+        self.router = ReplicatedLinear(config.hidden_size, experts.num_experts, bias=experts.router_bias, device=device)
+        self.experts = GroupedExperts(config, sharding.experts, device=device)
+        if shared is not None:
+            self.shared = shared
+        if experts.shared_gate:
+            self.shared_gate = ReplicatedLinear(config.hidden_size, 1, bias=False, device=device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, h] of this rank's tokens, which may be a DTensor cut over tp."""
+        local = x.to_local() if isinstance(x, DTensor) else x
+        output = self._routed(local.flatten(0, 1)).view(local.shape)
+        if not hasattr(self, "shared"):
+            return output
+        shared = self.shared(x)
+        if hasattr(self, "shared_gate"):
+            shared = shared * torch.sigmoid(self.shared_gate(local))
+        return output + shared
+
+    def _routed(self, x: torch.Tensor) -> torch.Tensor:
+        """[t, h] -> [t, h]"""
+        number, cut, is_balanced = self.config.num_experts, self.sharding.experts, self.sharding.is_abstract
+        weights, chosen = choose(self.router(x), self.config, balanced=is_balanced)
+        if is_balanced:
+            way = balanced_routes(chosen, number, cut.ep)
+        else:
+            way = routes(chosen, number, ep=cut.ep_group, etp=cut.etp_group)
+        del chosen
+        rows = exchange_rows(x.index_select(0, way.token), way.sent, way.received, cut.ep_group)
+        room = laid_out(rows, way.slot, number // cut.ep * way.room)
+        del rows
+        room = self.experts(room.unflatten(0, (-1, way.room))).flatten(0, 1)
+        rows = exchange_rows(room.index_select(0, way.slot), way.received, way.sent, cut.ep_group)
+        del room
+        return unpermute(rows, weights, way.place)

@@ -1,0 +1,277 @@
+"""What sends tokens to experts and brings them back, one operator each way as a GPU's fused kernels have it (`norm.py` says why)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from perfmodel.execute.activations import ACTIVATIONS
+from perfmodel.workload.layer_specs import Experts
+
+aten = torch.ops.aten
+
+# ------------------------------------------------------------------------------------------------------------ choosing
+
+
+def choose(logits: torch.Tensor, experts: Experts, *, balanced: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """[t, E] -> weights [t, k] in float32 and experts [t, k] of each token; of equal scores the first expert wins.
+
+    balanced   in turn, whatever the scores
+    """
+    rows = logits.float()
+    scores = torch.softmax(rows, dim=-1) if experts.score == "softmax" else torch.sigmoid(rows)
+    with torch.no_grad():
+        if balanced:
+            tokens, k = scores.shape[0], experts.top_k
+            chosen = (torch.arange(tokens * k, device=scores.device) % experts.num_experts).view(tokens, k)
+        else:
+            ranked = _in_best_groups(scores, experts) if experts.num_groups > 1 else scores
+            chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top_k].contiguous()
+    weights = scores.gather(-1, chosen)
+    return weights / weights.sum(dim=-1, keepdim=True), chosen
+
+
+def _in_best_groups(scores: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """Scores with those outside the token's best groups below all others; a group is as good as its two best experts (DeepSeek-V3)."""
+    groups = scores.unflatten(-1, (experts.num_groups, -1))
+    best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(dim=-1)
+    taken = best.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top_groups]
+    allowed = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, taken, True)
+    return groups.masked_fill(~allowed.unsqueeze(-1), -torch.inf).flatten(-2)
+
+
+# ------------------------------------------------------------------------------------------------------- where rows go
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Where the rows of a rank go, and where those that it receives lie.
+
+    token        of each row that leaves, rows in the order of their experts
+    place        [t, k]: which of these rows is a token's copy for its j-th expert
+    sent, received   rows to and from each rank of ep; None: as many of each
+    slot, room   of each row that arrives its place among the rows of this rank's experts, `room` for each of them
+    """
+
+    token: torch.Tensor
+    place: torch.Tensor
+    sent: list[int] | None
+    received: list[int] | None
+    slot: torch.Tensor
+    room: int
+
+
+@torch.no_grad()
+def balanced_routes(chosen: torch.Tensor, num_experts: int, ep: int) -> Routes:
+    """Where every expert gets as many rows: nothing need be told."""
+    order = chosen.flatten().argsort(stable=True)
+    rows = chosen.numel()
+    slot = torch.arange(rows, device=chosen.device)
+    return Routes(order // chosen.shape[1], _inverse(order).view(chosen.shape), None, None, slot, rows * ep // num_experts)
+
+
+@torch.no_grad()
+def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | None, etp: dist.ProcessGroup | None) -> Routes:
+    """Each rank of ep tells the others how many rows it sends to which of their experts; ranks of etp agree on the room of an expert."""
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    ways = dist.get_world_size(ep) if ep is not None else 1
+    leaving = torch.bincount(flat, minlength=num_experts).view(ways, -1)
+    coming = leaving
+    if ep is not None:
+        coming = torch.empty_like(leaving)
+        dist.all_to_all_single(coming, leaving, group=ep)
+    own = coming.sum(dim=0)
+    room = own.max().clamp(min=1)
+    if etp is not None:
+        dist.all_reduce(room, dist.ReduceOp.MAX, group=etp)
+    expert = torch.arange(len(own), device=flat.device).repeat(ways).repeat_interleave(coming.flatten())
+    sorted_rows = expert.argsort(stable=True)
+    first = own.cumsum(0) - own
+    at = torch.arange(len(expert), device=flat.device) - first[expert[sorted_rows]]
+    slot = torch.empty_like(expert)
+    slot[sorted_rows] = expert[sorted_rows] * room + at
+    sent, received = leaving.sum(dim=1).tolist(), coming.sum(dim=1).tolist()
+    return Routes(order // chosen.shape[1], _inverse(order).view(chosen.shape), sent, received, slot, int(room))
+
+
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+
+
+# --------------------------------------------------------------------------------------------------- moving rows about
+
+
+def _exchange_rows(rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup) -> torch.Tensor:
+    result = rows.new_empty((len(rows) if received is None else sum(received), *rows.shape[1:]))
+    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+    return result
+
+
+class _ExchangeRows(torch.autograd.Function):
+    """Rows to other ranks, so many to each; the gradient goes the way back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchange_rows(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _exchange_rows(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def exchange_rows(
+    rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """The first `sent[0]` rows go to the first rank of the group, and so on; None: as many to each."""
+    return rows if group is None else _ExchangeRows.apply(rows, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LaidOut(torch.autograd.Function):
+    """Rows at their places among zeros. (torch's `index_copy` keeps the rows for backward, for their shape.)"""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
+        ctx.save_for_backward(slot)
+        return rows.new_zeros(number, rows.shape[1]).index_copy_(0, slot, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def laid_out(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
+    """[n, h] -> [number, h]: row i at `slot[i]`, zeros where there is none."""
+    return _LaidOut.apply(rows, slot, number)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.library.custom_op("perfmodel::unpermute", mutates_args=())
+def _unpermute(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """y[t] = sum over j of weights[t, j] rows[place[t, j]]"""
+    total = torch.zeros(len(place), rows.shape[1], dtype=weights.dtype, device=rows.device)
+    for j in range(place.shape[1]):
+        total.addcmul_(rows[place[:, j]].to(weights.dtype), weights[:, j : j + 1])
+    return total.to(rows.dtype)
+
+
+@_unpermute.register_fake
+def _(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty(place.shape[0], rows.shape[1])
+
+
+@torch.library.custom_op("perfmodel::unpermute_backward", mutates_args=())
+def _unpermute_backward(
+    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
+    wide = gradient.to(weights.dtype)
+    for j in range(place.shape[1]):
+        for_rows[place[:, j]] = (wide * weights[:, j : j + 1]).to(rows.dtype)
+        for_weights[:, j] = (wide * rows[place[:, j]]).sum(dim=-1)
+    return for_rows, for_weights
+
+
+@_unpermute_backward.register_fake
+def _(
+    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(rows), torch.empty_like(weights)
+
+
+class _Unpermute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, weights, place)
+        return _unpermute(rows, weights, place)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (*_unpermute_backward(gradients[0].contiguous(), *ctx.saved_tensors), None)
+
+
+def unpermute(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """[n, h], [t, k], [t, k] -> [t, h]: each token's rows, weighted, added up in the weights' precision."""
+    return _Unpermute.apply(rows, weights, place)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# --------------------------------------------------------------------------------------------------- what experts make
+
+#: Gradient of an activation's input, of the gradient of its output and the input.
+_DERIVATIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gelu": aten.gelu_backward,
+    "gelu_tanh": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+    "relu": lambda g, x: g * (x > 0),
+    "relu2": lambda g, x: g * 2.0 * F.relu(x),
+    "silu": aten.silu_backward,
+}
+
+
+@torch.library.custom_op("perfmodel::gated", mutates_args=())
+def _gated(x: torch.Tensor, function: str) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[function](gate) * up
+
+
+@_gated.register_fake
+def _(x: torch.Tensor, function: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+
+@torch.library.custom_op("perfmodel::gated_backward", mutates_args=())
+def _gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    result = torch.empty_like(x)
+    for_gate, for_up = result.chunk(2, dim=-1)
+    for_gate.copy_(_DERIVATIVES[function](gradient * up, gate))
+    for_up.copy_(gradient * ACTIVATIONS[function](gate))
+    return result
+
+
+@_gated_backward.register_fake
+def _(gradient: torch.Tensor, x: torch.Tensor, function: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, function: str) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.function = function
+        return _gated(x, function)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _gated_backward(gradients[0].contiguous(), ctx.saved_tensors[0], ctx.function), None
+
+
+def gated(x: torch.Tensor, function: str) -> torch.Tensor:
+    """function of the first half of the last dim times the second half; keeps its input alone."""
+    return _Gated.apply(x, function)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """A batched product whose gradient of the weights comes as they lie (torch's own would be transposed, then copied)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows, weights)
+        return torch.bmm(rows, weights.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        rows, weights = ctx.saved_tensors
+        gradient = gradients[0]
+        return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows)
+
+
+def grouped_linear(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[e, m, h], [e, n, h] -> [e, m, n]"""
+    return _GroupedLinear.apply(rows, weights)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,50 @@
+"""How a rank's copy of the model is cut: what its modules must know beyond their own local shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSharding:
+    """Experts are dealt over ep, each of them cut over etp."""
+
+    ep: int = 1
+    ep_rank: int = 0
+    ep_group: dist.ProcessGroup | None = None
+    etp: int = 1
+    etp_rank: int = 0
+    etp_group: dist.ProcessGroup | None = None
+
+
+@dataclass(slots=True)
+class Sharding:
+    """Of all modules of a rank.
+
+    exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
+    angles, masks   tensors that all layers read, made once
+    dropout         probability; only audits drop
+    is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
+                    argument on a GPU and as a tensor on a CPU; and experts are chosen in turn, so that splits are known
+    """
+
+    tp: int = 1
+    tp_rank: int = 0
+    cp: int = 1
+    cp_rank: int = 0
+    cp_group: dist.ProcessGroup | None = None
+    sequence_parallel: bool = False
+    exchanges_heads: bool = False
+    dropout: float = 0.0
+    is_abstract: bool = False
+    experts: ExpertSharding = ExpertSharding()
+    angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def head_rank(self) -> int:
+        """Place of the heads of this rank's attention among those of all ranks: tp cuts them first."""
+        return self.tp_rank * self.cp + self.cp_rank if self.exchanges_heads else self.tp_rank

@@ -1,0 +1,90 @@
+"""The ranks of a plan on the finer axes that its attention and its experts are products of (`algebra/folding.py`), and names of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.folding import EXPERT_AXES, REFINED, expert_parts
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.plan import Plan
+
+#: What is left to experts of the axes that hold copies of them: the first holds replicas, ZeRO may cut over the second.
+EXPERT_DATA: Mapping[str, tuple[str, ...]] = {"edp_replicate": ("dp_replicate",), "edp_shard": ("dp_shard", "cp")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedMesh:
+    """sizes: finer axis -> ranks; parts: axis of the layout -> the finer ones that it is a product of, outermost first."""
+
+    sizes: Mapping[str, int]
+    parts: Mapping[str, tuple[str, ...]]
+
+    def place(self, place: Mapping[str, int]) -> dict[str, int]:
+        """Index of a rank on each finer axis, of its indices on the axes of the layout."""
+        found = {}
+        for axis, parts in self.parts.items():
+            index = place[axis]
+            for part in reversed(parts):
+                index, found[part] = divmod(index, self.sizes[part])
+        return found
+
+    def group_name(self, places: Sequence[Mapping[str, int]], kind: str) -> str:
+        """Of ranks at these places on the axes of the layout; "none" of a single rank."""
+        whole = {axis for axis in self.parts if len({place[axis] for place in places}) > 1}
+        if any(len(self.parts[axis]) > 1 for axis in whole):
+            finer = [self.place(place) for place in places]
+            return self.name([axis for axis in self.sizes if len({place[axis] for place in finer}) > 1], kind)
+        return "+".join(axis for axis in self.parts if axis in whole) or "none"
+
+    def name(self, axes: Collection[str], kind: str) -> str:
+        """What a person calls the group over these finer axes: axes of the layout joined by +, outermost first, or those of experts.
+
+        The same ranks may be both: what experts send is named by their axes, all else by the layout's.
+        """
+        wanted = {axis for axis in axes if self.sizes.get(axis, 1) > 1}
+        experts = {"ep": EXPERT_AXES, "etp": REFINED["etp"], "edp": sum(EXPERT_DATA.values(), ()), **EXPERT_DATA}
+        names = (self._among(wanted, self.parts), self._among(wanted, experts))
+        for name in reversed(names) if kind == CollectiveKind.ALL_TO_ALL else names:
+            if name:
+                return name
+        # of neither mesh: the axes of the layout that it lies along
+        return "+".join(axis for axis, parts in self.parts.items() if wanted.intersection(parts))
+
+    def _among(self, wanted: set[str], named: Mapping[str, tuple[str, ...]]) -> str:
+        """Names of those that together are just these axes; "" where there are none."""
+        left, names = set(wanted), []
+        for name, parts in named.items():
+            own = {part for part in parts if self.sizes.get(part, 1) > 1}
+            if own and own <= left:
+                names.append(name)
+                left -= own
+        return "" if left else "+".join(names)
+
+
+def folded_mesh(plan: Plan) -> FoldedMesh:
+    """Of a plan with or without experts."""
+    layout, kv_heads = plan.layout, plan.job.transformer.num_key_value_heads
+    degrees = tuple((axis, layout.degree(axis)) for axis in reversed(DEFAULT_ORDER))
+    return _folded(degrees, gcd(layout.tp, kv_heads), (plan.ep, plan.etp) if plan.has_experts else None)
+
+
+@lru_cache(maxsize=256)
+def _folded(degrees: tuple[tuple[str, int], ...], tp_kv: int, experts: tuple[int, int] | None) -> FoldedMesh:
+    sizes = dict(degrees)
+    parts = {axis: (axis,) for axis in sizes} | {"tp": AXIS_PARTS["tp"]}
+    tp_q = sizes.pop("tp") // tp_kv
+    sizes |= {"tp_kv": tp_kv, "tp_q": tp_q}
+    if experts is not None:
+        found = expert_parts(tp_kv=tp_kv, tp_q=tp_q, cp=sizes["cp"], ep=experts[0], etp=experts[1])
+        taken = {axis: int(size) for axis, size in found.items()}
+        data = "dp_shard" if sizes["dp_shard"] > 1 else "dp_replicate"
+        sizes |= {data: sizes[data] // taken["dp_ep"], "cp": sizes["cp"] // taken["cp_ep"]}
+        sizes |= {axis: sizes[axis] // taken[f"{axis}_ep"] for axis in ("tp_kv", "tp_q")}
+        sizes |= taken
+        parts |= {data: (data, "dp_ep"), "cp": REFINED["cp"], "tp": (*REFINED["tp_kv"], *REFINED["tp_q"])}
+    return FoldedMesh(sizes=sizes, parts=parts)
