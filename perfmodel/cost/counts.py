@@ -223,10 +223,10 @@ def _count_flops(
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
     squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
-    products = ((rows, row) for rows in (program.rows.matmul, program.rows.grouped) for row in range(len(rows.names)))
-    for rows, row in products:
-        columns, name = rows.columns, rows.names[row]
-        repeats = times[rows.segments[row]]
+    both = (program.rows.matmul, program.rows.grouped)
+    for products, row in ((rows, row) for rows in both for row in range(len(rows.names))):
+        columns, name = products.columns, products.names[row]
+        repeats = times[products.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
         if operator in squares and seen < 1.0:

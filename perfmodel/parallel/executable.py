@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.layout import PipelineSchedule, Recompute
+from perfmodel.parallel.layout import Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision
@@ -41,8 +41,8 @@ def not_executable_reason(plan: Plan) -> str:
     if lacking:
         return f"model={network.name}: has {lacking}, which the executor does not run yet; predict it, or run a model without"
     reason = not_modules_reason(plan)
-    if not reason:
-        return ""
+    if not reason or plan.has_experts:
+        return reason
     from perfmodel.parallel.per_operator.by_rules import interpreter_reason
 
     other = interpreter_reason(plan)
@@ -55,7 +55,7 @@ def _not_run(model: TransformerConfig) -> str:
     """What of a model nothing here runs; "" for nothing."""
     if len(model.layer_kinds) > 1:
         return "several kinds of layers"
-    parts = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks", "experts": "experts"}
+    parts = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks"}
     kind = model.layer_kinds[0]
     found = [text for part, text in parts.items() if part in (kind.mixer, kind.feed_forward)]
     fields = {
@@ -70,6 +70,9 @@ def _not_run(model: TransformerConfig) -> str:
 def not_modules_reason(plan: Plan) -> str:
     """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
+    lacking = _not_run(model)
+    if lacking:
+        return f"model={model.name}: has {lacking}, which the executor does not run yet; predict it, or run a model without"
     if not plan.job.train.is_full:
         return f"train={plan.job.train}: torch's own modules train all parameters, adapters are interpreted; use train=full"
     if not realised_as(plan):
@@ -100,6 +103,8 @@ def not_modules_reason(plan: Plan) -> str:
             f"recompute_operators={','.join(plan.recompute_operators)}: the executor can recompute {','.join(DEFAULT_RECOMPUTE_OPERATORS)} "
             "alone or whole layers; use --recompute full"
         )
+    if plan.has_experts and (reason := _experts_reason(plan)):
+        return reason
     if layout.pp > 1:
         if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
             return (
@@ -110,3 +115,34 @@ def not_modules_reason(plan: Plan) -> str:
             if layers == 0:
                 return f"stage_layers[{index}]=0: a stage without weights has nothing to run; give it a layer or use fewer stages"
     return ""
+
+
+def _experts_reason(plan: Plan) -> str:
+    """Why the executor's mixture of experts is not the plan's."""
+    model, tp = plan.job.transformer, plan.layout.tp
+    experts = model.experts
+    assert experts is not None
+    if plan.dispatcher is not Dispatcher.ALL_TO_ALL:
+        return f"dispatcher={plan.dispatcher}: the executor sends tokens to experts by all-to-alls; use dispatcher=alltoall"
+    if experts.bias:
+        return f"model={model.name}: its experts have biases, which the executor's grouped products have not; use another model"
+    if model.parallel_block:
+        return "parallel_block=true: the executor has experts in the place of an MLP alone; use another model"
+    if tp > 1 and not plan.sequence_parallel:
+        return f"tp={tp}: the executor's tp ranks send tokens of their own to experts; use sequence_parallel=true"
+    if experts.shared_width % tp:
+        return f"tp={tp}: must divide the shared experts' width {experts.shared_width}; use a smaller tp"
+    return ""
+
+
+def uneven_routing_reason(plan: Plan) -> str:
+    """Why experts chosen in turn would not get equally many tokens of a microbatch, as an audit has it; empty where they do."""
+    experts = plan.job.transformer.experts
+    if experts is None:
+        return ""
+    layout = plan.layout
+    rows = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp) * experts.top_k
+    if rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
+        return ""
+    rule = f"a rank's {rows} rows are not evenly many for {experts.num_experts} experts on ep={plan.ep} ranks"
+    return f"micro_batch={plan.micro_batch}: {rule}, as an audit sends them; use a larger micro_batch or sequence"

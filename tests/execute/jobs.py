@@ -10,6 +10,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.layer_specs import Experts
 
 LLAMA = dict(
     name="tiny-llama", architecture="llama", num_hidden_layers=4, hidden_size=64, num_attention_heads=8, num_key_value_heads=4,
@@ -33,10 +34,17 @@ VARIANTS = {
     "bloom": dict(position="alibi", embedding_layernorm=True, norm="layernorm", norm_bias=True, gated_mlp=False, activation="relu",
                   lm_head_bias=True),
 }  # fmt: skip
+#: With experts: alone, and with shared ones beside them and groups.
+EXPERT_VARIANTS = {
+    "mixtral": dict(experts=Experts(num_experts=8, top_k=2, width=24)),
+    "shared experts": dict(
+        experts=Experts(num_experts=8, top_k=4, width=24, shared_width=32, shared_gate=True, score="sigmoid", num_groups=4, top_groups=2),
+    ),
+}
 
 
 def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:
-    return TransformerConfig(**{**LLAMA, **VARIANTS[variant], "name": f"tiny-{variant}", **changes})  # type: ignore[arg-type]
+    return TransformerConfig(**{**LLAMA, **(VARIANTS | EXPERT_VARIANTS)[variant], "name": f"tiny-{variant}", **changes})  # type: ignore[arg-type]
 
 
 def tiny_plan(

@@ -11,7 +11,7 @@ from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.workload.job import Optimizer, Precision
-from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
+from tests.execute.jobs import EXPERT_VARIANTS, VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -73,6 +73,35 @@ def test_gradients_equal_those_of_one_process(form, groups):
         assert error < TOLERANCE, f"{variant}: {name}"
         checked = {name for errors in results for name in errors} - {"loss", "lm_head.weight"}
         assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
+#: Of models with experts: each mesh of experts beside each of attention's axes.
+EXPERT_FORMS = {
+    "every expert everywhere": (2, dict()),
+    "dealt out over data": (2, dict(ep=2)),
+    "over context": (2, dict(cp=2, ep=2)),
+    "over tensor": (2, dict(tp=2, ep=2, etp=1, micro_batch=4)),
+    "cut as attention": (2, dict(tp=2, micro_batch=4)),
+    "zero 3, one copy of each": (2, dict(ep=2, zero=3)),
+    "zero 1": (4, dict(ep=2, zero=1, micro_batch=2)),
+    "zero 3": (4, dict(ep=2, zero=3, micro_batch=2)),
+    "hsdp": (4, dict(ep=2, dp_replicate=2, dp_shard=2, zero=3)),
+    "pipeline": (4, dict(ep=2, pp=2, micro_batch=2)),
+    "pipeline x zero 3, full recomputation": (4, dict(ep=2, pp=2, micro_batch=2, zero=3, recompute="full")),
+    "tensor in both x zero 1": (4, dict(ep=2, tp=2, etp=2, micro_batch=2, zero=1)),
+    "tensor and data x zero 3": (4, dict(ep=4, tp=2, etp=1, micro_batch=2, zero=3)),
+    "copies inside tensor and data": (8, dict(ep=4, tp=2, cp=2, etp=1, micro_batch=2, zero=1)),
+}
+
+
+@pytest.mark.parametrize("form", EXPERT_FORMS)
+def test_gradients_of_experts_equal_those_of_one_process(form, groups):
+    num_ranks, knobs = EXPERT_FORMS[form]
+    for variant in EXPERT_VARIANTS:
+        results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
+        name, error = worst_error(results)
+        assert error < TOLERANCE, f"{variant}: {name}"
+        assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -27,7 +27,7 @@ from perfmodel.execute.launch.processes import (
     start_python,
 )
 from perfmodel.foundation.errors import InputError, RunError
-from perfmodel.parallel.executable import not_modules_reason
+from perfmodel.parallel.executable import not_modules_reason, uneven_routing_reason
 from perfmodel.parallel.plan import Plan, place_of, rank_at
 
 
@@ -58,7 +58,7 @@ def audit_plan(
 
     every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
     """
-    reason = not_modules_reason(plan)
+    reason = not_modules_reason(plan) or uneven_routing_reason(plan)
     if reason:
         raise InputError(reason)
     whole = (plan.num_microbatches,)

@@ -98,7 +98,6 @@ class FakeProgram(TrainingProgram):
         return schedule
 
 
-
 @contextmanager
 def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[FakeProgram]:
     """The program of that rank at the plan's full size, after a first step of few microbatches; it steps in its fake mode.

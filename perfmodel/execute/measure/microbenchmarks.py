@@ -21,7 +21,8 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.norm import rms_norm
 from perfmodel.execute.uniform.collective_ops import cross_entropy
-from perfmodel.execute.uniform.model import NORM_EPSILON, Attention, Sharding
+from perfmodel.execute.uniform.model import NORM_EPSILON, Attention
+from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.execute.zero.optimizers import build_optimizer
 from perfmodel.foundation.collectives import CollectiveKind

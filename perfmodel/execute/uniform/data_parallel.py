@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import Partial as PartialPlacement
 
 from perfmodel.execute.uniform.experts import GroupedExperts, is_of_experts, whole_matrix
@@ -30,11 +32,13 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
+_PREFIXES = ("experts", "shared")
 
 
 def clean_name(name: str) -> str:
     """The name of `TransformerConfig.parameter_shapes`: without the modules that only group others."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    words = [part for part in name.split(".") if part not in _WRAPPERS]
+    return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
 
 
 def units_of(model: Transformer) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
@@ -282,6 +286,31 @@ def _of_all_experts(name: str, found: torch.Tensor, model: Transformer) -> torch
 # ---------------------------------------------------------------------------------------------------- stages 2 and 3
 
 
+def _expert_mesh(mesh: RunMesh) -> FSDPMeshInfo | None:
+    """Over what experts leave of the data axes; None without experts."""
+    if mesh.expert_mesh is None:
+        return None
+    if mesh.size("edp_replicate") == 1:
+        return FSDPMeshInfo(mesh.expert_mesh["edp_shard"], shard_mesh_dim=0)
+    return HSDPMeshInfo(mesh.expert_mesh["edp_replicate", "edp_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
+
+
+def _placed(parameter: nn.Parameter, *, experts: set[nn.Parameter], mesh: FSDPMeshInfo) -> ShardPlacementResult | None:
+    """Where `fully_shard` lays a parameter of a layer: None is where it lays all else."""
+    return ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
+
+
+def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo | None, data_ranks: int) -> None:
+    """A gradient is the mean over all tokens, of which an expert has seen those of all its ranks already: it is divided by as many as a
+    dense one, whatever the ranks that it is added up over."""
+    assert isinstance(layer, FSDPModule)
+    for group in layer._get_fsdp_state()._fsdp_param_groups:
+        if experts is not None and group.mesh_info is experts:
+            group.gradient_divide_factor = float(data_ranks)
+            # gloo cannot scale what it adds up; a single rank adds nothing up
+            group.force_sum_reduction_for_comms = experts.shard_mesh_size > 1
+
+
 class ShardedData:
     """ZeRO stages 2 and 3: torch's fully_shard on every layer and on the rest.
 
@@ -293,7 +322,7 @@ class ShardedData:
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, keeps_weights: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
         self.stages, self.mesh = stages, mesh
         names = ("dp_replicate", "dp_shard_cp") if mesh.layout.dp_replicate > 1 else ("dp_shard_cp",)
-        data_mesh = mesh.parameter_mesh[names]
+        data_mesh, expert_mesh = mesh.parameter_mesh[names], _expert_mesh(mesh)
         policy = MixedPrecisionPolicy()
         if dtypes.weight != dtypes.master:
             policy = MixedPrecisionPolicy(param_dtype=dtypes.weight, reduce_dtype=dtypes.reduce)
@@ -301,9 +330,10 @@ class ShardedData:
         for model in stages:
             self.names.append([clean_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
-                for experts in (each for each in layer.modules() if isinstance(each, GroupedExperts)):
-                    self._shard_experts(experts, reshard_after_forward=not keeps_weights, mp_policy=policy)
-                fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy)
+                experts = {p for each in layer.modules() if isinstance(each, GroupedExperts) for p in each.parameters()}
+                where = partial(_placed, experts=experts, mesh=expert_mesh) if experts else None
+                fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy, shard_placement_fn=where)
+                _divide_by_all_tokens(layer, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
             ends = [embedding_modules(model), head_modules(model)]
             if model.is_tied and all(ends):
                 ends = []  # one unit, for a matrix belongs to one: the model's own
@@ -314,18 +344,6 @@ class ShardedData:
                     fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
             fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy)
         self._updates = ShardOptimizer(optimizer)
-
-    def _shard_experts(self, experts: GroupedExperts, **options: Any) -> None:
-        """Over what experts leave of the data axes. A gradient is the mean over all tokens, of which an expert has seen those of all its
-        ranks already: it is divided by as many as a dense one, whatever the ranks that it is added up over."""
-        mesh = self.mesh.expert_mesh
-        assert mesh is not None
-        names = ("edp_replicate", "edp_shard") if self.mesh.size("edp_replicate") > 1 else ("edp_shard",)
-        sharded = fully_shard(experts, mesh=mesh[names], **options)
-        layout = self.mesh.layout
-        sharded.set_gradient_divide_factor(float(layout.data_parallel * layout.cp))
-        if self.mesh.size("edp_shard") > 1:
-            sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale what it adds up
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:

@@ -18,12 +18,12 @@ from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts
 
-#: The matrices of all experts of a rank, by the last word of their names.
-UP, DOWN = "up_weight", "down_weight"
+#: Names of the matrices of the experts among which tokens choose, in a layer.
+UP, DOWN = "experts_up.weight", "experts_down.weight"
 
 
 def is_of_experts(name: str) -> bool:
-    """Whether a parameter is of the experts among which tokens choose."""
+    """Whether a parameter is of those."""
     return name.endswith((UP, DOWN))
 
 
@@ -69,6 +69,18 @@ class ReplicatedLinear(nn.Linear):
         return F.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
 
 
+class GroupedLinear(nn.Module):
+    """The same product of several experts, each with rows of its own."""
+
+    def __init__(self, number: int, rows: int, columns: int, *, device: str) -> None:
+        super().__init__()
+        self.number = number
+        self.weight = nn.Parameter(torch.empty(number * rows, columns, device=device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return grouped_linear(x, self.weight.unflatten(0, (self.number, -1)))
+
+
 class GroupedExperts(nn.Module):
     """The experts of this rank, on rows that lie sorted: [e, m, h] -> [e, m, h]."""
 
@@ -76,21 +88,18 @@ class GroupedExperts(nn.Module):
         super().__init__()
         assert config.experts is not None
         experts = config.experts
-        self.config, self.experts, self.sharding = config, experts, sharding
-        self.number, width = experts.num_experts // sharding.ep, experts.width // sharding.etp
-        halves = 2 if experts.gated else 1
-        self.up_weight = nn.Parameter(torch.empty(self.number * halves * width, config.hidden_size, device=device))
-        self.down_weight = nn.Parameter(torch.empty(self.number * config.hidden_size, width, device=device))
+        self.function, self.is_gated, self.group = config.activation, experts.gated, sharding.etp_group
+        number, width = experts.num_experts // sharding.ep, experts.width // sharding.etp
+        self.up = GroupedLinear(number, (2 if experts.gated else 1) * width, config.hidden_size, device=device)
+        self.down = GroupedLinear(number, config.hidden_size, width, device=device)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        group, function = self.sharding.etp_group, self.config.activation
-        if group is not None:
-            rows = gather_sequence(rows, 1, group)
-        inner = grouped_linear(rows, self.up_weight.view(self.number, -1, rows.shape[-1]))
+        if self.group is not None:
+            rows = gather_sequence(rows, 1, self.group)
+        inner = self.up(rows)
         del rows
-        inner = gated(inner, function) if self.experts.gated else ACTIVATIONS[function](inner)
-        out = grouped_linear(inner, self.down_weight.view(self.number, self.config.hidden_size, -1))
-        return out if group is None else scatter_partial(out, 1, group)
+        out: torch.Tensor = self.down(gated(inner, self.function) if self.is_gated else ACTIVATIONS[self.function](inner))
+        return out if self.group is None else scatter_partial(out, 1, self.group)
 
 
 class ExpertMixture(nn.Module):

@@ -117,9 +117,7 @@ class _ExchangeRows(torch.autograd.Function):
     """Rows to other ranks, so many to each; the gradient goes the way back."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup
-    ) -> torch.Tensor:
+    def forward(ctx: Any, rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         return _exchange_rows(rows, sent, received, group)
 
@@ -128,9 +126,7 @@ class _ExchangeRows(torch.autograd.Function):
         return _exchange_rows(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-def exchange_rows(
-    rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup | None
-) -> torch.Tensor:
+def exchange_rows(rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The first `sent[0]` rows go to the first rank of the group, and so on; None: as many to each."""
     return rows if group is None else _ExchangeRows.apply(rows, sent, received, group)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -180,9 +176,7 @@ def _unpermute_backward(
 
 
 @_unpermute_backward.register_fake
-def _(
-    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(rows), torch.empty_like(weights)
 
 

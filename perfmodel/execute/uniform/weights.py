@@ -47,9 +47,7 @@ def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return piece
 
 
-def initial_piece(
-    config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device
-) -> torch.Tensor:
+def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
     """What this rank holds of a parameter when training begins."""
     if config.experts is None or not is_of_experts(name):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)

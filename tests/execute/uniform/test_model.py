@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
-from perfmodel.execute.uniform.model import CoreAttention, Sharding, Transformer, alibi_slopes  # noqa: E402
+from perfmodel.execute.uniform.model import CoreAttention, Transformer, alibi_slopes  # noqa: E402
+from perfmodel.execute.uniform.sharding import Sharding  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.models import load_model  # noqa: E402
 from tests.built import DENSE  # noqa: E402
