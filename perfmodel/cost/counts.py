@@ -224,9 +224,9 @@ def _count_flops(
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
     squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
     both = (program.rows.matmul, program.rows.grouped)
-    for products, row in ((rows, row) for rows in both for row in range(len(rows.names))):
-        columns, name = products.columns, products.names[row]
-        repeats = times[products.segments[row]]
+    for rows, row in ((each, row) for each in both for row in range(len(each.names))):
+        columns, name = rows.columns, rows.names[row]
+        repeats = times[rows.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
         if operator in squares and seen < 1.0:

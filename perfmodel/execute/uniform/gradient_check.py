@@ -36,7 +36,7 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
-        fill(job.transformer, clean_name(name), parameter, model.sharding)
+        fill(job.transformer, clean_name(name), parameter)
     total = 0.0
     for row in make_tokens(job).to(worker.device).split(plan.micro_batch):
         logits = model(row[:, :-1])

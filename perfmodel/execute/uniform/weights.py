@@ -56,9 +56,9 @@ def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter,
 
 
 @torch.no_grad()
-def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding) -> None:
+def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding | None = None) -> None:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
-    local.copy_(initial_piece(config, name, parameter, sharding, local.device))
+    local.copy_(initial_piece(config, name, parameter, sharding or Sharding(), local.device))
 
 
 def make_tokens(job: TrainingJob) -> torch.Tensor:
