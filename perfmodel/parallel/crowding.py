@@ -39,12 +39,12 @@ def _mean_layer(model: TransformerConfig) -> int:
 
 
 def crowding(model: TransformerConfig, num_stages: int, held: Sequence[float]) -> tuple[float, ...]:
-    """Of the first rank, of those between and of the last the layers that it would hold by cost over those that it holds, 1 at least.
+    """Of each rank told apart the layers that it would hold by cost over those that it holds, 1 at least.
 
     held   layers of each of the ranks that are told apart
     """
     if num_stages > model.num_hidden_layers:
         return (1.0,) * len(held)
     first, *between, last = stage_layers_by_cost(model, num_stages)
-    by_cost = (first, *([max(between, default=0)] if len(held) > 2 else []), last)
+    by_cost = (first, *[max(between, default=0)] * (len(held) - 2), last)
     return tuple(max(count / own, 1.0) if own else 1.0 for count, own in zip(by_cost, held, strict=True))

@@ -96,8 +96,6 @@ def not_modules_reason(plan: Plan) -> str:
         return "qk_norm_scope=bare: the executor has no norm without a weight; use another model"
     if model.qk_norm and model.qk_norm_scope == "all" and layout.tp > 1:
         return f"tp={layout.tp}: a norm over all heads of {model.name} is not cut by the executor; use tp=1"
-    if model.position == "rotary" and model.head_dim % 2:
-        return f"head_dim={model.head_dim}: rotary positions turn pairs, so it must be even; use another model"
     if plan.recompute is Recompute.SELECTIVE and tuple(plan.recompute_operators) != DEFAULT_RECOMPUTE_OPERATORS:
         return (
             f"recompute_operators={','.join(plan.recompute_operators)}: the executor can recompute {','.join(DEFAULT_RECOMPUTE_OPERATORS)} "

@@ -214,6 +214,11 @@ class TransformerConfig:
         return self.max_position_embeddings + self.position_offset if self.position == "learned" else 0
 
     @property
+    def rotary_head_dim(self) -> int:
+        """Entries of a query or key head that rotary positions may turn."""
+        return self.latent.rope_head_dim if self.latent is not None else self.head_dim
+
+    @property
     def sliding_layer_fraction(self) -> float:
         """Share of the layers whose attention is cut to `sliding_window`, or to chunks."""
         if not (self.sliding_window or self.attention_chunk):

@@ -160,6 +160,9 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if not isinstance(self.model, (TransformerConfig, NetworkModel)):
             raise bad_field("model", shown(self.model), "must be a TransformerConfig", "load_model reads one")
+        if isinstance(self.model, TransformerConfig) and self.model.position == "rotary" and self.model.rotary_head_dim % 2:
+            rule = f"must be even: rotary positions of {self.model.name} turn pairs"
+            raise bad_field("head_dim", self.model.rotary_head_dim, rule, "correct the config")
         for field, meaning in (("global_batch", "sequences of a step"), ("seq_len", "tokens of a sequence")):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:

@@ -16,6 +16,11 @@ def test_the_first_stage_by_cost_is_fuller_than_an_even_one():
     assert crowding(MODEL, 4, (9.0, 9.0, 6.0)) == (1.0, 1.0, 1.0)
 
 
+def test_ranks_between_may_be_told_apart():
+    """Layers of several kinds in turn make unlike stages."""
+    assert crowding(MODEL, 4, (8.0, 8.0, 9.0, 6.0)) == pytest.approx((9 / 8, 9 / 8, 1.0, 1.0))
+
+
 @pytest.mark.parametrize(("stages", "held"), [(2, (16.0, 0.0, 16.0)), (64, (1.0, 1.0, 1.0)), (34, (0.0, 1.0, 0.0))])
 def test_pipelines_of_two_stages_and_of_more_than_layers(stages, held):
     first, between, last = crowding(MODEL, stages, held)

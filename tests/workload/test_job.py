@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.foundation.dtypes import Dtype, itemsize
@@ -14,6 +16,12 @@ def test_defaults_are_bf16_mixed_and_adamw():
     assert job().policy is PRECISION_POLICIES[Precision.BF16_MIXED]
     assert job().optimizer is Optimizer.ADAMW
     assert job().tokens_per_step == 8192
+
+
+def test_rotary_positions_need_an_even_head():
+    odd = replace(load_model("llama-3-8b"), head_dim=127)
+    with pytest.raises(InputError, match="head_dim=127: must be even: rotary positions of llama-3-8b turn pairs"):
+        job(model=odd)
 
 
 def test_every_precision_has_a_policy_of_its_name():
