@@ -19,7 +19,13 @@ __all__ = ["COLLECTIVE_CODE", "CollectiveKind", "collective_time"]
 
 
 def collective_time(
-    kind: CollectiveKind | NDArray[np.integer], num_bytes: Num, *, group_size: Num, inside: Sequence[Num], machine: Machine
+    kind: CollectiveKind | NDArray[np.integer],
+    num_bytes: Num,
+    *,
+    group_size: Num,
+    inside: Sequence[Num],
+    machine: Machine,
+    exchanged: Sequence[Num] | None = None,
 ) -> Any:
     """One collective of a group, alone on its links. [s]
 
@@ -34,6 +40,7 @@ def collective_time(
     kind        a kind, or an array of codes (`COLLECTIVE_CODE`) that broadcasts against the rest
     num_bytes   V    buffer at full size in the group; of an all-to-all the local buffer                [byte]
     group_size  n    ranks; 2 for a send (1: nothing is sent)                                           [-]
+    exchanged   of an all-to-all: for each tier, the share of V that a chip sends there; None: (n_i - n_i-1) / n
     inside      n_i  ranks of the group inside one domain of tier i, innermost first; the last is n     [-]
 
     With n_-1 = 1 and p passes (all-reduce 2, others 1, `RING_PASSES`), at tier i:
@@ -53,21 +60,23 @@ def collective_time(
     links = machine.links
     code = _code(kind)
     if len(inside) == 1:
-        return _one_tier_time(num_bytes, group_size, links.table[:, 0, code], links)
-    return _nested_time(num_bytes, group_size, inside, code, links)
+        return _one_tier_time(num_bytes, group_size, links.table[:, 0, code], links, exchanged)
+    return _nested_time(num_bytes, group_size, inside, code, links, exchanged)
 
 
 def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
     return COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
 
 
-def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates) -> Any:
+def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: LinkRates, exchanged: Sequence[Num] | None) -> Any:
     base, hop, tree, inverse_bandwidth, ramp, exponent, nested, ring, pairwise, one_shot, _, in_switch, *protocols = coefficients
     n = group_size
     peers = n - 1.0
     crossed = np.minimum(peers, 1.0)
     latency = base * crossed + np.minimum(peers * hop, _tree_levels(n) * tree)
     sent = (nested + ring + pairwise) * num_bytes * (peers / n)
+    if exchanged is not None:
+        sent = np.where(pairwise > 0, pairwise * num_bytes * exchanged[0], sent)
     if links.stepped:
         chunk = num_bytes / n
         latency = latency + _protocol_time(chunk, crossed, latency, protocols)
@@ -89,7 +98,9 @@ def _one_tier_time(num_bytes: Num, group_size: Num, coefficients: Any, links: Li
     return time
 
 
-def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: Any, links: LinkRates) -> Any:
+def _nested_time(
+    num_bytes: Num, group_size: Num, inside: Sequence[Num], code: Any, links: LinkRates, exchanged: Sequence[Num] | None
+) -> Any:
     n = group_size
     shape = np.broadcast_shapes(np.shape(n), *(np.shape(members) for members in inside))
     num_dims = max(len(shape), np.ndim(code), np.ndim(num_bytes))
@@ -106,7 +117,8 @@ def _nested_time(num_bytes: Num, group_size: Num, inside: Sequence[Num], code: A
     branches = outer / inner
     crossed = np.minimum(branches - 1.0, 1.0)
     share = 1.0 / members
-    flow = ring * (crossed * ((n - 1.0) / n) * share[:-1]) + nested * (share[:-1] - share[1:]) + pairwise * ((outer - inner) / n)
+    apart = (outer - inner) / n if exchanged is None else np.stack(np.broadcast_arrays(*exchanged))
+    flow = ring * (crossed * ((n - 1.0) / n) * share[:-1]) + nested * (share[:-1] - share[1:]) + pairwise * apart
     sent = flow * num_bytes
     ring_latency = _total(hops * hop) + _total(hops[:-1] * (inner_hop[1:] * crossed[1:]))
     levels = _tree_levels(branches)

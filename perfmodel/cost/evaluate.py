@@ -7,6 +7,7 @@ give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from perfmodel.cost.context import attention_share
 from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.rows import Amounts, Rows, TimedRows
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.copies import Copies
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.grid import LayoutGrid
 
@@ -178,10 +180,31 @@ def _communication(rows: TimedRows, machine: Machine, grid: LayoutGrid, amount: 
         pair = np.minimum(size, 2.0)
         inside = [np.where(is_send, np.where(members < size, 1.0, pair), members) for members in inside]
         size = np.where(is_send, pair, size)
-    time = collective_time(tr["kind"][:, None], num_bytes, group_size=size, inside=inside, machine=machine)
+    shares = distinct_shares(rows.copies, tr["copies"], size, inside) if rows.copies else None
+    time = collective_time(tr["kind"][:, None], num_bytes, group_size=size, inside=inside, machine=machine, exchanged=shares)
     total = _summed(time + redistribution_time(num_bytes, size, machine), rows.traffic, rows.num_traffic_segments)
     leaves = inside[0] < size
     return total, _summed(np.where(leaves, time, 0.0), rows.traffic, rows.num_traffic_segments) if leaves.any() else None
+
+
+def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Array, inside: Sequence[Array]) -> list[Array]:
+    """For each tier: of its local buffer, what a chip sends there in an all-to-all; of rows in copies one for each place.
+
+    which   of each row: 0, or which of `kinds` its copies are, from 1
+
+    Places are the domains of the tier inside, of which a chip has one itself: D (1 - 1/P) of the `chosen` copies.
+    """
+    found, inner = [], np.ones_like(size)
+    for members in inside:
+        share = (members - inner) / size
+        for number, copies in enumerate(kinds, 1):
+            own = which == number
+            places = size[own] / inner[own]
+            distinct = copies.distinct(places) / copies.chosen * (1.0 - 1.0 / places)
+            share[own] = np.where(members[own] > inner[own], distinct, 0.0)
+        found.append(share)
+        inner = members
+    return found
 
 
 def _host_time(rows: Rows, sizes: Array, machine: Machine) -> Any:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.context import AttentionHabits, attention_habits
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, KernelClass
 from perfmodel.parallel.algebra.derive import Amount, amount_of, extent_amount
@@ -72,7 +73,7 @@ class TimedRows:
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel)
                 mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
                 tensors as distributed objects spends host time on each
-    traffic     columns kind (code), group (mask), amount; its segments are its own
+    traffic     columns kind (code), group (mask), amount, copies (0: none, else which of `copies`, from 1); its segments are its own
     activation_bytes   of an element of products and of attention
     has_sends          some traffic is between neighbours only
     """
@@ -86,6 +87,7 @@ class TimedRows:
     attention: Rows
     streaming: Rows
     traffic: Rows
+    copies: tuple[Copies, ...]
     activation_bytes: float
     attention_habits: tuple[AttentionHabits, ...]
     attention_kernel: str
@@ -119,6 +121,7 @@ class RowCompiler:
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Amounts as they were asked for."""
+    _copies: dict[Copies, int] = field(default_factory=dict)
     _habits: dict[AttentionHabits, int] = field(default_factory=dict)
     _matmul: list[_Entry] = field(default_factory=list)
     _grouped: list[_Entry] = field(default_factory=list)
@@ -219,8 +222,19 @@ class RowCompiler:
         num_bytes = gradient.scaled(self.graph.tensors[reader.inputs[place].tensor].itemsize)
         self.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=segment, is_backward=True)
 
-    def collective(self, kind: CollectiveKind, axes: frozenset[str], amount: Amount, *, segment: int, name: str, repeats: int = 1) -> None:
+    def collective(
+        self,
+        kind: CollectiveKind,
+        axes: frozenset[str],
+        amount: Amount,
+        *,
+        segment: int,
+        name: str,
+        repeats: int = 1,
+        copies: Copies | None = None,
+    ) -> None:
         columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}
+        columns["copies"] = 0 if copies is None else self._copies.setdefault(copies, len(self._copies) + 1)
         self._traffic.append(_Entry(segment, name, columns, repeats))
 
     def _mesh(self, op: Operator, sharding: Sharding) -> int:
@@ -241,7 +255,8 @@ class RowCompiler:
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
             attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward")),
-            traffic=_rows(self._traffic, ("kind", "group", "amount")),
+            traffic=_rows(self._traffic, ("kind", "group", "amount", "copies")),
+            copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,
             attention_habits=tuple(self._habits),
             attention_kernel=attention_kernel,

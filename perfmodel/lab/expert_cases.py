@@ -156,9 +156,7 @@ def expert_knobs(inputs: Mapping[str, Any], framework: Framework, *, tp: int, ep
         said = framework.dispatcher
     known = [str(each) for each in Dispatcher]
     if said not in known:
-        if said != "flex":
-            raise InputError(f"dispatcher={one_line(said, 40)}: is not known; use {', '.join(known)}")
-        said = str(Dispatcher.ALL_TO_ALL)
+        raise InputError(f"dispatcher={one_line(said, 40)}: is not known; use {', '.join(known)}")
     return ExpertKnobs(ep=ep, etp=etp, dispatcher=said)
 
 

@@ -64,8 +64,9 @@ class Knobs:
     ep: int | None = _searched("Expert-parallel degree: experts are dealt over so many ranks", in_files=1)
     etp: int | None = _searched("Tensor-parallel degree inside an expert", otherwise="1 with --ep, else tp")
     dispatcher: str | None = _choice(
-        "How tokens reach experts: alltoall or allgather", choices=Dispatcher, is_searched=True, in_files="alltoall"
-    )
+        "How tokens reach experts: alltoall, allgather or flex (once to each node and rank: DeepEP, HybridEP)",
+        choices=Dispatcher, is_searched=True, in_files="alltoall",
+    )  # fmt: skip
     zero: int | None = _searched("ZeRO stage; 3 is FSDP", metavar="0-3", least=0, in_files=0)
     rules: Sequence[RuleSet] | None = word(
         "How operators are cut by the axes (docs/rules.md)", otherwise="megatron, or megatron-sp with tp, if left out",

@@ -46,10 +46,16 @@ class AttentionKernel(StrEnum):
 
 
 class Dispatcher(StrEnum):
-    """How tokens reach their experts: each to the ranks of those that it chose, or all of them to all ranks, which pick theirs."""
+    """How tokens reach their experts: each to the ranks of those that it chose, or all of them to all ranks, which pick theirs. Flex: once
+    to each node and rank, however many of its experts are there, by kernels that copy and add up on their way (DeepEP, HybridEP)."""
 
     ALL_TO_ALL = "alltoall"
     ALL_GATHER = "allgather"
+    FLEX = "flex"
+
+
+#: Those that every framework has; flex takes a library for it.
+USUAL_DISPATCHERS = (Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

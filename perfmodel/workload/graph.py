@@ -25,6 +25,7 @@ from math import inf, prod
 from typing import Any
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.causal import CausalMask
 
@@ -336,6 +337,7 @@ class Tensor:
     num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
     bias_of    of a bias: the product to whose output it is added
     is_stored  lies in memory; else it is only between operators of one kernel
+    copies     of each row, where only one for each place travels between chips; None: all of them do
     is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
     copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter
     has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
@@ -349,6 +351,7 @@ class Tensor:
     bias_of: str = ""
     is_stored: bool = True
     is_set: bool = False
+    copies: Copies | None = None
     copy_bytes: float = 0.0
     has_gradient: bool = True
 

@@ -135,3 +135,18 @@ def test_exchanges_travel_beside_another_microbatch():
             assert parts[1] == pytest.approx(parts[0] - compute, rel=0.02)  # embedding and head run beside nothing
         else:
             assert parts[1] == pytest.approx(parts[0] * 20 / 132, rel=1e-6)
+
+
+def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():
+    """Qwen3-235B's 8 of 128 experts over 8 nodes of 8: 8 (1 - C(112, 8) / C(128, 8)) of them, one in eight its own."""
+    plain, flex = derived("alltoall"), derived("flex")
+    assert {traffic.copies for traffic in plain.traffic} == {None}
+    copies = [traffic.copies for traffic in flex.traffic if traffic.copies is not None]
+    assert len(copies) == 4 and len(set(copies)) == 1 and copies[0].distinct(8) == 2.0
+    assert [op.name for op in flex.graph.operators if op.kind in ("permute", "unpermute") and not op.forward] == ["permute", "unpermute"]
+    estimator = estimator_of(make_job(load_model("qwen3-235b-a22b").with_layers(4), batch=64, seq_len=4096), chips=64, node=8)
+    plans = {name: make_plan(estimator.job, cluster="test", num_chips=64, ep=64, zero=1, dispatcher=name) for name in ("alltoall", "flex")}
+    by = {name: estimator.predict(plan).parts for name, plan in plans.items()}
+    sent = {name: parts["expert_parallel_communication"] for name, parts in by.items()}
+    assert sent["flex"] / sent["alltoall"] == pytest.approx(8 * (1 - 0.3396) / 8, rel=0.02)  # C(112, 8) / C(128, 8) = 0.3396
+    assert by["flex"]["forward"] < by["alltoall"]["forward"]

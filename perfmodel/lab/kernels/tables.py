@@ -109,6 +109,20 @@ def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveT
     return CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=np.full_like(ranks, 8.0), time=time)
 
 
+def published_all_to_all() -> CollectiveTable:
+    """NCCL's all-to-all over 2, 4 and 8 nodes of eight H100, dispatch and combine: 4,096 tokens of 7,168 entries in bf16 to 8 experts each.
+
+    Source: Megatron-Core's report on mixtures of experts, arXiv 2603.07685, table 7.
+    """
+    ranks = np.array([16.0, 16.0, 32.0, 32.0, 64.0, 64.0])
+    return CollectiveTable(
+        num_bytes=np.full_like(ranks, 4096 * 8 * 7168 * 2.0),
+        ranks=ranks,
+        ranks_per_node=np.full_like(ranks, 8.0),
+        time=np.array([5774.0, 5628.0, 8059.0, 7815.0, 9164.0, 8727.0]) * 1e-6,
+    )
+
+
 def read_vidur_sends(folder: Path, cluster: str, *, per_node: int) -> tuple[Array, Array]:
     """vidur's send-receive of two ranks, `per_node` of them in a node: bytes and the slower rank's median time [s]."""
     frame = read_frame(folder / "vidur" / "network" / cluster / "send_recv.csv")

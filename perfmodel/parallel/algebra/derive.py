@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.copies import Copies
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.sharding import (
     MESH_AXES,
@@ -63,6 +64,7 @@ class Traffic:
 
     elements   of the full buffer in the group; of an all-to-all the local buffer, of a send what is sent
     itemsize   bytes of an element; 0: that of activations, which the graph does not say
+    copies     of an all-to-all of rows in copies: those for one place travel as one; None: each by itself
     is_own     issued by the operator itself; else a redistribution of the tensor, or of its gradient
     """
 
@@ -76,6 +78,7 @@ class Traffic:
     operator: str
     is_own: bool = False
     repeats: int = 1
+    copies: Copies | None = None
 
     @property
     def amount(self) -> Amount:
@@ -252,6 +255,7 @@ def derive(
                         phase=move.phase,
                         tensor=tensor.name,
                         operator=move.operator,
+                        copies=tensor.copies if step.kind is CollectiveKind.ALL_TO_ALL else None,
                     )
                 )
     activation_bytes = graph.activation_bytes

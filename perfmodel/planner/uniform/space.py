@@ -22,6 +22,7 @@ from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
     AttentionKernel,
+    USUAL_DISPATCHERS,
     Dispatcher,
     PipelineSchedule,
     Recompute,
@@ -89,8 +90,9 @@ class Space:
 
     @property
     def dispatchers(self) -> tuple[Dispatcher, ...]:
-        """How tokens may reach experts."""
-        return tuple(each for each in Dispatcher if self.admits("dispatcher", str(each)))
+        """How tokens may reach experts: as every framework can, or as is asked for."""
+        among = Dispatcher if "dispatcher" in self.fixed else USUAL_DISPATCHERS
+        return tuple(each for each in among if self.admits("dispatcher", str(each)))
 
     def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
         """The ways to cut operators, each with how tokens reach experts where there are any."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import cast
 
+from perfmodel.foundation.copies import Copies
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import INDEX_BYTES, Operand, Operator, Tensor, TensorRole
 from perfmodel.workload.kinds.attention import rotary
@@ -147,12 +148,14 @@ class DecoderBuilder:
         group: str = "",
         itemsize: float = 0.0,
         is_set: bool = False,
+        copies: Copies | None = None,
         parts: Mapping[str, float] = NO_PARTS,
     ) -> str:
         """The operator with its dims as rule sets see them."""
         tensor = self.prefix + operator.output.tensor
         shape = tuple(operator.dims[dim] for dim in operator.output.dims)
-        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=itemsize or self.activation_bytes, is_set=is_set)
+        bytes_each = itemsize or self.activation_bytes
+        self.tensors[tensor] = Tensor(name=tensor, shape=shape, itemsize=bytes_each, is_set=is_set, copies=copies)
         names = tuple(operator.dims)
         self.operators.append(
             replace(

@@ -9,7 +9,11 @@ is partial on the axes of tokens that experts leave (R4): no rule is theirs alon
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from perfmodel.foundation.copies import Copies
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
+from perfmodel.workload.graph import Operator
 from perfmodel.workload.kinds.routing import gated, permute, route, unpermute
 from perfmodel.workload.layer_specs import Experts
 
@@ -36,16 +40,30 @@ def expert_mixture(b: DecoderBuilder, x: str) -> str:
 
 
 def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
-    """Rows are copied where their tokens are and sent to their experts, which sort them again."""
+    """Rows are copied where their tokens are and sent to their experts, which sort them again.
+
+    Flex: a token travels once to each place, and the transfers themselves copy and add up: no pass of the tokens' ranks does.
+    """
+    copies = None
+    if b.dispatcher == "flex":
+        copies = Copies(slots=experts.num_experts, chosen=experts.top_k, groups=experts.num_groups, top_groups=experts.top_groups)
+
+    def moved(op: Operator) -> Operator:
+        return op if copies is None else replace(op, forward=(), backward=())
+
     dims = "b s_res k h"
-    rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", _ROUTED), b.of(dims)), dims, is_set=True)
+    made = permute("permute", operand(x, _TOKENS), operand("permute.out", _ROUTED), b.of(dims))
+    rows = b.add(moved(made), dims, is_set=True, copies=copies)
     dims = "b_x t_res e h"
     rows = b.add(permute("sort", operand(rows, _AT_EXPERTS), operand("sort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True)
     rows = _run(b, experts, rows)
-    rows = b.add(permute("unsort", operand(rows, _AT_EXPERTS), operand("unsort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True)
+    rows = b.add(
+        permute("unsort", operand(rows, _AT_EXPERTS), operand("unsort.out", _AT_EXPERTS), b.of(dims)), dims, is_set=True, copies=copies
+    )
     dims = "b s_res k h"
     weighted = operand(weights, "b s k") if not b.weights_in_experts else None
-    return b.add(unpermute("unpermute", operand(rows, _ROUTED), weighted, operand("unpermute.out", _TOKENS), b.of(dims)), dims)
+    made = unpermute("unpermute", operand(rows, _ROUTED), weighted, operand("unpermute.out", _TOKENS), b.of(dims))
+    return b.add(moved(made), dims)
 
 
 def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
