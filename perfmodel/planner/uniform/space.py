@@ -21,8 +21,8 @@ from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
     STAGES_WITHOUT_LAYERS,
-    AttentionKernel,
     USUAL_DISPATCHERS,
+    AttentionKernel,
     Dispatcher,
     PipelineSchedule,
     Recompute,
