@@ -1,7 +1,7 @@
 """What experts send to each other against published figures: bytes by exact arithmetic, times by the calibrations that ship.
 
 Sources: Megatron-Core's report on mixtures of experts (arXiv 2603.07685), table 7: 4,096 tokens of 7,168 entries in bf16 to 8 of 256
-experts; DeepEP's README (deepseek-ai/DeepEP), normal kernels, the same with dispatch in fp8. Both route as DeepSeek-V3 does (4 of 8 groups).
+experts; DeepEP's README, normal kernels, the same with dispatch in fp8. Both route as DeepSeek-V3 does (4 of 8 groups).
 """
 
 from math import comb
