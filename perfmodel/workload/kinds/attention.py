@@ -57,7 +57,8 @@ def attention(
     named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
-    """softmax(q k / sqrt(head_dim)) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share key-value head g.
+    """softmax(q k / sqrt(head_dim)) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share
+    key-value head g.
 
     dims     must have those of `named`; the head dim, last of every operand, is no dim or a whole one: it is never cut
     value_head_dim   of v and y, where it is not that of q and k
