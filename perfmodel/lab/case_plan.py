@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.expert_cases import check_expert_ranks, expert_knobs
+from perfmodel.lab.expert_cases import check_expert_ranks, expert_knobs, with_exchanges
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
@@ -100,6 +100,8 @@ def plan_of_case(
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
     virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
+    if experts is not None:
+        profile = with_exchanges(profile, framework, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, zero, assumed)

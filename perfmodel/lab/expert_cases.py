@@ -15,6 +15,7 @@ from typing import Any
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.lab.frameworks import Framework
 from perfmodel.parallel.layout import Dispatcher
+from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts, FeedForward, LatentAttention, kinds_of_layers
 from perfmodel.workload.models import list_models, load_model
@@ -153,11 +154,19 @@ def expert_knobs(inputs: Mapping[str, Any], framework: Framework, *, tp: int, ep
     said = inputs.get("dispatcher") or flags.get("moe-token-dispatcher-type") or ("allgather" if flags else None)
     if said is None:
         assumed.append("dispatcher")
-        said = framework.dispatcher
+        said = str(Dispatcher.FLEX) if str(inputs.get("chip")).startswith(framework.flex_on or ("/",)) else framework.dispatcher
     known = [str(each) for each in Dispatcher]
     if said not in known:
         raise InputError(f"dispatcher={one_line(said, 40)}: is not known; use {', '.join(known)}")
     return ExpertKnobs(ep=ep, etp=etp, dispatcher=said)
+
+
+def with_exchanges(profile: ExecutionProfile, framework: Framework, chip: object, *, pp: int, virtual_stages: int) -> ExecutionProfile:
+    """As its recipes for the chip run models with experts: one microbatch's exchanges beside another one's passes, which in a pipeline takes
+    an interleaved schedule."""
+    if not str(chip).startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
+        return profile
+    return replace(profile, hides_exchanges=True)
 
 
 def check_expert_ranks(num_chips: int, *, pp: int, knobs: ExpertKnobs) -> None:

@@ -27,6 +27,8 @@ class Framework:
     borrows      the profile is that of its nearest relative: an interval is wider
     folds_experts   the tensor parallelism inside an expert is 1 where the run does not state it (else that of attention)
     dispatcher   how tokens reach their experts, where the run does not say
+    flex_on      chips, by the beginning of their names, on which that is flex
+    hides_exchanges_on   chips on which what experts exchange travels beside another microbatch, where the schedule has one for it
     """
 
     pattern: str
@@ -45,6 +47,8 @@ class Framework:
     borrows: bool = False
     folds_experts: bool = False
     dispatcher: str = "alltoall"
+    flex_on: tuple[str, ...] = ()
+    hides_exchanges_on: tuple[str, ...] = ()
 
 
 #: torch's selective activation checkpointing as torchtitan sets it: every second matrix multiply and everything elementwise runs
@@ -80,8 +84,9 @@ FRAMEWORKS = (
     Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
     # every recipe of theirs over a pipeline that states its virtual stages has 4 to 20; adapters are beside queries, keys and values alone
     # (`peft.target_modules = ["linear_qkv"]`)
-    # its recipes of models with experts set `expert_tensor_parallel_size=1`, whatever tp is
-    replace(_NEMO, pattern=r"megatron-bridge", folds_experts=True),
+    # its recipes of models with experts set `expert_tensor_parallel_size=1`, whatever tp is, HybridEP on NVL72, and on Hopper
+    # `moe_a2a_overlap` (scripts/performance/configs of v0.2 to v0.4)
+    replace(_NEMO, pattern=r"megatron-bridge", folds_experts=True, flex_on=("gb200", "gb300"), hides_exchanges_on=("h100", "h200")),
     _NEMO,
     Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),
     Framework(pattern=r"nanotron", profile="nanotron", memory_rank="first"),

@@ -126,6 +126,13 @@ def test_experts_are_dealt_out_as_the_run_states():
     assert megatron.etp == 2  # as attention, where nothing is said
 
 
+def test_recipes_of_a_chip_say_how_tokens_reach_experts():
+    nvl72, hopper = (plan_of_case(inputs_of({**WITH_EXPERTS, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
+    assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")
+    assert (nvl72.profile.hides_exchanges, hopper.profile.hides_exchanges) == (False, False)  # a pipeline without interleaving
+    assert plan_of_case(inputs_of({**WITH_EXPERTS, "virtual_stages": 2})).profile.hides_exchanges
+
+
 def test_chips_that_experts_cannot_be_dealt_over_are_told():
     row = row_of({**WITH_EXPERTS, "num_chips": 8, "dp": 2, "pp": 4})
     assert row.reason == "num_chips=8: must be a multiple of pp*etp*ep=32, over which the experts are dealt; correct it in the case"
