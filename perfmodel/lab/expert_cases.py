@@ -162,8 +162,8 @@ def expert_knobs(inputs: Mapping[str, Any], framework: Framework, *, tp: int, ep
 
 
 def with_exchanges(profile: ExecutionProfile, framework: Framework, chip: object, *, pp: int, virtual_stages: int) -> ExecutionProfile:
-    """As its recipes for the chip run models with experts: one microbatch's exchanges beside another one's passes, which in a pipeline takes
-    an interleaved schedule."""
+    """As its recipes for the chip run models with experts: one microbatch's exchanges beside another one's passes, which takes an
+    interleaved schedule in a pipeline."""
     if not str(chip).startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
         return profile
     return replace(profile, hides_exchanges=True)
