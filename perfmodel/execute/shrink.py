@@ -58,9 +58,8 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int) -> Trans
     heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
     hidden = heads * depth
     return replace(
-        model,
+        model.with_layers(num_layers),
         name=f"{model.name}-shrunk",
-        num_hidden_layers=num_layers,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=groups,

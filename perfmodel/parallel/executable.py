@@ -37,9 +37,8 @@ def not_executable_reason(plan: Plan) -> str:
     train = plan.job.train
     if train.quantizes_base:
         return f"train={train}: the executor has no weights of four bits; use train={replace(train, method=Method.LORA)}"
-    lacking = _not_run(plan.job.transformer)
-    if lacking:
-        return f"model={network.name}: has {lacking}, which the executor does not run yet; predict it, or run a model without"
+    if network.latent is not None and network.latent.index_heads:
+        return f"model={network.name}: has a sparse indexer, which the executor does not run yet; predict it, or run a model without"
     reason = not_modules_reason(plan)
     if not reason or plan.has_experts:
         return reason
@@ -51,15 +50,15 @@ def not_executable_reason(plan: Plan) -> str:
     return reason if other else ""
 
 
-def _not_run(model: TransformerConfig) -> str:
-    """What of a model nothing here runs; "" for nothing."""
+def _beyond_modules(model: TransformerConfig) -> str:
+    """What of a model torch's own modules do not have; "" for nothing."""
     if len(model.layer_kinds) > 1:
         return "several kinds of layers"
-    parts = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks"}
-    kind = model.layer_kinds[0]
-    found = [text for part, text in parts.items() if part in (kind.mixer, kind.feed_forward)]
+    mixers = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks", "none": "no attention"}
+    found = [text for mixer, text in mixers.items() if mixer == model.layer_kinds[0].mixer]
     fields = {
         "attention_sinks": "attention sinks",
+        "attention_gate": "gated attention",
         "attention_chunk": "attention in chunks",
         "num_mtp_layers": "modules that predict further tokens",
     }
@@ -70,15 +69,13 @@ def _not_run(model: TransformerConfig) -> str:
 def not_modules_reason(plan: Plan) -> str:
     """Why torch's own modules cannot be cut so; empty if they can. What audits count is their program."""
     model, layout = plan.job.transformer, plan.layout
-    lacking = _not_run(model)
+    lacking = _beyond_modules(model)
     if lacking:
-        return f"model={model.name}: has {lacking}, which the executor does not run yet; predict it, or run a model without"
+        return f"model={model.name}: has {lacking}, which torch's own modules here do not have; predict it, or use a model without"
     if not plan.job.train.is_full:
         return f"train={plan.job.train}: torch's own modules train all parameters, adapters are interpreted; use train=full"
     if not realised_as(plan):
         return f"rules={plan.rule_set}: the executor cuts operators as one of {', '.join(RULE_SETS)} does; use one of these"
-    if model.attention_gate:
-        return "attention_gate=true: torch's own modules have no gate on attention; use another model"
     if plan.job.precision is Precision.FP16_MIXED:
         return "precision=fp16-mixed: needs dynamic loss scaling, which the executor does not have; use bf16-mixed"
     if model.num_key_value_heads % layout.tp or model.num_attention_heads % layout.tp:

@@ -6,8 +6,6 @@ from functools import cache
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.executable import not_executable_reason
-from perfmodel.parallel.plan import make_plan
 from perfmodel.workload.layer_specs import LatentAttention, LayerSpec
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
@@ -74,9 +72,7 @@ def test_cells_of_a_search_over_several_kinds(profile):
     assert_cells_equal_single_plans(state.estimator, state, state.best_time.ids.tolist()[::211])
 
 
-def test_what_is_not_run_yet_is_named():
+def test_what_has_no_adapters_is_named():
     found = estimator(MIXED, "megatron")
-    plan = make_plan(found.job, cluster="test", num_chips=8, profile="megatron", calibration="", dp_shard=8)
-    assert "has several kinds of layers, which the executor does not run yet" in not_executable_reason(plan)
     with pytest.raises(InputError, match="train=lora:8: adapters stand beside attention and dense MLPs"):
         replace(found.job, train=training_of("lora:8"))

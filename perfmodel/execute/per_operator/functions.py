@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.alibi import alibi_slopes
 from perfmodel.execute.norm import rms_norm, wide
+from perfmodel.execute.per_operator import mixers
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.own_rules import cross_entropy, joined, lstm, normalise, shares, softmax, with_halo
 from perfmodel.workload.graph import Operand
@@ -189,7 +190,7 @@ def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> to
 
 
 def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    (x,) = inputs
+    x, *sinks = inputs
     operator = context.operator
     dims = operator.inputs[0].dims
     over, queries = str(operator.settings["over"]), str(operator.settings["causal_queries"])
@@ -198,13 +199,18 @@ def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     if queries:
         rows = context.positions(queries, x.shape[dims.index(queries)], x.device)
         columns = context.positions(over, x.shape[position], x.device)
-        hidden = aligned(~_seen(rows, columns, _window(context)), Operand(tensor="", dims=(queries, over)), dims)
+        chunked = bool(operator.settings.get("chunked", False))
+        hidden = aligned(~_seen(rows, columns, _window(context), chunked=chunked), Operand(tensor="", dims=(queries, over)), dims)
     if operator.settings.get("alibi", False):
         g, r = (dim for dim in dims if dim not in (dims[0], queries, over))
         bias = _alibi(x, context, (g, x.shape[dims.index(g)]), (r, x.shape[dims.index(r)]), columns)
         x, scale = x * scale + aligned(bias, Operand(tensor="", dims=(g, r, over)), dims), 1.0
     if context.parts(over) == 1:
         values = x if scale == 1.0 else x * scale
+        if sinks:
+            values = values if hidden is None else values.masked_fill(hidden, -torch.inf)
+            own = aligned(sinks[0], operator.inputs[1], dims).expand_as(values.narrow(position, 0, 1))
+            return torch.cat((values, own), position).softmax(position).narrow(position, 0, x.shape[position])
         return torch.softmax(values if hidden is None else values.masked_fill(hidden, -torch.inf), position)
     return softmax(x, position=position, scale=scale, hidden=hidden, context=context, dim=over)
 
@@ -269,7 +275,7 @@ def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]; q may be a chunk of the sequence, whose later keys are never looked at."""
-    q, k, v = inputs
+    q, k, v, *sinks = inputs
     settings = context.operator.settings
     batch, queries, groups, shared, depth = q.shape
     _, dim, g, r, _ = context.operator.inputs[0].dims
@@ -281,7 +287,7 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     keys_values = [x.transpose(1, 2) for x in (k, v)]
     mask, columns = None, torch.arange(keys, device=q.device)
     if is_causal and _window(context):
-        mask = _seen(context.positions(dim, queries, q.device), columns, _window(context))
+        mask = _seen(context.positions(dim, queries, q.device), columns, _window(context), chunked=bool(settings.get("chunked", False)))
     elif is_causal and queries != keys:
         mask = _chunk_mask(context, queries, keys)
     if settings.get("alibi", False):
@@ -291,10 +297,25 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         keys_values = [x.repeat_interleave(shared, dim=1) for x in keys_values]
     gqa = mask is None and shared > 1
     scale = float(settings["scale"])  # type: ignore[arg-type]
+    if sinks:
+        rows, chunked = context.positions(dim, queries, q.device), bool(settings.get("chunked", False))
+        seen = _seen(rows, columns, _window(context), chunked=chunked)
+        keys_values = [x.repeat_interleave(heads.shape[1] // x.shape[1], dim=1) for x in keys_values]
+        result = _with_sinks(heads, *keys_values, seen=seen, sinks=sinks[0].reshape(1, -1, 1, 1), scale=scale)
+        return result.view(batch, groups, shared, queries, v.shape[-1]).permute(0, 3, 1, 2, 4)
     result = F.scaled_dot_product_attention(
         heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
     )
-    return result.view(batch, groups, shared, queries, depth).permute(0, 3, 1, 2, 4)
+    return result.view(batch, groups, shared, queries, v.shape[-1]).permute(0, 3, 1, 2, 4)
+
+
+def _with_sinks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, seen: torch.Tensor, sinks: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention in which each head has a score [1,n,1,1] that no key has: it takes its share and adds nothing."""
+    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(~seen, -torch.inf)
+    joint = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    return joint.softmax(-1)[..., :-1] @ v
 
 
 def _chunk_mask(context: OperatorContext, queries: int, keys: int) -> torch.Tensor:
@@ -311,9 +332,11 @@ def _window(context: OperatorContext) -> int:
     return int(context.operator.settings.get("window", 0))  # type: ignore[arg-type]
 
 
-def _seen(rows: torch.Tensor, columns: torch.Tensor, window: int) -> torch.Tensor:
-    """[queries, keys]: which keys each query sees, by their places in the sequence."""
+def _seen(rows: torch.Tensor, columns: torch.Tensor, window: int, *, chunked: bool = False) -> torch.Tensor:
+    """[queries, keys]: which keys each query sees, by their places in the sequence; `chunked`: those of its chunk of `window`."""
     distance = rows[:, None] - columns[None, :]
+    if chunked and window:
+        return (distance >= 0) & (rows[:, None] // window == columns[None, :] // window)
     return (distance >= 0) & (distance < window) if window else distance >= 0
 
 
@@ -333,8 +356,14 @@ def _alibi(
 
 def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     (x,) = inputs
-    if not context.operator.settings.get("turns", True):
-        return x
+    start = context.operator.settings.get("start")
+    if start is not None:
+        end = int(start) + int(context.operator.settings["head_dim"])  # type: ignore[arg-type]
+        return torch.cat((x[..., :start], _turned(x[..., start:end], context), x[..., end:]), -1)  # type: ignore[misc]
+    return _turned(x, context) if context.operator.settings.get("turns", True) else x
+
+
+def _turned(x: torch.Tensor, context: OperatorContext) -> torch.Tensor:
     depth, dim = x.shape[-1], context.operator.inputs[0].dims[1]
     base = float(context.operator.settings["base"])  # type: ignore[arg-type]
     key = ("angles", context.index(dim), x.shape[1], depth, base, x.dtype)
@@ -401,4 +430,5 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "rotary": _rotary,
     "select": _select,
     "softmax": _softmax,
+    **mixers.FUNCTIONS,
 }

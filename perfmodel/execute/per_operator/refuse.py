@@ -29,6 +29,7 @@ KINDS = frozenset(
         ),
         *("embedding_bag", "flatten", "interaction", "layer_norm", "lstm", "pooling", "prepend", "reduction", "rms_norm", "rotary"),
         *("select", "softmax"),
+        *("piece", "copy", "side_by_side", "causal_conv", "gated_norm", "state_scan", "delta_scan"),
     }
 )
 

@@ -40,7 +40,9 @@ def interpreter_reason(plan: Plan) -> str:
         if is_so:
             return f"{only}; use {remedy}"
     stages = layout.pp * plan.virtual_stages
-    one = replace(plan, job=replace(plan.job, model=model.with_layers(stages)), stage_layers=(1,) * stages)
+    one = plan
+    if len(model.layer_kinds) == 1:
+        one = replace(plan, job=replace(plan.job, model=model.with_layers(stages)), stage_layers=(1,) * stages)
     try:
         graph = graph_of(one)
         check_assignment(plan_by_rules(one, graph).cuts, graph, needs_held=True)

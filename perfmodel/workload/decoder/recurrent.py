@@ -42,7 +42,7 @@ def mamba_mixer(b: DecoderBuilder, x: str) -> str:
         head_dim=mamba.head_dim,
         state=mamba.state_size,
     )
-    y = _normed(b, "mamba_norm", b.add(scanned, dims), gate, "m mo", 2, rows_of="m")
+    y = _normed(b, "mamba_norm", b.add(scanned, dims), gate, "m mo", 2, rows_of="m", width=b.sizes["mo"])
     return _ended(b, y, bias=mamba.bias)
 
 
@@ -70,7 +70,7 @@ def delta_mixer(b: DecoderBuilder, x: str) -> str:
         key_dim=delta.key_head_dim,
         value_dim=delta.value_head_dim,
     )
-    y = _normed(b, "delta_norm", b.add(scanned, dims), gate, "mv", 1, rows_of="m mh")
+    y = _normed(b, "delta_norm", b.add(scanned, dims), gate, "mv", 1, rows_of="m mh", width=b.sizes["mv"])
     return _ended(b, y, bias=False)
 
 
@@ -93,14 +93,14 @@ def _convolved(b: DecoderBuilder, x: str, *, bias: bool, times_larger: float) ->
     return b.add(operator, dims, parts={x: times_larger})
 
 
-def _normed(b: DecoderBuilder, name: str, x: str, gate: str, weight_dims: str, num_rows: int, *, rows_of: str) -> str:
+def _normed(b: DecoderBuilder, name: str, x: str, gate: str, weight_dims: str, num_rows: int, *, rows_of: str, width: int) -> str:
     others = dict.fromkeys(word for word in f"{rows_of} {weight_dims}".split() if word not in ("m", "mo"))
     dims = " ".join((_SCANNED, "mo", *others))
     sizes = b.of(dims)
     weight = operand(b.parameter(f"{name}.weight", weight_dims, num_rows), weight_dims)
     rows = tuple((sizes[dim], dim) for dim in ("b", "s", *rows_of.split()))
     operands = (operand(x, "b s m mo"), operand(gate, "b s m mo"), weight, operand(f"{name}.out", "b s m mo"))
-    return b.add(gated_norm(name, *operands, sizes, rows=rows), dims)
+    return b.add(gated_norm(name, *operands, sizes, rows=rows, width=width, gates_first=name == "mamba_norm"), dims)
 
 
 def _ended(b: DecoderBuilder, y: str, *, bias: bool) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from math import ceil
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Stream
+from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Setting, Stream
 from perfmodel.workload.kinds.extents import extent, halo_exchange
 
 #: States are kept in float32.
@@ -48,10 +48,22 @@ def causal_conv(
 
 
 def gated_norm(
-    name: str, x: Operand, gate: Operand, weight: Operand, output: Operand, dims: Mapping[str, int], *, rows: Extent, layer: str = ""
+    name: str,
+    x: Operand,
+    gate: Operand,
+    weight: Operand,
+    output: Operand,
+    dims: Mapping[str, int],
+    *,
+    rows: Extent,
+    width: int,
+    gates_first: bool,
+    layer: str = "",
 ) -> Operator:
-    """RMSNorm of x, each of `rows` by itself, and x times silu(gate), in one kernel. Kept: x and the statistics; the gate lies with what it
-    is a piece of."""
+    """RMSNorm of `width` entries of x at a time, and times silu(gate), before it (`gates_first`) or after it, in one kernel.
+
+    rows   how many are normed each by itself. Kept: x and the statistics; the gate lies with what it is a piece of
+    """
     entries = extent(dims, output.dims)
     x_data, gate_data, written = (Data(extent=entries, of=place) for place in (0, 1, 3))
     back = (replace(written, is_gradient=True), x_data, gate_data, replace(x_data, is_gradient=True), replace(gate_data, is_gradient=True))
@@ -64,6 +76,7 @@ def gated_norm(
         forward=(Stream(kernel="rmsnorm", elements=entries, accesses=(x_data, gate_data, written)),),
         backward=(Stream(kernel="rmsnorm", elements=entries, accesses=back),),
         saved=(x_data, Data(extent=rows, itemsize=4.0)),
+        settings={"width": width, "gates_first": gates_first},
         layer=layer,
     )
 
@@ -102,6 +115,7 @@ def state_scan(
         chunks,
         forward=(scores, left, entered, within),
         again=(scores, left),
+        settings={"state": state, "head_dim": head_dim},
         states=(*chunks.batch, *heads, (head_dim * state, "")),
         layer=layer,
     )
@@ -144,6 +158,7 @@ def delta_scan(
         chunks,
         forward=(*made, erased, left, entered, query_scores, within),
         again=(*made, erased, left),
+        settings={"key_dim": key_dim, "value_dim": value_dim},
         states=(*batch, (key_dim * value_dim, "")),
         layer=layer,
     )
@@ -176,6 +191,7 @@ def _scan(
     forward: tuple[Product, ...],
     again: tuple[Product, ...],
     states: Extent,
+    settings: Mapping[str, Setting],
     layer: str,
 ) -> Operator:
     """again: what backward makes a second time. states: of all chunks, which are written and read, and are there while it runs."""
@@ -198,5 +214,6 @@ def _scan(
             for phase in Pass
         ),
         scratch=(state,),
+        settings=settings,
         layer=layer,
     )

@@ -81,11 +81,14 @@ def transformer_network(
     whole = {f"layer{i}" for i in numbers if (every := config.full_attention_every) and (i + 1) % every == 0}
     unturned = {f"layer{i}" for i in numbers if (every := config.no_rotary_every) and (i + 1) % every == 0}
 
+    window = config.sliding_window or config.attention_chunk
+
     def as_run(operator: Operator) -> Operator:
         own: dict[str, Setting] = {}
         has_scores = operator.is_attention or (operator.kind == "softmax" and bool(operator.group))
-        if has_scores and 0 < config.sliding_window < seq_len:
-            own["window"] = 0 if operator.layer in whole else config.sliding_window
+        if has_scores and 0 < window < seq_len:
+            own["window"] = 0 if operator.layer in whole else window
+            own |= {"chunked": True} if config.attention_chunk else {}
         if has_scores and config.position == "alibi":
             own["alibi"] = True
         if operator.kind == "rotary" and operator.layer in unturned:
