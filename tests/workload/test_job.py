@@ -56,8 +56,9 @@ def test_a_step_moves_each_copy_as_often_as_it_is_touched():
     assert PRECISION_POLICIES[Precision.FP32].step_bytes_per_parameter(Optimizer.SGD) == 4 + 8
 
 
-def test_only_the_mixed_policies_hold_a_master_copy():
-    assert {name for name, policy in PRECISION_POLICIES.items() if policy.has_master_copy} == {Precision.BF16_MIXED, Precision.FP16_MIXED}
+def test_all_policies_hold_a_master_copy_but_those_of_one_dtype():
+    without = {name for name, policy in PRECISION_POLICIES.items() if not policy.has_master_copy}
+    assert without == {Precision.FP32, Precision.BF16}
     assert all(policy.compute is not Dtype.TF32 for policy in PRECISION_POLICIES.values())
 
 
