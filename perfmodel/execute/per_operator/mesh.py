@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, combinations, product
 from math import prod
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -48,6 +50,7 @@ class NetworkMesh:
                    shares of a gather or a scatter larger, those of an all-to-all different from rank to rank; halos along a second dim
                    have corners
     shared         tensors that operators of many layers read, made once
+    indices, moves what parts of tensors ranks hold, and how they are redistributed, worked out once
     """
 
     def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1, uses_dtensor: bool = True) -> None:
@@ -60,6 +63,8 @@ class NetworkMesh:
         self.record: Record | None = None
         self.shared: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
         self.padding: Padding = Counter()
+        self.indices: dict[tuple[object, ...], np.ndarray] = {}
+        self.moves: dict[tuple[object, ...], Any] = {}
 
         if num_stages > 1:
             # stages ask for different groups, or for none, and all ranks must make the same ones: every group is made here

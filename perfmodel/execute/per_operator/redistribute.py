@@ -45,6 +45,13 @@ def local_part(tensor: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch
 
 def _held(size: int, chunks: Chunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
     """Indices of a position of `size` that the rank at `place` holds; uneven shares end short."""
+    key = (size, chunks, *[place[axis] for axis in (*chunks.axes, *chunks.further)])
+    if key not in mesh.indices:
+        mesh.indices[key] = _indices(size, chunks, mesh, place)
+    return mesh.indices[key]
+
+
+def _indices(size: int, chunks: Chunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
     indices = np.arange(size)
     if size % mesh.size(chunks.axes) == 0:
         grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
@@ -165,8 +172,7 @@ class Redistribution:
 
     def __init__(self, source: Layout, target: Layout, shape: Sequence[int], mesh: NetworkMesh, purpose: Purpose) -> None:
         self.mesh, self.purpose = mesh, purpose
-        steps = tuple(step for step in redistribute(source, target) if mesh.size(step.axes) > 1)
-        self.moves = tuple(_moves(source, target, steps, shape, mesh))
+        self.moves = _moves_once(source, target, tuple(shape), mesh)
 
     @property
     def is_identity(self) -> bool:
@@ -247,6 +253,18 @@ class Redistribution:
             piece = piece.view(shape)
             _put(result, where, piece if pick is None else _take(piece, pick))
         return result
+
+
+def _moves_once(source: Layout, target: Layout, shape: tuple[int, ...], mesh: NetworkMesh) -> tuple[_Move, ...]:
+    """Layers that are alike redistribute alike."""
+    if source == target:
+        return ()
+    key = (source, target, shape)
+    if key not in mesh.moves:
+        steps = tuple(step for step in redistribute(source, target) if mesh.size(step.axes) > 1)
+        mesh.moves[key] = tuple(_moves(source, target, steps, shape, mesh))
+    moves: tuple[_Move, ...] = mesh.moves[key]
+    return moves
 
 
 def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequence[int], mesh: NetworkMesh) -> list[_Move]:

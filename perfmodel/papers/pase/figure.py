@@ -40,7 +40,7 @@ from perfmodel.parallel.profile import load_profile
 from perfmodel.planner.per_operator.search import Filter, NetworkPlanner
 from perfmodel.planner.per_operator.space import Configurations, NetworkSpace, network_space
 from perfmodel.planner.per_operator.strategies import data_parallel
-from perfmodel.planner.per_operator.tables import network_tables
+from perfmodel.planner.per_operator.tables import TableMaker
 from perfmodel.workload.graph import Graph
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 from perfmodel.workload.networks import load_network
@@ -191,9 +191,10 @@ class _Bench:
     def step_time(self, strategy: Strategy) -> float:
         """The best placement of a strategy, predicted whole. [s]"""
         space = _restricted(self.space, strategy.allowed)
-        one_by_one = network_tables(space, self.setting, self.prices, has_units=False)
-        gradients = network_tables(space, self.setting, self.gradient_prices, has_units=False).vertices
-        vertices = tuple(replace(v, reductions=g.reductions) for v, g in zip(one_by_one.vertices, gradients, strict=True))
+        maker = TableMaker(space, self.setting, self.prices, has_units=False)
+        one_by_one = maker.build(self.setting)
+        at_once = maker.reductions_at(self.gradient_prices)
+        vertices = tuple(replace(v, reductions=each) for v, each in zip(one_by_one.vertices, at_once, strict=True))
         tables = replace(one_by_one, vertices=vertices)
         planner = NetworkPlanner(
             network=self.network,
@@ -207,7 +208,7 @@ class _Bench:
         )
         best = planner.search().best
         choice = best.choice
-        saved = sum(float(v.reductions[c] - g.reductions[c]) for v, g, c in zip(one_by_one.vertices, gradients, choice, strict=True))
+        saved = sum(float(v.reductions[c] - each[c]) for v, each, c in zip(one_by_one.vertices, at_once, choice, strict=True))
         return best.step_time - saved - (self._layers_at_once(planner, best, strategy) if strategy.apart > 1 else 0.0)
 
     def _layers_at_once(self, planner: NetworkPlanner[_Priced], best: _Priced, strategy: Strategy) -> float:

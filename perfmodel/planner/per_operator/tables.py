@@ -167,8 +167,7 @@ class TableMaker:
     def build(self, setting: StepSetting) -> NetworkTables:
         """Those of `setting`, which has the ZeRO stage."""
         self.setting, self.known_vertices = setting, {}
-        vertices = [self.operator_vertex(index) for index in range(len(self.network.operators))]
-        vertices += [self.held_vertex(tensor, layouts) for tensor, layouts in zip(self.space.held, self.space.layouts, strict=True)]
+        vertices = self._vertices()
         edges: list[tuple[int, int, Array]] = []
         saved: list[tuple[int, int, Array]] = []
         for tensor, reading in self.readers.items():
@@ -187,7 +186,19 @@ class TableMaker:
                     saved += self.copied_bytes(tensor, self.held[tensor], consumer, position)
         return NetworkTables(space=self.space, vertices=tuple(vertices), edges=tuple(edges), edge_bytes=tuple(saved))
 
+    def reductions_at(self, prices: MeshPrices) -> list[Array]:
+        """What reducing the gradients of each vertex takes at other prices; all else as it is. [s]"""
+        own = self.prices, self.known_vertices
+        self.prices, self.known_vertices = prices, {}
+        found = [vertex.reductions for vertex in self._vertices()]
+        self.prices, self.known_vertices = own
+        return found
+
     # --- vertices ---------------------------------------------------------------------------------------------------------------------
+
+    def _vertices(self) -> list[VertexColumns]:
+        vertices = [self.operator_vertex(index) for index in range(len(self.network.operators))]
+        return vertices + [self.held_vertex(tensor, layouts) for tensor, layouts in zip(self.space.held, self.space.layouts, strict=True)]
 
     def operator_vertex(self, index: int) -> VertexColumns:
         operator, rows = self.network.operators[index], self.space.operators[index]
