@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.execute.audit import audit
 from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.execute.launch.launch import WorkerGroup
-from perfmodel.execute.measure.machine import measure_machine
+from perfmodel.execute.measure import machine
+from perfmodel.execute.measure.scope import Scope, make_scope
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.results import MachineMeasurement
 
@@ -42,11 +44,27 @@ def groups() -> Iterator[Groups]:
 
 @pytest.fixture(scope="session")
 def brief_machine() -> tuple[MachineMeasurement, list[tuple[float, str]]]:
-    """This machine measured briefly, and the progress that was told meanwhile."""
+    """This machine measured briefly, with some of the sizes and few repetitions, and the progress that was told meanwhile."""
     if local_cluster().num_chips < 2:
         pytest.skip("needs two cores")
     seen: list[tuple[float, str]] = []
-    return measure_machine(2, brief=True, device="cpu", progress=lambda share, what: seen.append((share, what))), seen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "make_scope", a_part_of_the_scope)
+        patch.setattr(machine, "_BRIEF_STEPS", 3)
+        return machine.measure_machine(2, brief=True, device="cpu", progress=lambda share, what: seen.append((share, what))), seen
+
+
+def a_part_of_the_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
+    whole = make_scope(device, brief=brief, logit_bytes=logit_bytes)
+    return replace(
+        whole,
+        budget=0.1 * whole.budget,
+        matmuls=whole.matmuls[4::3],
+        half_matmuls=whole.half_matmuls[::2],
+        elements=whole.elements[::2],
+        attentions=whole.attentions[:4],
+        message_bytes=whole.message_bytes[::2],
+    )
 
 
 @pytest.fixture(scope="session")

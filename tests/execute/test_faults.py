@@ -121,11 +121,11 @@ def test_workers_die_with_their_parent_and_leave_nothing(tmp_path):
             parent.stdout.close()
 
 
-def test_a_message_of_any_length_reaches_every_rank_and_comes_back():
-    with WorkerGroup(2) as group:
-        assert group.call(echo, "a" * 10**6) == ["a" * 10**6] * 2
-        # no rank reads what is written again for another
-        assert sorted(path.name for path in group._folder.glob("call*")) == ["call0", "call1"]
+def test_a_message_of_any_length_reaches_every_rank_and_comes_back(groups):
+    group = groups(2)
+    assert group.call(echo, "a" * 10**6) == ["a" * 10**6] * 2
+    # no rank reads what is written again for another
+    assert sorted(path.name for path in group._folder.glob("call*")) == ["call0", "call1"]
 
 
 def test_time_in_which_this_process_did_not_run_is_nobodys_silence(monkeypatch):

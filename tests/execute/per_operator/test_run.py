@@ -22,16 +22,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 QUICK = [name for name in TINY if name != "inception3"]
 
 
-@pytest.mark.parametrize("name", [*QUICK, pytest.param("inception3", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("axes, seeds", [(TWO, (0,)), (FOUR, (1, 2))], ids=["2", "4"])
-def test_random_plans_equal_one_process(name, axes, seeds, groups):
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("axes, seed", [(TWO, 0), (FOUR, 1)], ids=["2", "4"])
+def test_random_plans_equal_one_process(name, axes, seed, groups):
     network = tiny_network(name)
-    for seed in seeds:
-        plan = random_plan(network, axes, seed)
-        found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True), group=groups(plan.num_chips))
-        assert found.gradient_error < 1e-9
-        assert found.output_error < 1e-9
-        assert found.traffic
+    plan = random_plan(network, axes, seed)
+    found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True), group=groups(plan.num_chips))
+    assert found.gradient_error < 1e-9
+    assert found.output_error < 1e-9
+    assert found.traffic
 
 
 @pytest.mark.slow
@@ -49,7 +48,7 @@ def test_processes_are_started_and_ended_for_a_run_of_its_own():
 @pytest.mark.parametrize("name", QUICK)
 def test_many_random_plans(name, groups):
     network = tiny_network(name)
-    for seed in range(100, 104):
+    for seed in range(100, 103):
         check_network_plan(network, random_plan(network, FOUR, seed), NetworkOptions(compares_outputs=True), group=groups(4))
 
 
