@@ -1,0 +1,79 @@
+"""Models with experts against published figures: what a layer keeps, the memory of DeepSeek-V3, its step on 2,048 H800.
+
+Sources: Megatron-Core's report on mixtures of experts (arXiv 2603.07685: activations, weights and gradients, optimizer of DeepSeek-V3 on
+256 GPUs, pp 4, vpp 4, ep 64, bf16); DeepSeek-V3's report (arXiv 2412.19437: 180 K GPU hours per 1e12 tokens on 2,048 H800).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import perfmodel
+from perfmodel.cost.estimate import memory_on_rank
+from perfmodel.cost.program import compile_program
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
+from perfmodel.parallel.plan import make_plan
+from perfmodel.parallel.profile import load_profile
+from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.models import load_model
+from perfmodel.workload.transformer import build_graph
+from tests.cost.jobs import estimator_of
+
+TOKENS = 4096
+
+
+def kept_bytes(name, region):
+    """Of one layer and one token, on one rank alone, as Megatron runs it; without the unrotated q and k that its fused product leaves."""
+    graph = build_graph(
+        load_model(name), seq_len=TOKENS, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher="alltoall"
+    )
+    profile = replace(load_profile("megatron"), keeps_unrotated_qk=False)
+    derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
+    program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")
+    place = [each.name for each in program.regions].index(region)
+    of_layer = program.saved.segments // 4 == place
+    amounts = program.saved.columns["amount"][of_layer]
+    return float((program.amounts.base * np.ceil(program.amounts.padded_size))[amounts].sum()) / TOKENS
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "statistics"),
+    [
+        ("mixtral-8x7b", 258_240, 2 * 4 + 2 * 4),  # of two norms; weights of two experts
+        ("deepseek-v3", 572_032, 4 * 4 + 8 * 4),
+    ],
+)
+def test_bytes_that_a_layer_keeps_of_a_token(name, published, statistics):
+    assert kept_bytes(name, "layer") == published + statistics
+
+
+def test_memory_of_deepseek_v3_on_256_chips():
+    """A middle rank with 15 of the 58 layers with experts (14.5 on average); the report's activations are 56 times those of a layer."""
+    job = TrainingJob(model=load_model("deepseek-v3"), global_batch=256, seq_len=TOKENS)
+    estimator = estimator_of(job, chips=256, node=8)
+    knobs = {"pp": 4, "dp": 64, "ep": 64, "zero": 1, "schedule": "interleaved", "virtual_stages": 4, "profile": "megatron"}
+    plan = make_plan(job, cluster="test", num_chips=256, stage_layers=(4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3), **knobs)
+    _, _, memory = memory_on_rank(estimator, plan, 1)
+    assert (memory["weights"] + memory["gradients"]) / 1e9 == pytest.approx(36.4, rel=0.02)
+    assert memory["optimizer"] / 1e9 == pytest.approx(32.1, rel=0.02)
+    assert 56 * TOKENS * kept_bytes("deepseek-v3", "layer") / 1e9 == pytest.approx(131.0, rel=0.005)
+
+
+def test_step_of_deepseek_v3_on_2048_h800():
+    """The last stage has one layer, the module that predicts a second token and both heads: about as much work as four layers."""
+    job = TrainingJob(model=load_model("deepseek-v3"), global_batch=15360, seq_len=TOKENS, precision=Precision.FP8_BLOCK)
+    plan = make_plan(
+        job,
+        cluster="h800-sxm-80gb",
+        num_chips=2048,
+        pp=16,
+        dp=128,
+        ep=64,
+        zero=1,
+        stage_layers=(4,) * 15 + (1,),
+        dispatcher="flex",
+        profile="megatron+moe_overlap",
+    )
+    assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.12)
