@@ -80,3 +80,10 @@ def test_what_is_wrong_with_an_operators_own_map_is_told_at_once(tmp_path):
         load_rule_set(path)
     assert "up_prjo: no operator of a model; did you mean 'up_proj'" in str(found.value)
     assert "down_proj.vocab_in: down_proj has no such dim; it has" in str(found.value)
+
+
+def test_operators_of_all_kinds_of_layers_are_known(tmp_path):
+    path = tmp_path / "mine.yaml"
+    own = "{q_a_proj: {s_res: [cp]}, in_proj: {state_groups: [tp]}, experts_up: {experts: []}, index: {s_query: [cp]}}"
+    path.write_text(f"rules: {{batch: [dp_replicate, dp_shard]}}\noperators: {own}\n")
+    assert set(load_rule_set(path).operators) == {"q_a_proj", "in_proj", "experts_up", "index"}

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: Between them these have every operator: learned positions, biases and dropout; grouped heads; norms of q and k; a parallel block. What
 #: only some models can follow (tied embeddings have one rule) is told where the job is known.
 _MODELS = ("gpt2", "llama-3-8b", "qwen3-8b", "falcon-7b")
+#: Between them these have the operators of all other layers.
+_FURTHER = ("deepseek-v3.2", "nemotron-h-8b", "qwen3-next-80b-a3b")
+_SIZES = {"seq_len": 1024, "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
 _BATCH = ("dp_replicate", "dp_shard")
 
 
@@ -30,12 +33,22 @@ def faults_of(rules: RuleSet) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _graphs() -> tuple[Graph, ...]:
-    sizes = {"seq_len": 1024, "dropout": True, "activation_bytes": 2.0, "parameter_bytes": 2.0}
     return tuple(
-        build_graph(replace(load_model(name), tie_word_embeddings=False), attention=attention, **sizes)  # type: ignore[arg-type]
+        build_graph(replace(load_model(name), tie_word_embeddings=False), attention=attention, **_SIZES)  # type: ignore[arg-type]
         for name in _MODELS
         for attention in ("flash", "unfused")
     )
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, set[str]]:
+    """Of every operator that some model has the names of its dims."""
+    found: dict[str, set[str]] = {}
+    others = (build_graph(load_model(name), attention="flash", **_SIZES) for name in _FURTHER)  # type: ignore[arg-type]
+    for graph in (*_graphs(), *others):
+        for operator in graph.operators:
+            found.setdefault(operator.name_in_layer, set()).update(map(operator.logical_name, operator.dims))
+    return found
 
 
 def _faults(rules: RuleSet) -> Iterator[str]:
@@ -44,8 +57,7 @@ def _faults(rules: RuleSet) -> Iterator[str]:
     ):
         # every operator has it: the microbatch is counted for each data-parallel rank
         yield "batch: must be cut by the two data axes and by nothing else; write batch: [dp_replicate, dp_shard]"
-    graphs = _graphs()
-    known = {operator.name: {operator.logical_name(dim) for dim in operator.dims} for graph in graphs for operator in graph.operators}
+    graphs, known = _graphs(), _known() if rules.operators else {}
     for name, own in rules.operators.items():
         if name not in known:
             yield f"operators: {one_line(name, 80)}: no operator of a model{suggest(name, known)}"

@@ -69,6 +69,15 @@ def test_bytes_that_a_token_keeps():
     assert not {"q_b_proj.out", "kv_b_proj.out", "rope_key.out"} & kept.keys()
 
 
+def test_bytes_that_a_token_keeps_of_a_layer_with_experts():
+    """The whole table: 572,032 with what norms and the router keep of each token besides."""
+    graph = graph_of(load_model("deepseek-v3"))
+    derivation = with_habits(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
+    kept = kept_tensors(derivation, set(), set(), alone=set())
+    statistics, chosen = 4 * 4, 8 * 4  # of four norms in float32; the eight weights of its experts
+    assert sum(each.amount.base for each in kept if each.region == "layer") / SEQ == 572_032 + statistics + chosen
+
+
 def test_tensor_parallel_ranks_gather_latents_and_hold_whole_down_projections():
     graph = graph_of(v3_dense())
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
