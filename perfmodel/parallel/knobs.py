@@ -42,6 +42,18 @@ def read_order(value: Any, name: str) -> tuple[str, ...]:
     return check_order(value)
 
 
+def _modules(value: Any, name: str) -> tuple[str, ...]:
+    from perfmodel.parallel.recompute_modules import read_modules
+
+    return read_modules(value, name)
+
+
+def _operators_of(modules: Sequence[str]) -> tuple[str, ...]:
+    from perfmodel.parallel.recompute_modules import operators_of
+
+    return operators_of(modules)
+
+
 _count = partial(word, kind=int)
 _searched = partial(_count, is_searched=True)
 _choice = partial(word, metavar="NAME")
@@ -78,6 +90,10 @@ class Knobs:
     schedule: str | None = _choice("gpipe, 1f1b or interleaved", choices=PipelineSchedule, is_searched=True, in_files="1f1b")
     virtual_stages: int | None = _searched("Model chunks of a pipeline rank (interleaved)", in_files=1)
     recompute: str | None = _choice("none, selective or full", choices=Recompute, is_searched=True, in_files="none")
+    recompute_modules: Sequence[str] | None = word(
+        "Parts of a layer that run again in backward: core_attn, layernorm, mla_up_proj, mlp, moe_act, moe",
+        otherwise="selective recomputation is of core_attn", metavar="NAMES", takes="Sequence[str] | str", read=_modules, is_shorthand=True,
+    )  # fmt: skip
     attention: str | None = _choice("flash or unfused", otherwise="the profile's if left out", choices=AttentionKernel, in_files="flash")
     order: Sequence[str] | None = word(
         f"Axes on the network, innermost first: {'-'.join(DEFAULT_ORDER)}",
@@ -104,6 +120,11 @@ class Knobs:
             if given.get("dp_shard", fsdp) != fsdp or given.get("zero", 3) != 3:
                 raise InputError(f"fsdp={fsdp}: is dp_shard={fsdp} with zero=3; leave out dp_shard and zero, or say it with them alone")
             given |= {"dp_shard": fsdp, "zero": 3}
+        if "recompute_modules" in given:
+            if given.get("recompute", "selective") != "selective":
+                rule = "recompute_modules say which parts run again, which is recompute=selective; leave out one of them"
+                raise InputError(f"recompute={given['recompute']}: {rule}")
+            given["recompute"] = "selective"
         shard, replicate = given.get("dp_shard", 1), given.get("dp_replicate", 1)
         if "dp" in given and given["dp"] % (shard * replicate):
             raise InputError(f"dp={given['dp']}: is dp_replicate*dp_shard, of which {shard * replicate} is given; use a multiple of it")
@@ -112,6 +133,8 @@ class Knobs:
     def planned(self) -> dict[str, Any]:
         """The knobs as a plan has them: what `dp` leaves open goes to dp_shard under ZeRO, else to dp_replicate."""
         given = self.searched()
+        if "recompute_modules" in given:
+            given["recompute_operators"] = _operators_of(given.pop("recompute_modules"))
         if "rules" in given:
             if len(given["rules"]) > 1:
                 names = ",".join(each.name for each in given["rules"])

@@ -29,6 +29,7 @@ from perfmodel.parallel.layout import (
     even_stage_layers,
 )
 from perfmodel.parallel.per_operator.assignment import Assignment
+from perfmodel.parallel.recompute_modules import lacking
 from perfmodel.parallel.settings import framework_named
 from perfmodel.parallel.stated import settings_in, settings_text
 from perfmodel.workload.config import TransformerConfig
@@ -468,6 +469,10 @@ def make_plan(
             )
         zero = 0  # one data rank holds everything at any stage: one plan, one row
     layout = ParallelLayout(pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp)
+    operators = _names(said.get("recompute_operators", recompute_operators), "recompute_operators")
+    without = lacking(operators, job.transformer)
+    if without:
+        raise bad_field("recompute_modules", without, f"no layer of {job.transformer.name} has it", "leave it out")
     if said.get("virtual_stages", 1) > 1:
         said = {"schedule": "interleaved"} | said
     if stage_layers is not None:
@@ -475,7 +480,8 @@ def make_plan(
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
         stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
     else:
-        stage_layers = even_stage_layers(job.transformer.num_hidden_layers, pp * said.get("virtual_stages", 1))
+        model, num_stages = job.transformer, pp * said.get("virtual_stages", 1)
+        stage_layers = even_stage_layers(model.num_hidden_layers, num_stages, beside_head=model.layers_beside_head)
     if said.get("etp") is None:
         said["etp"] = tp if said.get("ep", 1) == 1 and job.transformer.experts is not None else 1
     return Plan(
@@ -485,7 +491,7 @@ def make_plan(
         layout=layout,
         rules=_rules(said.get("rules"), said.get("sequence_parallel"), tp),
         zero=ZeroStage(zero),
-        recompute_operators=_names(recompute_operators, "recompute_operators"),
+        recompute_operators=operators,
         stage_layers=stage_layers,
         profile=profile,
         calibration=calibration,

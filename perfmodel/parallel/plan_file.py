@@ -22,6 +22,7 @@ from perfmodel.parallel.knobs import Knobs, plan_keys
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
+from perfmodel.parallel.recompute_modules import MODULES, operators_of
 from perfmodel.parallel.stated import read_settings, stated
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -261,7 +262,8 @@ def _check_recompute_operators(plan: Plan, where: str) -> None:
     )
     blocks = {region.name for region in graph.regions if region.is_block}
     inside = [operator for operator in graph.operators if operator.layer in blocks and operator.forward]
-    known = {operator.name for operator in inside} | {operator.group for operator in inside if operator.group}
+    known = {operator.name_in_layer for operator in inside} | {operator.group for operator in inside if operator.group}
+    known |= set(operators_of(tuple(MODULES)))  # of which a model need not have all
     for name in plan.recompute_operators:
         if name not in known:
             quoted = one_line(name, 80)

@@ -84,6 +84,8 @@ def search_in(
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tuple[Space, AttentionKernel]:
     """The part of the space that the knobs leave, and the attention kernel."""
     from perfmodel.parallel.layout import AttentionKernel
+    from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
+    from perfmodel.parallel.recompute_modules import operators_of
     from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
 
     if not isinstance(maximum, Mapping):
@@ -91,6 +93,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
     fixed = knobs.searched()
     attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.default_attention), "attention")
     order = fixed.pop("order", None)
+    modules = fixed.pop("recompute_modules", None)
     rules = fixed.pop("rules", ())
     _check_rules(rules, fixed.get("sequence_parallel"))
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
@@ -102,7 +105,9 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int]) -> tupl
         raise bad_field("maximum", words[0], "has no largest value", f"fix it: {words[0]}=...")
     maximum = {name: known[name].value(value, name) if name in known else whole(value, name) for name, value in maximum.items()}
     orders = SEARCHED_ORDERS if order is None else (order,)
-    return Space(fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules), attention
+    operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)
+    space = Space(fixed=fixed, maximum=dict(maximum), orders=orders, rules=rules, recompute_operators=operators)
+    return space, attention
 
 
 def _check_rules(rules: tuple[RuleSet, ...], sequence_parallel: bool | None) -> None:

@@ -62,6 +62,7 @@ class Space:
     orders         orders of the axes on the network
     rules          rule sets; none: `default_rule_sets`, which `sequence_parallel` tells apart
     runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
+    recompute_operators   what selective recomputation runs again
     stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
     """
 
@@ -70,6 +71,7 @@ class Space:
     orders: tuple[tuple[str, ...], ...] = SEARCHED_ORDERS
     rules: tuple[RuleSet, ...] = ()
     stage_layers: tuple[int, ...] = ()
+    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS
     runs: Runs = ANYTHING
     balanced_context: bool = False
 
@@ -240,7 +242,8 @@ def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int)
     layers, num_stages = model.num_hidden_layers, num_ranks * virtual_stages
     if num_stages > layers + STAGES_WITHOUT_LAYERS:
         return []
-    even, shorter = even_stage_layers(layers, num_stages), shorter_ends_stage_layers(layers, num_stages)
+    even = even_stage_layers(layers, num_stages, beside_head=model.layers_beside_head)
+    shorter = shorter_ends_stage_layers(layers, num_stages)
     if shorter == even:
         return [even]
     a, b = ([sum(layers[rank::num_ranks]) for rank in range(num_ranks)] for layers in (even, shorter))

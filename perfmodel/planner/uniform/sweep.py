@@ -29,7 +29,7 @@ from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.memory_doubt import memory_doubt
-from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan, make_plan
+from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.planner.uniform.schedules import pipeline_times, schedule_columns, wider
 from perfmodel.planner.uniform.space import (
@@ -161,7 +161,7 @@ def sweep(
     memory_headroom: float = DEFAULT_HEADROOM,
     risk: float | None = None,
     attention: AttentionKernel | None = None,
-    recompute_operators: tuple[str, ...] = DEFAULT_RECOMPUTE_OPERATORS,
+    recompute_operators: tuple[str, ...] | None = None,
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
     kept_tables: KeptTables | None = None,
@@ -175,6 +175,7 @@ def sweep(
     rule, doubt = memory_rule(memory_headroom, risk), memory_doubt(estimator.profile)
     capacity = rule.room(estimator.machine.memory_usable)
     attention = attention or AttentionKernel(estimator.profile.default_attention)
+    recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
         estimator=estimator,
         space=space,

@@ -1,0 +1,49 @@
+"""What can be recomputed by name, as Megatron-LM's --recompute-modules has it, and which operators of a layer that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field, shown, suggest
+from perfmodel.foundation.values import several
+from perfmodel.workload.config import TransformerConfig
+
+_EXPERTS = ("permute", "sort", "experts_up", "experts_activation", "experts_down", "unsort", "unpermute")
+
+#: Module -> operators that run again in backward. What they make is not kept; what goes into the first of them is.
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("attention_core",),
+    "layernorm": ("attention_norm", "mlp_norm", "q_a_norm", "kv_a_norm"),
+    "mla_up_proj": ("q_b_proj", "q_rotary", "kv_b_proj", "nope_key", "keys", "value", "values"),
+    "mlp": ("gate_proj", "up_proj", "activation", "gate_product"),
+    "moe_act": ("experts_activation",),
+    "moe": ("router", "route", *_EXPERTS),
+}
+
+
+def read_modules(value: Any, name: str) -> tuple[str, ...]:
+    """Names, as a list or with commas."""
+    names = several(value) if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(each, str) for each in names):
+        raise bad_field(name, shown(value), "must name modules", f"use some of {', '.join(MODULES)}")
+    for each in names:
+        if each not in MODULES:
+            rule = f"is no module that can be recomputed{suggest(each, MODULES)}"
+            raise bad_field(name, shown(each), rule, f"use some of {', '.join(MODULES)}")
+    return tuple(module for module in MODULES if module in names)
+
+
+def lacking(operators: Sequence[str], model: TransformerConfig) -> str:
+    """The module that is asked for, and that no layer of the model has; "" where there is none."""
+    has = {
+        "mla_up_proj": model.latent is not None,
+        "mlp": any(kind.feed_forward == "dense" for kind in model.layer_kinds),
+        **dict.fromkeys(("moe_act", "moe"), model.experts is not None),
+    }
+    return next((name for name, there in has.items() if not there and set(MODULES[name]) <= set(operators)), "")
+
+
+def operators_of(modules: Sequence[str]) -> tuple[str, ...]:
+    """The operators of these modules, in the order of `MODULES`."""
+    return tuple(operator for module in modules for operator in MODULES[module])
