@@ -82,16 +82,27 @@ class OperatorContext:
         return by_share.get(mine - 1, -1), by_share.get(mine + 1, -1)
 
     def trade(
-        self, dim: str, up: torch.Tensor, down: torch.Tensor, from_up: torch.Tensor, from_down: torch.Tensor, phase: Pass, noted: int
+        self,
+        dim: str,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        from_up: torch.Tensor,
+        from_down: torch.Tensor,
+        phase: Pass,
+        noted: int,
+        *,
+        is_noted: bool = True,
     ) -> None:
         """Send `up` to the share before and `down` to the one after, and fill what comes from them; nothing at the ends.
 
-        noted   elements that an inner rank sends, as the operator declares them; it sends corners too where a second dim is cut
+        noted      elements that an inner rank sends, as the operator declares them; it sends corners too where a second dim is cut
+        is_noted   False of what only receives: who sends notes it
         """
         before, after = self.neighbours(dim)
         work: list[Any] = []
         group = self.mesh.process_group(self.axes(dim))
-        self.mesh.note(CollectiveKind.SEND_RECV, self.axes(dim), noted, self.purpose(phase), issued=up.numel() + down.numel())
+        if is_noted:
+            self.mesh.note(CollectiveKind.SEND_RECV, self.axes(dim), noted, self.purpose(phase), issued=up.numel() + down.numel())
         for rank, outgoing, incoming in ((before, up, from_up), (after, down, from_down)):
             if rank < 0:
                 continue

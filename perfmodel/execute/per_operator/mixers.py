@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from perfmodel.execute.norm import wide
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import with_halo
+from perfmodel.execute.per_operator.own_rules import handing_on, state_before, with_halo
 
 Tensors = Sequence[torch.Tensor]
 
@@ -68,15 +68,8 @@ def gated_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return result if gates_first else result * F.silu(gate)
 
 
-def _check_whole(context: OperatorContext) -> None:
-    positions = context.operator.inputs[0].dims[1]
-    if context.parts(positions) > 1:
-        raise context.fail(f"a scan over shares of dim {positions} is predicted, not run; leave it whole, or cut groups")
-
-
 def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """h = a h + dt B x, y = C h + D x of each head, with a = exp(-dt exp(A_log)) and dt = softplus(steps + dt_bias)."""
-    _check_whole(context)
     x, steps, dt_bias, a_log, skip = inputs
     state, width = _number(context, "state"), _number(context, "head_dim")
     own, b, c = x.split((x.shape[-1] - 2 * state, state, state), -1)
@@ -88,12 +81,16 @@ def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     seen = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()[:, :, None, None]
     weights = passed.masked_fill(~seen, -torch.inf).exp() * torch.einsum("bimn,bjmn->bijm", c, b).unsqueeze(-1)
     y = torch.einsum("bijmh,bjmh,bjmhp->bimhp", weights, dt, own) + skip.unsqueeze(-1) * own
-    return y.flatten(-2)
+    positions = context.operator.inputs[0].dims[1]
+    before = state_before(x, (x.shape[0], *own.shape[2:], state), context=context, dim=positions)
+    y = y + torch.einsum("bimh,bimn,bmhpn->bimhp", so_far.exp(), c, before)
+    left = torch.einsum("bjmh,bjmh,bjmhp,bjmn->bmhpn", (so_far[:, -1:] - so_far).exp(), dt, own, b)
+    after = before * so_far[:, -1].exp()[..., None, None] + left
+    return handing_on(y.flatten(-2), after, context=context, dim=positions)
 
 
 def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """S = a S + beta k (v - k a S), y = q S of each head, with normed keys and queries, a = exp(-softplus(. + dt_bias) exp(A_log))."""
-    _check_whole(context)
     x, strengths, dt_bias, a_log = inputs
     depth, width = _number(context, "key_dim"), _number(context, "value_dim")
     q, k, v = x.split((depth, depth, x.shape[-1] - 2 * depth), -1)
@@ -101,7 +98,8 @@ def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     v = v.unflatten(-1, (-1, width))  # [b,s,m,heads,width]
     writes, decays = strengths.chunk(2, -1)
     beta, decay = writes.sigmoid(), (-F.softplus(decays + dt_bias) * a_log.exp()).exp()
-    state = x.new_zeros(x.shape[0], *v.shape[2:4], depth, width)
+    positions = context.operator.inputs[0].dims[1]
+    state = state_before(x, (x.shape[0], *v.shape[2:4], depth, width), context=context, dim=positions)
     outputs = []
     for place in range(x.shape[1]):
         state = state * decay[:, place, :, :, None, None]
@@ -109,7 +107,7 @@ def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         change = beta[:, place, :, :, None] * (v[:, place] - known)
         state = state + torch.einsum("bmk,bmhv->bmhkv", k[:, place], change)
         outputs.append(torch.einsum("bmk,bmhkv->bmhv", q[:, place], state))
-    return torch.stack(outputs, 1).flatten(-2)
+    return handing_on(torch.stack(outputs, 1).flatten(-2), state, context=context, dim=positions)
 
 
 FUNCTIONS = {

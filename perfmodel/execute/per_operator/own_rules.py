@@ -1,4 +1,4 @@
-"""Operators that issue collectives of their own where certain dims are cut: norms, softmax, cross-entropy, the halo of a window, an LSTM.
+"""Operators that issue collectives of their own where certain dims are cut: norms, softmax, cross-entropy, halos, states, an LSTM.
 
 Each is an autograd function, so that it issues exactly what its kind declares (`Operator.traffic`) in either pass, and computes as
 one process does where nothing is cut.
@@ -201,6 +201,56 @@ def with_halo(
     if not above and not below:
         return x
     return _Halo.apply(x, position, above, below, fill, (above + below) * row, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FromBefore(torch.autograd.Function):
+    """The state that the share before leaves, zero at the first; backward sends its gradient there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, shape: tuple[int, ...], context: OperatorContext, dim: str) -> torch.Tensor:
+        ctx.rest = context, dim
+        state, none = x.new_zeros(shape), x.new_empty(0)
+        context.trade(dim, none, none, state, none, Pass.FORWARD, 0, is_noted=False)
+        return state
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        context, dim = ctx.rest
+        none = gradients[0].new_empty(0)
+        context.trade(dim, gradients[0].contiguous(), none, none, none, Pass.BACKWARD, gradients[0].numel())
+        return None, None, None, None
+
+
+class _ToAfter(torch.autograd.Function):
+    """The output, once the state has been sent to the share after; its gradient comes from there, zero at the last."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, state: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
+        ctx.rest = context, dim, state.shape
+        none = state.new_empty(0)
+        context.trade(dim, none, state.contiguous(), none, none, Pass.FORWARD, state.numel())
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        context, dim, shape = ctx.rest
+        for_state, none = gradients[0].new_zeros(shape), gradients[0].new_empty(0)
+        context.trade(dim, none, none, none, for_state, Pass.BACKWARD, 0, is_noted=False)
+        return gradients[0], for_state, None, None
+
+
+def state_before(x: torch.Tensor, shape: tuple[int, ...], *, context: OperatorContext, dim: str) -> torch.Tensor:
+    """Of a recurrence along `dim`: what the share of `x` begins with."""
+    if context.parts(dim) == 1:
+        return x.new_zeros(shape)
+    return _FromBefore.apply(x, shape, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def handing_on(output: torch.Tensor, state: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
+    """The output of a recurrence whose share of `dim` ends with `state`."""
+    if context.parts(dim) == 1:
+        return output
+    return _ToAfter.apply(output, state, context, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

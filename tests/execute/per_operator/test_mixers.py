@@ -11,6 +11,8 @@ from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.executable import not_executable_reason
 from perfmodel.parallel.per_operator.by_rules import graph_of, plan_by_rules
 from perfmodel.workload.layer_specs import DeltaNet, LatentAttention, LayerSpec, Mamba
@@ -64,6 +66,19 @@ def test_several_processes_compute_what_one_does(name, knobs, groups):
     assert not_executable_reason(plan) == ""
     found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
     assert max(found.gradient_error, found.loss_error) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name, knobs", [("mamba", dict(cp=4)), ("delta", dict(cp=2, tp=2))])
+def test_ranks_that_share_positions_pass_on_their_states(name, knobs, groups):
+    """What they send is what their kinds say, and what they compute is what one process does."""
+    rules = {"batch": ("dp_replicate", "dp_shard"), **dict.fromkeys(("s_res", "s", "s_query", "s_scan"), ("cp",))}
+    rules |= {"state_groups": ("tp_kv", "tp_q"), "scan_groups": ("tp_kv", "tp_q")}
+    plan = tiny_plan(4, model=tiny(**MODELS[name]), micro_batch=8, rules=RuleSet(name="own", source="", rules=rules), **knobs)
+    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
+    assert max(found.gradient_error, found.loss_error) < 1e-9
+    assert {row.kind for row in found.traffic if row.tensor.endswith(("scan.out", "conv.out"))} >= {CollectiveKind.SEND_RECV}
 
 
 def context_of(graph, name):
