@@ -153,7 +153,7 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
         [first.order],
         tier_sizes=tiers,
         num_key_value_heads=first.job.transformer.num_key_value_heads,
-        experts=([plan.ep for plan in plans], [plan.etp for plan in plans]) if first.has_experts else None,
+        folding=[plan.folding for plan in plans],
     )
     return grid, [plan.stage_layers for plan in plans]
 

@@ -108,7 +108,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
         [plan.order],
         tier_sizes=estimator.machine.tier_sizes,
         num_key_value_heads=plan.job.transformer.num_key_value_heads,
-        experts=([plan.ep], [plan.etp]) if plan.has_experts else None,
+        folding=[plan.folding],
     )
     counts = RankCounts()
     times = _times(estimator, program.regions, plan, place["pp"])

@@ -452,7 +452,7 @@ def _parts(estimator: Estimator, plan: Plan, row: PlanRow, step: float) -> dict[
         # axes of no name are neither: all that operators send to each other
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
         detail = {"redistributions": moved} | detail
-    if not plan.has_experts:
+    if plan.folding is None:
         del detail[f"{EXCHANGED}_communication"]
     detail = {name: 0.0 if abs(value) < 1e-13 * step else value for name, value in detail.items()}
     return adding_up(detail, step)

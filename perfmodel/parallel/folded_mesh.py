@@ -70,7 +70,7 @@ def folded_mesh(plan: Plan) -> FoldedMesh:
     """Of a plan with or without experts."""
     layout, kv_heads = plan.layout, plan.job.transformer.num_key_value_heads
     degrees = tuple((axis, layout.degree(axis)) for axis in reversed(DEFAULT_ORDER))
-    return _folded(degrees, gcd(layout.tp, kv_heads), (plan.ep, plan.etp) if plan.has_experts else None)
+    return _folded(degrees, gcd(layout.tp, kv_heads), plan.folding)
 
 
 @lru_cache(maxsize=256)

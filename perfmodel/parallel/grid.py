@@ -60,11 +60,11 @@ def make_grid(
     order_index: Sequence[int] | NDArray[np.int64] | None = None,
     tier_sizes: Sequence[int],
     num_key_value_heads: int,
-    experts: tuple[Sequence[int] | NDArray[np.int64], Sequence[int] | NDArray[np.int64]] | None = None,
+    folding: Sequence[tuple[int, int] | None] = (),
 ) -> LayoutGrid:
     """The grid of layouts: whole-axis degrees, each row laid out in orders[order_index[row]] (innermost first).
 
-    experts   ep and etp of each row, of a model that has any (`algebra/folding.py`)
+    folding   (ep, etp) of each row, of a model with experts (`algebra/folding.py`)
 
     An axis of stride t and size n has min(n, max(1, floor(D / t))) members inside a domain of D chips.
     """
@@ -85,8 +85,10 @@ def make_grid(
     fine_stride = {axis: stride[axis] for axis in ("dp_replicate", "dp_shard", "cp")}
     fine_stride["tp_q"] = stride["tp"]
     fine_stride["tp_kv"] = stride["tp"] * tp_q
-    if experts is not None:
-        _fold(fine, fine_stride, np.asarray(experts[0], dtype=np.float64), np.asarray(experts[1], dtype=np.float64))
+    folded = [each for each in folding if each is not None]
+    if folded:
+        ep, etp = np.array(folded, dtype=np.float64).T
+        _fold(fine, fine_stride, ep, etp)
     inside: list[Mapping[str, Column]] = []
     hop: list[Column] = []
     for size in tier_sizes:

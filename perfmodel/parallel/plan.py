@@ -98,6 +98,11 @@ class Plan:
         return framework_named(self.profile) != self.profile
 
     @property
+    def folding(self) -> tuple[int, int] | None:
+        """(ep, etp), of a model with experts."""
+        return (self.ep, self.etp) if self.has_experts else None
+
+    @property
     def has_experts(self) -> bool:
         return isinstance(self.job.model, TransformerConfig) and self.job.model.experts is not None
 

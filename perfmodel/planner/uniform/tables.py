@@ -34,7 +34,7 @@ def layout_grid(estimator: Estimator, rows: LayoutRows, orders: tuple[tuple[str,
         order_index=rows.order,
         tier_sizes=estimator.machine.tier_sizes,
         num_key_value_heads=estimator.job.transformer.num_key_value_heads,
-        experts=(rows.ep, rows.etp) if estimator.job.transformer.experts is not None else None,
+        folding=list(zip(rows.ep, rows.etp, strict=True)) if estimator.job.transformer.experts is not None else (),
     )
 
 

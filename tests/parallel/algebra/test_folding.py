@@ -29,7 +29,7 @@ def test_experts_lie_on_consecutive_ranks_outside_their_tensor_parallelism(tp_kv
     for ep, etp in found:
         degrees = {"pp": [1], "dp_replicate": [1], "dp_shard": [data], "cp": [cp], "tp": [tp]}
         for tier in (2, 8, 1024):
-            grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=[tier], num_key_value_heads=tp_kv, experts=([ep], [etp]))
+            grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=[tier], num_key_value_heads=tp_kv, folding=[(ep, etp)])
             if 3 not in (cp, data // 2):  # what lies across a tier's edge is a mean
                 assert members_inside(grid) == min(ep, max(1, tier // etp))
         assert grid.size(("dp_ep", "cp_ep", "tp_kv_ep", "tp_q_ep"))[0] == ep
