@@ -37,6 +37,7 @@ class KernelClass(StrEnum):
     MAX_POOLING = "max_pooling"
     AVERAGE_POOLING = "average_pooling"
     LSTM_CELL = "lstm_cell"
+    PERMUTE = "permute"
 
 
 COLLECTIVE_CODE: Mapping[CollectiveKind, int] = MappingProxyType({kind: code for code, kind in enumerate(CollectiveKind)})

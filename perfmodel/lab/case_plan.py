@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.expert_cases import check_expert_ranks, expert_knobs, with_exchanges
+from perfmodel.lab.expert_cases import check_expert_ranks, expert_knobs, megatron_flags, with_exchanges
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
@@ -87,6 +87,7 @@ def plan_of_case(
     seq_len = _count(inputs, "sequence_length")
     tp, pp, cp = (_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
+    _check_optimizer(settings)
     profile = with_settings(_profile(framework.profile), settings)
     policy, dtype = _precision(inputs, assumed)
     model = _model(inputs, settings, seq_len=seq_len, tp=tp)
@@ -135,6 +136,13 @@ def _refuse_other_runs(inputs: Mapping[str, Any]) -> None:
     model = inputs.get("model")
     if not isinstance(model, (Mapping, TransformerConfig)):
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
+
+
+def _check_optimizer(settings: Mapping[str, Any]) -> None:
+    """Runs are predicted with Adam, as Megatron-LM's are that do not say otherwise."""
+    stated = megatron_flags(settings).get("optimizer", "adam")
+    if stated != "adam":
+        raise bad_field("optimizer", one_line(stated, 40), "is not modelled", "give runs with adam")
 
 
 @lru_cache(maxsize=64)

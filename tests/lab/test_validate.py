@@ -126,6 +126,11 @@ def test_experts_are_dealt_out_as_the_run_states():
     assert megatron.etp == 2  # as attention, where nothing is said
 
 
+def test_an_optimizer_that_is_not_modelled_is_told():
+    row = row_of({**WITH_EXPERTS, "settings": {"megatron_args": ["optimizer=muon"]}})
+    assert row.reason == "optimizer=muon: is not modelled; give runs with adam"
+
+
 def test_recipes_of_a_chip_say_how_tokens_reach_experts():
     nvl72, hopper = (plan_of_case(inputs_of({**WITH_EXPERTS, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
     assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")

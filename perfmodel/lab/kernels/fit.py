@@ -249,7 +249,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
             "No table has batches of small products: tiles are counted over the batch. Attention fitted for lengths from 512 and head dims "
             "64 and 128, that of decoding for caches from 128 tokens and up to 16 query heads to a key-value head. Grouped matmul: fused "
             "layers of experts routed evenly (A100: by a power law), without the runs of kernels that tuning did not choose. "
-            "Softmax, layernorm, cross-entropy and GELU: A100 figures, on the other chips in the same "
+            "Softmax, layernorm, cross-entropy and GELU: A100 figures, rows put in order: B200's, on the other chips in the same "
             "proportion to plain streaming. Between nodes: one set of figures for all chips (SimAI, nccl-tests of H100 and H200, "
             "all-to-alls of Megatron-Core's report)."
         ),
@@ -334,12 +334,18 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
     plain = simumax["default"]["efficient_factor"] * simumax["default"]["gbps"] * 1e9 / pcie * a100 / a100_stream
     loss = simumax["ce"]["efficient_factor"] * simumax["ce"]["gbps"] * 1e9 / pcie * a100 / a100_stream
 
+    # rows in the order of their experts, and back: fused kernels on B200 (the A100's of that table are not)
+    moved = read_simumax(folder, "b200_bf16_ceperm")["accelerator"]["bandwidth"]
+    _, b200_stream = _linear_stream(*_weight_stream(folder, TABLES["b200"]))
+    there, back = (moved[name]["efficient_factor"] * moved[name]["gbps"] * 1e9 for name in ("permute_fwd", "permute_bwd"))
+
     def model(share: float) -> StreamingModel:
         return StreamingModel(bandwidth_fraction=rounded(bandwidth / peak * share), floor_time=floor_time)
 
     return {
         KernelClass.DEFAULT: model(plain),
         KernelClass.CROSS_ENTROPY: model(loss),
+        KernelClass.PERMUTE: model(0.5 * (there + back) / b200_stream),
         **{kernel: model(share) for kernel, share in shares.items()},
     }
 

@@ -55,8 +55,8 @@ def permute(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> 
         dims=dims,
         inputs=(x,),
         output=output,
-        forward=(Stream(kernel="add", elements=written.extent, accesses=(read, written)),),
-        backward=(Stream(kernel="add", elements=read.extent, accesses=back),),
+        forward=(Stream(kernel="permute", elements=written.extent, accesses=(read, written)),),
+        backward=(Stream(kernel="permute", elements=read.extent, accesses=back),),
         is_linear=True,
     )
 
@@ -77,8 +77,8 @@ def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand
         dims=dims,
         inputs=inputs,
         output=output,
-        forward=(Stream(kernel="add", elements=into[0].extent, accesses=(*into, out)),),
-        backward=(Stream(kernel="add", elements=into[0].extent, accesses=back),),
+        forward=(Stream(kernel="permute", elements=into[0].extent, accesses=(*into, out)),),
+        backward=(Stream(kernel="permute", elements=into[0].extent, accesses=back),),
         sums=tuple(dim for dim in rows.dims if dim and dim not in output.dims),
         saved=kept,
         is_linear=weights is None,
