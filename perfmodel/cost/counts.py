@@ -235,8 +235,10 @@ def _count_flops(
     attention = program.rows.attention
     columns = attention.columns
     for row, segment in enumerate(attention.segments):
-        square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")]) * columns["head_dim"][row]
-        products = 10.0 if columns["backward"][row] else 4.0
+        square = np.prod([amount[columns[name][row]] for name in ("batch", "heads", "queries", "keys")])
+        width, value = columns["head_dim"][row], columns["value_head_dim"][row]
+        # forward scores and context; backward scores again, gradients of queries and keys, of weights and values
+        products = 6.0 * width + 4.0 * value if columns["backward"][row] else 2.0 * (width + value)
         repeats = times[segment]
         counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), attention.names[row])
 

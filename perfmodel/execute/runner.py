@@ -84,11 +84,14 @@ def least_state_bytes(plan: Plan) -> float:
     gradient = float(itemsize(policy.gradient_reduce))
     state = policy.state_bytes_per_parameter(job.optimizer)
     copies, shards = layout.dp_replicate * layout.cp, layout.dp_shard
+    # of an expert there are fewer copies where it lies on fewer ranks
+    routed = job.transformer.num_routed_parameters
+    held = job.transformer.num_parameters - routed + routed * layout.tp / (plan.ep * plan.etp)
     if plan.zero is ZeroStage.NONE:
-        return job.transformer.num_parameters * (stored + gradient + state) * copies * shards
+        return held * (stored + gradient + state) * copies * shards
     ways = layout.dp_shard * layout.cp
     if plan.zero is ZeroStage.OPTIMIZER:
-        return job.transformer.num_parameters * layout.dp_replicate * ((stored + gradient) * ways + state)
+        return held * layout.dp_replicate * ((stored + gradient) * ways) + job.transformer.num_parameters * layout.dp_replicate * state
     return job.transformer.num_parameters * layout.dp_replicate * (stored + gradient + state)
 
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from math import gcd
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import default_rule_sets, default_rules
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
-from perfmodel.parallel.plan import Plan, make_plan
+from perfmodel.parallel.plan import Plan, divisors, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.layer_specs import Experts
 
 #: Sizes of a shrunk model and job, at most. They keep its step well under a second on one core.
 HEAD_DIM, KEY_VALUE_HEADS, HEADS_PER_GROUP = 32, 4, 4
 VOCAB, SEQUENCE, MICRO_BATCH = 2048, 128, 2
+EXPERTS, CHOSEN = 16, 4
 #: Which axis gives way first when two have the same degree.
 GIVES_WAY = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
 
@@ -51,15 +56,47 @@ def _round_up(number: float, multiple: int) -> int:
     return max(1, -(-int(number) // multiple)) * multiple
 
 
-def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int) -> TransformerConfig:
-    """The same architecture, narrow: ratios of heads and of the MLP are kept where they divide."""
+def shrink_experts(experts: Experts, *, ep: int, tp: int, hidden: float) -> Experts:
+    """Fewer and narrower, as many groups as divide them; `hidden`: the hidden size over what it was."""
+    number = _round_up(min(experts.num_experts, EXPERTS), ep)
+    groups = gcd(number, experts.num_groups)
+    top_groups = min(experts.top_groups, groups)
+    return replace(
+        experts,
+        num_experts=number,
+        top_k=min(experts.top_k, CHOSEN, number // groups * top_groups),
+        width=_round_up(hidden * experts.width, 8 * tp),
+        shared_width=_round_up(hidden * experts.shared_width, 8 * tp) if experts.shared_width else 0,
+        num_groups=groups,
+        top_groups=top_groups,
+    )
+
+
+def shrink_folding(plan: Plan, degrees: Mapping[str, int], *, num_key_value_heads: int) -> tuple[int, int]:
+    """(ep, etp) on fewer ranks: experts stay dealt out, over as many ranks as fold; each is cut by tp where it was."""
+    tp_kv = gcd(degrees["tp"], num_key_value_heads)
+    etp = gcd(plan.etp, degrees["tp"])
+    data = degrees["dp_shard"] if degrees["dp_shard"] > 1 else degrees["dp_replicate"]
+    ranks = degrees["tp"] * degrees["cp"] * data // etp
+    sizes = {"tp_kv": tp_kv, "tp_q": degrees["tp"] // tp_kv, "cp": degrees["cp"], "data": data}
+    folds = [ep for ep in divisors(ranks) if not folding_fault(**sizes, ep=ep, etp=etp)]
+    wanted = [ep for ep in folds if ep <= plan.ep] or folds
+    return max(wanted) if plan.ep > 1 else min(wanted), etp
+
+
+def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int = 1) -> TransformerConfig:
+    """The same architecture, narrow: ratios of heads, of the MLP and of experts are kept where they divide."""
     depth = min(model.head_dim, HEAD_DIM)
     groups = _round_up(min(model.num_key_value_heads, KEY_VALUE_HEADS), tp)
     heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
     hidden = heads * depth
+    experts = model.experts
+    if experts is not None:
+        experts = shrink_experts(experts, ep=ep, tp=tp, hidden=hidden / model.hidden_size)
     return replace(
         model.with_layers(num_layers),
         name=f"{model.name}-shrunk",
+        experts=experts,
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=groups,
@@ -79,7 +116,16 @@ def shrink(plan: Plan, ranks: int) -> Plan:
     virtual = min(plan.virtual_stages, 2) if pp > 1 else 1
     interleaves = plan.schedule is PipelineSchedule.INTERLEAVED and virtual > 1
     heads_ways = tp * (cp if plan.rules.exchanges_heads else 1)
-    model = shrink_model(plan.job.transformer, tp=heads_ways, num_layers=min(plan.job.transformer.num_hidden_layers, max(2, pp * virtual)))
+    layers = min(plan.job.transformer.num_hidden_layers, max(2, pp * virtual))
+    data_axes = {"dp_replicate": degrees["dp_replicate"], "dp_shard": degrees["dp_shard"]}
+    if not (plan.zero and degrees["dp_shard"] * cp > 1):
+        data_axes = {"dp_replicate": degrees["dp_replicate"] * degrees["dp_shard"], "dp_shard": 1}  # as `make_plan` has it
+    model = shrink_model(plan.job.transformer, tp=heads_ways, num_layers=layers)
+    folding = {}
+    if plan.has_experts:
+        ep, etp = shrink_folding(plan, degrees | data_axes, num_key_value_heads=model.num_key_value_heads)
+        model = shrink_model(plan.job.transformer, tp=heads_ways, num_layers=layers, ep=ep)
+        folding = {"ep": ep, "etp": etp, "dispatcher": str(plan.dispatcher)}
     ways = cp * tp
     length = min(plan.job.seq_len, SEQUENCE)
     length = max(length // ways, 1) * ways
@@ -117,4 +163,5 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         virtual_stages=virtual if interleaves else 1,
         attention=str(plan.attention),
         profile=plan.profile,
+        **folding,
     )

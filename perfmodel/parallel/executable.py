@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.layout import Dispatcher, PipelineSchedule, Recompute
+from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision
@@ -41,7 +41,7 @@ def not_executable_reason(plan: Plan) -> str:
         return f"model={network.name}: has a sparse indexer, which the executor does not run yet; predict it, or run a model without"
     reason = not_modules_reason(plan)
     if not reason or plan.has_experts:
-        return reason
+        return reason  # the interpreter has no experts
     from perfmodel.parallel.per_operator.by_rules import interpreter_reason
 
     other = interpreter_reason(plan)
@@ -52,10 +52,9 @@ def not_executable_reason(plan: Plan) -> str:
 
 def _beyond_modules(model: TransformerConfig) -> str:
     """What of a model torch's own modules do not have; "" for nothing."""
-    if len(model.layer_kinds) > 1:
-        return "several kinds of layers"
-    mixers = {"latent": "latent attention", "mamba": "state-space layers", "delta": "gated delta networks", "none": "no attention"}
-    found = [text for mixer, text in mixers.items() if mixer == model.layer_kinds[0].mixer]
+    parts = {"mamba": "state-space layers", "delta": "gated delta networks", "none": "layers without a mixer or a feed-forward"}
+    used = {part for kind in model.layer_kinds for part in (kind.mixer, kind.feed_forward)}
+    found = [text for part, text in parts.items() if part in used]
     fields = {
         "attention_sinks": "attention sinks",
         "attention_gate": "gated attention",
@@ -87,6 +86,8 @@ def not_modules_reason(plan: Plan) -> str:
         return f"tp={layout.tp}: must divide intermediate_size={model.intermediate_size}; use a smaller tp"
     if plan.job.seq_len % (layout.cp * (layout.tp if plan.sequence_parallel else 1)):
         return f"cp*tp={layout.cp * layout.tp}: must divide seq_len={plan.job.seq_len}; use smaller degrees"
+    if model.latent is not None and (reason := _latent_reason(plan)):
+        return reason
     if model.qk_norm and model.qk_norm_scope == "own":
         return "qk_norm_scope=own: the executor has no norm with a weight for each head; use another model"
     if model.qk_norm and model.qk_norm_scope == "bare":
@@ -109,6 +110,24 @@ def not_modules_reason(plan: Plan) -> str:
         for index, layers in enumerate(plan.stage_layers[1:-1], start=1):
             if layers == 0:
                 return f"stage_layers[{index}]=0: a stage without weights has nothing to run; give it a layer or use fewer stages"
+    return ""
+
+
+def _latent_reason(plan: Plan) -> str:
+    """Why the executor's latent attention is not the plan's."""
+    model, layout = plan.job.transformer, plan.layout
+    latent = model.latent
+    assert latent is not None
+    if latent.index_heads:
+        return f"model={model.name}: has a sparse indexer, which the executor does not run yet; use another model"
+    if layout.tp * layout.cp > 1:
+        axis = "tp" if layout.tp > 1 else "cp"
+        return f"{axis}={layout.degree(axis)}: torch's own modules do not cut latent attention; use {axis}=1"
+    if plan.attention is not AttentionKernel.FLASH or plan.recompute is Recompute.SELECTIVE:
+        rule = "torch's own modules have latent attention as one kernel, which is kept"
+        return f"attention={plan.attention}, recompute={plan.recompute}: {rule}; use attention=flash and recompute=none or full"
+    if latent.value_head_dim > latent.score_head_dim:
+        return f"value_head_dim={latent.value_head_dim}: must not exceed {latent.score_head_dim} in the executor; use another model"
     return ""
 
 

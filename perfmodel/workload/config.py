@@ -271,12 +271,19 @@ class TransformerConfig:
     def num_active_mtp_parameters(self) -> int:
         return self.num_mtp_parameters - self.num_mtp_layers * self._num_passed_over(self.mtp_kind)
 
+    @property
+    def num_routed_parameters(self) -> int:
+        """Those of the experts among which tokens choose."""
+        return sum(kind.count * self._num_routed(kind) for kind in self.layer_kinds)
+
+    def _num_routed(self, kind: LayerSpec) -> int:
+        return sum(shape.num_elements for shape in self.layer_shapes(kind) if is_routed(shape))
+
     def _num_passed_over(self, kind: LayerSpec) -> int:
         """Parameters of the experts that a token does not choose in one layer."""
         if self.experts is None or kind.feed_forward != "experts":
             return 0
-        routed = sum(shape.num_elements for shape in self.layer_shapes(kind) if is_routed(shape))
-        return routed // self.experts.num_experts * (self.experts.num_experts - self.experts.top_k)
+        return self._num_routed(kind) // self.experts.num_experts * (self.experts.num_experts - self.experts.top_k)
 
     @property
     def num_parameters_non_embedding(self) -> int:

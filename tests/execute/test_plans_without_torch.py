@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from perfmodel.execute.shrink import shrink, shrink_degrees, smallest_ranks
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.executable import not_executable_reason, not_modules_reason
-from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
+from perfmodel.parallel.layout import DEFAULT_ORDER, Dispatcher, PipelineSchedule
 from perfmodel.parallel.plan import make_plan
 from perfmodel.verbs import api
 from perfmodel.verbs import networks as network_verbs
@@ -158,6 +159,36 @@ def test_a_shrunk_plan_fits_runs_and_keeps_its_form(pp, virtual, dp, cp, tp, ran
         assert small.sequence_parallel == plan.sequence_parallel
         assert (small.schedule is PipelineSchedule.INTERLEAVED) == interleaved
         assert small.zero == plan.zero
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    ("model", "knobs"),
+    [
+        ("mixtral-8x7b", dict(pp=4, ep=8, zero=1)),
+        ("mixtral-8x22b", dict(tp=8, ep=8, etp=1)),
+        ("qwen2-57b-a14b", dict(tp=4, ep=16, etp=2, zero=3)),
+        ("qwen3-235b-a22b", dict(cp=4, ep=32, zero=2)),
+    ],
+)
+def test_a_shrunk_plan_keeps_experts_dealt_out(model, knobs, ranks):
+    job = TrainingJob(model=load_model(model), global_batch=64, seq_len=4096)
+    small = shrink(make_plan(job, cluster="dgx-h100", num_chips=64, **knobs), ranks)
+    assert small.num_chips <= ranks
+    assert executable_reason(small, ranks) == ""
+    assert small.ep > 1 or small.num_chips // small.layout.pp // small.etp == 1
+    if small.layout.tp > 1:
+        assert (small.etp > 1) == (knobs.get("etp", 1) > 1)
+
+
+def test_plans_of_experts_that_nothing_runs_are_refused_with_the_reason():
+    model = tiny("mixtral")
+    plan = tiny_plan(4, model=model, ep=2, tp=2, etp=2)
+    assert not_executable_reason(plan) == ""
+    assert "dispatcher=allgather: the executor sends" in not_executable_reason(replace(plan, dispatcher=Dispatcher.ALL_GATHER))
+    assert "send tokens of their own" in not_executable_reason(tiny_plan(4, model=model, tp=2, sequence_parallel=False))
+    biased = replace(model, experts=replace(model.experts, bias=True))
+    assert "its experts have biases" in not_executable_reason(tiny_plan(2, model=biased))
 
 
 def test_shrinking_to_nothing_is_refused():

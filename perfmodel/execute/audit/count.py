@@ -32,6 +32,8 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
 _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    torch.ops.perfmodel.uneven_attention: _attention,
+    torch.ops.perfmodel.uneven_attention_backward: _attention_backward,
 }
 #: Matrix products, and which argument is the first factor.
 _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
@@ -51,7 +53,7 @@ class StepCounter(CollectiveCounter):
         self.tracker.see(func, args, result)
         packet = func._overloadpacket
         if packet in _CPU_ATTENTION:
-            is_backward = packet is aten._scaled_dot_product_flash_attention_for_cpu_backward
+            is_backward = _CPU_ATTENTION[packet] is _attention_backward
             self.counts.add_flops(ATTENTION[is_backward], float(_CPU_ATTENTION[packet](*args, **(kwargs or {}))))
         elif packet in flop_registry:
             flops = float(flop_registry[packet](*args, **(kwargs or {}), out_val=result))

@@ -24,12 +24,11 @@ from perfmodel.execute.norm import RMSNorm
 from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.sharding import Sharding
+from perfmodel.execute.uniform.latent import LatentAttention
+from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.layer_specs import layer_order
+from perfmodel.workload.layer_specs import LayerSpec, layer_order
 
-#: Base of the rotary frequencies; its value moves no time and no memory.
-ROTARY_BASE = 10000.0
 #: Of layer and of RMS norms, as the operators of the graph have them.
 NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 
@@ -150,17 +149,7 @@ class Attention(nn.Module):
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
 
     def _rotate(self, x: torch.Tensor) -> torch.Tensor:
-        length = x.shape[1]
-        key = (length, x.dtype, x.device)
-        angles = self.sharding.angles
-        if key not in angles:
-            first = self.sharding.cp_rank * length
-            position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
-            half = x.shape[-1] // 2
-            frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-            angle = torch.outer(position, frequency).repeat(1, 2).view(length, 1, 2 * half)
-            angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        cosine, sine = angles[key]
+        cosine, sine = rotary_angles(self.sharding, x)
         first_half, second_half = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second_half, first_half), dim=-1) * sine
 
@@ -208,10 +197,15 @@ class FeedForward(nn.Module):
         return output
 
 
+def kind_of(config: TransformerConfig, index: int) -> LayerSpec:
+    """What layer `index` is made of."""
+    kinds = {kind.name: kind for kind in config.layer_kinds}
+    return kinds[layer_order(config.layer_kinds)[index]]
+
+
 def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, device: str) -> FeedForward | ExpertMixture:
     """What each token of layer `index` runs."""
-    kinds = {kind.name: kind for kind in config.layer_kinds}
-    if kinds[layer_order(config.layer_kinds)[index]].feed_forward == "dense":
+    if kind_of(config, index).feed_forward == "dense":
         return FeedForward(config, inner=config.intermediate_size, gated=config.gated_mlp, bias=config.mlp_bias, device=device)
     experts = config.experts
     assert experts is not None
@@ -224,7 +218,7 @@ def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, d
 class Branches(nn.Module):
     """Attention and MLP side by side: their outputs are added before they are reduced over tp."""
 
-    def __init__(self, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.attention, self.mlp = attention, mlp
 
@@ -248,7 +242,11 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.sharding = config, sharding
-        attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
+        attention: nn.Module
+        if kind_of(config, index).mixer == "latent":
+            attention = LatentAttention(config, sharding, device=device)
+        else:
+            attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
         mlp = feed_forward(config, sharding, index=index, device=device)
         if config.pre_norm:
             self.attention_norm = _norm(config, config.hidden_size, device)

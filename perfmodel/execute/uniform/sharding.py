@@ -48,3 +48,21 @@ class Sharding:
     def head_rank(self) -> int:
         """Place of the heads of this rank's attention among those of all ranks: tp cuts them first."""
         return self.tp_rank * self.cp + self.cp_rank if self.exchanges_heads else self.tp_rank
+
+
+#: Base of the rotary frequencies; its value moves no time and no memory.
+ROTARY_BASE = 10000.0
+
+
+def rotary_angles(sharding: Sharding, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [s, 1, d] of this rank's positions, for x[b, s, n, d]; made once."""
+    length = x.shape[1]
+    key = (length, x.shape[-1], x.dtype, x.device)
+    if key not in sharding.angles:
+        first = sharding.cp_rank * length
+        position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
+        half = x.shape[-1] // 2
+        frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+        angle = torch.outer(position, frequency).repeat(1, 2).view(length, 1, 2 * half)
+        sharding.angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    return sharding.angles[key]
