@@ -10,7 +10,7 @@ from perfmodel.execute.launch.launch import Worker
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.layer_specs import Experts, LatentAttention, LayerSpec
 
 LLAMA = dict(
     name="tiny-llama", architecture="llama", num_hidden_layers=4, hidden_size=64, num_attention_heads=8, num_key_value_heads=4,
@@ -34,11 +34,20 @@ VARIANTS = {
     "bloom": dict(position="alibi", embedding_layernorm=True, norm="layernorm", norm_bias=True, gated_mlp=False, activation="relu",
                   lm_head_bias=True),
 }  # fmt: skip
+#: Latent attention; two dense layers, then layers with experts.
+LATENT = LatentAttention(query_rank=24, key_value_rank=16, nope_head_dim=8, rope_head_dim=4, value_head_dim=6)
+DENSE_FIRST = (
+    LayerSpec(name="dense_layer", count=2, mixer="latent"),
+    LayerSpec(name="layer", count=2, mixer="latent", feed_forward="experts"),
+)
 #: With experts: alone, and with shared ones beside them and groups.
 EXPERT_VARIANTS = {
     "mixtral": dict(experts=Experts(num_experts=8, top_k=2, width=24)),
     "shared experts": dict(
         experts=Experts(num_experts=8, top_k=4, width=24, shared_width=32, shared_gate=True, score="sigmoid", num_groups=4, top_groups=2),
+    ),
+    "deepseek": dict(
+        experts=Experts(num_experts=8, top_k=2, width=24, shared_width=24), latent=LATENT, num_key_value_heads=8, kinds=DENSE_FIRST
     ),
 }
 

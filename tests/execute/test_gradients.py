@@ -97,7 +97,7 @@ EXPERT_FORMS = {
 @pytest.mark.parametrize("form", EXPERT_FORMS)
 def test_gradients_of_experts_equal_those_of_one_process(form, groups):
     num_ranks, knobs = EXPERT_FORMS[form]
-    for variant in EXPERT_VARIANTS:
+    for variant in EXPERT_VARIANTS if {"tp", "cp"}.isdisjoint(knobs) else ("mixtral", "shared experts"):
         results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
         name, error = worst_error(results)
         assert error < TOLERANCE, f"{variant}: {name}"

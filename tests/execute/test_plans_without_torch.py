@@ -75,7 +75,6 @@ _BATCH = {"batch": ("dp_replicate", "dp_shard")}
         (tiny_plan(4), "chips=4"),
         (tiny_plan(2, precision=Precision.FP16_MIXED), "precision=fp16-mixed"),
         (tiny_plan(2, recompute="selective", recompute_operators=("activation",)), "recompute_operators=activation"),
-        (tiny_plan(2, model=tiny(head_dim=7), tp=2), "head_dim=7"),
     ],
 )
 def test_a_plan_that_cannot_run_has_a_reason(plan, says):

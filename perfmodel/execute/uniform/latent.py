@@ -19,14 +19,18 @@ _EPSILON = 1e-6
 
 @torch.library.custom_op("perfmodel::uneven_attention", mutates_args=())
 def uneven_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, n, s, d], [b, n, s, d], [b, n, s, w] -> [b, n, s, w] and the logarithm of each row's sum: causal, w at most d."""
+    """[b, n, s, d], [b, n, s, d], [b, n, s, w] -> [b, n, s, w], which lies as [b, s, n, w], and the logarithm of each row's sum.
+
+    Causal, w at most d.
+    """
     out, rest = aten._scaled_dot_product_flash_attention_for_cpu(q, k, _padded(v, q), 0.0, True)
-    return out[..., : v.shape[-1]].contiguous(), rest
+    return out[..., : v.shape[-1]].transpose(1, 2).contiguous().transpose(1, 2), rest
 
 
 @uneven_attention.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    b, n, s, _ = q.shape
+    return q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("perfmodel::uneven_attention_backward", mutates_args=())

@@ -8,7 +8,6 @@ import pytest
 
 from perfmodel.execute.audit.audit import audit_plan
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.layer_specs import LayerSpec
 from tests.execute.audit.test_audit import differing_rows
 from tests.execute.jobs import tiny, tiny_plan
 
@@ -28,10 +27,9 @@ FORMS = {
     "etp a part of tp": ("mixtral", dict(num_chips=8, ep=4, tp=4, etp=2, batch=4)),
     "pp ep ZeRO-3": ("mixtral", dict(num_chips=8, pp=2, ep=2, zero=3)),
     "pp ep interleaved": ("mixtral", dict(num_chips=8, pp=2, ep=4, schedule="interleaved", virtual_stages=2)),
+    "latent attention, dense layers first": ("deepseek", dict(num_chips=8, pp=2, ep=2, zero=3)),
     "ep recomputed": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, recompute="full")),
 }
-#: Two dense layers first.
-KINDS = (LayerSpec(name="dense_layer", count=2), LayerSpec(name="layer", count=2, feed_forward="experts"))
 QUICK = ("ep over tp, cp and data",)
 
 
@@ -40,12 +38,6 @@ def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
     variant, knobs = FORMS[name]
     layers = {} if {"pp", "recompute"} & knobs.keys() else {"num_hidden_layers": 2}
     assert differing_rows(counting, tiny_plan(**{"model": tiny(variant, **layers), **knobs})) == []
-
-
-@pytest.mark.slow
-def test_layers_of_several_kinds_audit_clean_on_each_stage(counting):
-    plan = tiny_plan(8, model=tiny("shared experts", kinds=KINDS), pp=2, ep=2, zero=3)
-    assert differing_rows(counting, plan) == []
 
 
 def test_rows_that_experts_would_get_unevenly_are_refused():
