@@ -65,7 +65,7 @@ class _UnevenAttention(torch.autograd.Function):
         return uneven_attention_backward(gradients[0], *ctx.saved_tensors)
 
 
-class LatentAttention(nn.Module):
+class LatentMixer(nn.Module):
     """Of whole sequences and all heads."""
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:

@@ -24,7 +24,7 @@ from perfmodel.execute.norm import RMSNorm
 from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.latent import LatentAttention
+from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import LayerSpec, layer_order
@@ -244,7 +244,7 @@ class Layer(nn.Module):
         self.config, self.sharding = config, sharding
         attention: nn.Module
         if kind_of(config, index).mixer == "latent":
-            attention = LatentAttention(config, sharding, device=device)
+            attention = LatentMixer(config, sharding, device=device)
         else:
             attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
         mlp = feed_forward(config, sharding, index=index, device=device)
