@@ -48,8 +48,10 @@ class FoldedMesh:
         """
         wanted = {axis for axis in axes if self.sizes.get(axis, 1) > 1}
         experts = {"ep": EXPERT_AXES, "etp": REFINED["etp"], "edp": sum(EXPERT_DATA.values(), ()), **EXPERT_DATA}
-        names = (self._among(wanted, self.parts), self._among(wanted, experts))
-        for name in reversed(names) if kind == CollectiveKind.ALL_TO_ALL else names:
+        names = [self._among(wanted, self.parts), self._among(wanted, experts)]
+        if kind == CollectiveKind.ALL_TO_ALL and "ep" in names[1].split("+"):
+            names.reverse()
+        for name in names:
             if name:
                 return name
         # of neither mesh: the axes of the layout that it lies along

@@ -41,4 +41,5 @@ def test_every_rank_has_a_place_of_its_own_and_the_mesh_is_that_of_attention():
 def test_without_experts_groups_have_the_names_of_the_layout():
     plan, mesh = mesh_of(16, "llama", tp=2, cp=2, zero=3)
     assert mesh.name(("dp_shard", "cp"), "all_gather") == "dp_shard+cp"
+    assert mesh.name(("cp",), "all_to_all") == "cp"  # heads for a sequence
     assert mesh.group_name([place_of(plan, rank) for rank in (0, 1)], "all_reduce") == "tp"
