@@ -27,6 +27,7 @@ from perfmodel.lab.cases import read_cases
 from perfmodel.lab.few_runs import GroupFigures, few_runs_figures, few_runs_section
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
+from perfmodel.lab.kernels.clocks import Rate, clocks_text, fitted_clocks
 from perfmodel.lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
 from perfmodel.lab.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
 from perfmodel.lab.strangers import StrangerFigures, Strangers, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
@@ -53,6 +54,7 @@ class AccuracyReport:
                memory): of the first
     ablations  what each number is worth that runs say of a framework
     few        errors, intervals and choices of plan where some of the runs of a stranger's framework are given
+    clocks     what the runs say of what no table of kernels can give
     """
 
     result: ValidationResult
@@ -64,6 +66,7 @@ class AccuracyReport:
     outcomes: tuple[MemoryOutcome, ...] = ()
     small: Mapping[str, float] = field(default_factory=dict)
     few: Sequence[GroupFigures] = ()
+    clocks: Sequence[Rate] = ()
 
     @property
     def scored(self) -> list[ValidationRow]:
@@ -458,7 +461,8 @@ def _fitted(report: AccuracyReport) -> str:
         "",
     ]
     lines += [f"- `{name}`: {' '.join(load_profile(name).source.split()).rstrip('.')}." for name in list_profiles()]
-    return "\n".join(lines) + ("\n\n" + worth_text(report.ablations) if report.ablations else "")
+    parts = [worth_text(report.ablations)] if report.ablations else []
+    return "\n\n".join(["\n".join(lines), *parts, *([clocks_text(report.clocks)] if report.clocks else [])])
 
 
 def _worst(report: AccuracyReport) -> str:
@@ -557,6 +561,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
         small={run.id: run.error for run in known.times(every, SMALL)},
         ablations=tuple(ablations(cases[0])) if strangers[0] else (),
         few=few_runs_figures(every) if strangers[0] else (),
+        clocks=fitted_clocks(cases[0]) if strangers[0] else (),
     )
     if not report.scored:
         raise InputError("cases: none is a primary training run with a step time; there is nothing to report")

@@ -3,7 +3,8 @@
     python -m perfmodel.lab.kernels.fit --data DIR --chip a100 [--chip h100 ...] --out hardware_specs/calibrations
 
 DIR holds the tables as aiconfigurator, LLMCompass, SimuMax, SimAI and vidur publish them (`perfmodel.lab.kernels.tables`). No run of
-a whole model enters, but for the sustained clock, which no table of short bursts can give: one number a chip, below, with its source.
+a whole model enters, but for what no table of short bursts can give: sustained clocks and older generations of attention, below, with
+their source; `python -m perfmodel.lab.kernels.clocks` says what published runs make of them, and of which they tell nothing.
 """
 
 import argparse

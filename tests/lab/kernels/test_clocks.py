@@ -1,0 +1,42 @@
+"""Rates that no table of kernels gives, as published runs say them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfmodel.lab.kernels.clocks import Clocks, Rate, clocks_text, main, rows_of
+from perfmodel.lab.left_out.runs import read_runs
+
+CASES = Path(__file__).parents[2] / "golden" / "published_training.jsonl.gz"
+TOLD = Rate(calibration="h100", of="matmul", shipped=0.83, value=0.84, spread=0.02, low=0.82, high=0.85, num_runs=9, frameworks=("a", "b"))
+
+
+def test_what_one_framework_alone_says_or_what_hangs_on_one_is_open():
+    assert TOLD.is_told
+    assert not replace(TOLD, frameworks=("a",)).is_told
+    assert not replace(TOLD, low=0.7).is_told
+    assert not replace(TOLD, spread=0.1).is_told
+    assert rows_of([TOLD])[0][-1] == "told"
+
+
+def test_what_ships_and_surprises_the_runs_is_named():
+    assert "from what ships: none" in " ".join(clocks_text([TOLD]).split())
+    assert "from what ships: matmul of h100" in " ".join(clocks_text([replace(TOLD, value=0.9)]).split())
+
+
+@pytest.mark.slow
+def test_the_clocks_that_ship_are_those_of_the_published_runs():
+    """Of those that are told, with a few runs of some frameworks."""
+    runs = [run for run in read_runs(CASES) if run.profile in ("composer-fsdp", "megatron", "torchtitan")]
+    found = {(each.calibration, each.of): each for each in Clocks(runs=runs, most=8).fitted()}
+    for calibration in ("a100", "h100"):
+        rate = found[calibration, "matmul"]
+        assert rate.value == pytest.approx(rate.shipped, rel=0.03)
+    assert found["h100", "matmul"].frameworks == ("Composer", "torch")
+    assert not found["h100", "flash1"].is_told
+
+
+def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
+    assert main([str(tmp_path / "none.jsonl")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
