@@ -13,7 +13,7 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.expert_cases import check_expert_ranks, expert_knobs, megatron_flags, with_exchanges
+from perfmodel.lab.expert_cases import as_recipes_run, check_expert_ranks, expert_knobs, megatron_flags
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
@@ -102,7 +102,8 @@ def plan_of_case(
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
     virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     if experts is not None:
-        profile = with_exchanges(profile, framework, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages)
+        eager = _profile("megatron")
+        profile = as_recipes_run(profile, framework, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, zero, assumed)

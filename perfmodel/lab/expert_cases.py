@@ -161,10 +161,15 @@ def expert_knobs(inputs: Mapping[str, Any], framework: Framework, *, tp: int, ep
     return ExpertKnobs(ep=ep, etp=etp, dispatcher=said)
 
 
-def with_exchanges(profile: ExecutionProfile, framework: Framework, chip: object, *, pp: int, virtual_stages: int) -> ExecutionProfile:
-    """As its recipes for the chip run models with experts: one microbatch's exchanges beside another one's passes, which takes an
-    interleaved schedule in a pipeline."""
-    if not str(chip).startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
+def as_recipes_run(
+    profile: ExecutionProfile, framework: Framework, chip: object, *, pp: int, virtual_stages: int, eager: ExecutionProfile
+) -> ExecutionProfile:
+    """As its recipes for the chip run models with experts: under CUDA graphs or launch by launch, as `eager` does; and one microbatch's
+    exchanges beside another one's passes, which takes an interleaved schedule in a pipeline."""
+    name = str(chip)
+    if framework.graphs_experts_on is not None and not name.startswith(framework.graphs_experts_on):
+        profile = replace(profile, host_launch_time=eager.host_launch_time)
+    if not name.startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
         return profile
     return replace(profile, hides_exchanges=True)
 

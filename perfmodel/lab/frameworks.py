@@ -28,6 +28,8 @@ class Framework:
     folds_experts   the tensor parallelism inside an expert is 1 where the run does not state it (else that of attention)
     dispatcher   how tokens reach their experts, where the run does not say
     flex_on      chips, by the beginning of their names, on which that is flex
+    graphs_experts_on    chips on which its recipes run models with experts under CUDA graphs; elsewhere they launch as Megatron-LM does;
+                         None: as the profile has it
     hides_exchanges_on   chips on which what experts exchange travels beside another microbatch, where the schedule has one for it
     """
 
@@ -48,6 +50,7 @@ class Framework:
     folds_experts: bool = False
     dispatcher: str = "alltoall"
     flex_on: tuple[str, ...] = ()
+    graphs_experts_on: tuple[str, ...] | None = None
     hides_exchanges_on: tuple[str, ...] = ()
 
 
@@ -72,6 +75,7 @@ _NEMO = Framework(
     sequence_parallel=True,
     interleaves=12,
     adapters="lora:16:q_proj+k_proj+v_proj",
+    graphs_experts_on=("gb200", "gb300"),
 )
 
 FRAMEWORKS = (
@@ -84,8 +88,8 @@ FRAMEWORKS = (
     Framework(pattern=r"megatron-lm dev", profile="megatron", memory_kind="allocated", memory_rank="last"),
     # every recipe of theirs over a pipeline that states its virtual stages has 4 to 20; adapters are beside queries, keys and values alone
     # (`peft.target_modules = ["linear_qkv"]`)
-    # its recipes of models with experts set `expert_tensor_parallel_size=1`, whatever tp is, HybridEP on NVL72, and on Hopper
-    # `moe_a2a_overlap` (scripts/performance/configs of v0.2 to v0.4)
+    # its recipes of models with experts set `expert_tensor_parallel_size=1`, whatever tp is, HybridEP and CUDA graphs on NVL72, neither on
+    # nodes of eight, and on Hopper `moe_a2a_overlap` (scripts/performance/configs of v0.2 to v0.4)
     replace(_NEMO, pattern=r"megatron-bridge", folds_experts=True, flex_on=("gb200", "gb300"), hides_exchanges_on=("h100", "h200")),
     _NEMO,
     Framework(pattern=r"megatron|transformer engine", profile="megatron", zero=1, memory_kind="allocated"),

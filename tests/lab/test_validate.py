@@ -134,6 +134,7 @@ def test_an_optimizer_that_is_not_modelled_is_told():
 def test_recipes_of_a_chip_say_how_tokens_reach_experts():
     nvl72, hopper = (plan_of_case(inputs_of({**WITH_EXPERTS, "chip": chip})) for chip in ("gb200-nvl72", "h100-sxm-80gb"))
     assert (nvl72.plan.dispatcher, hopper.plan.dispatcher) == ("flex", "alltoall")
+    assert nvl72.profile.host_launch_time < hopper.profile.host_launch_time == load_profile("megatron").host_launch_time
     assert (nvl72.profile.hides_exchanges, hopper.profile.hides_exchanges) == (False, False)  # a pipeline without interleaving
     assert plan_of_case(inputs_of({**WITH_EXPERTS, "virtual_stages": 2})).profile.hides_exchanges
 
