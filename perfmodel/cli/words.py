@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 #: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
 _ORDER = (
     "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "precision",
-    "optimizer", "train",
-    "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "zero", "micro_batch", "virtual_stages", "schedule", "recompute",
+    "optimizer", "train", "routing", "capacity_factor",
+    "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "dispatcher", "zero", "micro_batch", "virtual_stages", "schedule", "recompute",
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip
 #: Options that stand elsewhere than the rest of their record: after an option, or after all of a record.

@@ -84,7 +84,7 @@ class Estimator:
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
-    graphs: dict[tuple[AttentionKernel, Dispatcher] | int, Graph] = field(default_factory=dict)
+    graphs: dict[tuple[AttentionKernel, Dispatcher, float] | int, Graph] = field(default_factory=dict)
     _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
@@ -162,8 +162,11 @@ class Estimator:
             self.graphs[batch] = self.network_at(batch)
         return self.graphs[batch]
 
-    def graph(self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL) -> Graph:
-        if (attention, dispatcher) not in self.graphs:
+    def graph(self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, load: float = 0.0) -> Graph:
+        """load: rows of the fullest rank's experts, over the mean; 0: those of the job."""
+        load = load or self.job.routing.load
+        key = (attention, dispatcher, load)
+        if key not in self.graphs:
             policy = self.job.policy
             graph = build_graph(
                 self.job.transformer,
@@ -173,12 +176,13 @@ class Estimator:
                 activation_bytes=itemsize(policy.compute),
                 parameter_bytes=itemsize(policy.parameter),
                 dispatcher=str(dispatcher),
+                load=load,
             )
             graph = with_training(graph, self.job.train)
             if policy.recipe is not None:
                 graph = with_recipe(graph, policy.recipe, keeps_copies=self.profile.keeps_low_copies)
-            self.graphs[attention, dispatcher] = graph
-        return self.graphs[attention, dispatcher]
+            self.graphs[key] = graph
+        return self.graphs[key]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
         key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
@@ -334,7 +338,7 @@ def _model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         return sample, sample
     model = job.transformer
     if not model.is_plain:
-        written = estimator.graph(AttentionKernel.FLASH)  # whose scores are told apart
+        written = estimator.graph(AttentionKernel.FLASH, load=1.0)  # whose scores are told apart
         whole, causal = estimator.once(written, ("flops",), lambda: (written.square_flops, written.flops))
         return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up

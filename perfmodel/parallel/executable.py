@@ -101,6 +101,8 @@ def not_modules_reason(plan: Plan) -> str:
         )
     if plan.has_experts and (reason := _experts_reason(plan)):
         return reason
+    if not plan.job.routing.is_balanced:
+        return f"routing={plan.job.routing}: the executor takes tokens as they come, and audits spread them evenly; use routing=balanced"
     if layout.pp > 1:
         if plan.schedule is PipelineSchedule.ONE_F_ONE_B and plan.num_microbatches < layout.pp:
             return (

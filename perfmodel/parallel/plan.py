@@ -36,6 +36,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.layer_specs import PARTS, part_to_plain
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.routing import BALANCED
 
 #: What selective recomputation runs again: the core of attention (Korthikanti et al. 2022, section 5).
 DEFAULT_RECOMPUTE_OPERATORS = ("attention_core",)
@@ -145,6 +146,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "precision": str(job.precision),
             "optimizer": str(job.optimizer),
             "train": str(job.train),
+            **({} if job.routing == BALANCED else {"routing": str(job.routing), "capacity_factor": job.routing.capacity_factor}),
         },
         "cluster": plan.cluster,
         "num_chips": plan.num_chips,

@@ -28,6 +28,7 @@ from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.layer_specs import PARTS, part_from_plain
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.routing import BALANCED, Routing, routing_of
 from perfmodel.workload.training import FULL_TRAINING, Training, training_of
 from perfmodel.workload.transformer import build_graph
 
@@ -39,7 +40,7 @@ _PLAN_KEYS = {
 }  # fmt: skip
 #: What `kind` says; the second is what plans in which every operator has a sharding of its own once said.
 _KIND, _NETWORK_KIND = "plan", "network"
-_JOB_KEYS = {each.name for each in fields(TrainingJob)}
+_JOB_KEYS = {*(each.name for each in fields(TrainingJob)), "capacity_factor"}
 
 
 class _Fields:
@@ -81,6 +82,13 @@ class _Fields:
         except InputError as error:
             self.wrong(str(error))
             return FULL_TRAINING
+
+    def routing(self) -> Routing:
+        try:
+            return routing_of(self.data.get("routing", "balanced")).with_capacity(self.data.get("capacity_factor", 0.0))
+        except InputError as error:
+            self.wrong(str(error))
+            return BALANCED
 
     def mapping(self, key: str, known: set[str]) -> _Fields:
         value = self.data.get(key)
@@ -185,6 +193,7 @@ def plan_from_dict(data: Any, *, where: str = "plan") -> Plan:
         "precision": Precision(job_fields.choice("precision", Precision, Precision.BF16_MIXED)),
         "optimizer": Optimizer(job_fields.choice("optimizer", Optimizer, Optimizer.ADAMW)),
         "train": job_fields.training("train"),
+        "routing": job_fields.routing(),
     }
     values: dict[str, Any] = {
         "cluster": plan_fields.text("cluster"),

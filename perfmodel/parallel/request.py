@@ -34,6 +34,18 @@ def _train(value: Any, name: str) -> Any:
     return training_of(value, name)
 
 
+def _routing(value: Any, name: str) -> Any:
+    from perfmodel.workload.routing import routing_of
+
+    return routing_of(value, name)
+
+
+def _capacity(value: Any, name: str) -> Any:
+    from perfmodel.workload.routing import BALANCED
+
+    return BALANCED.with_capacity(value, name).capacity_factor
+
+
 #: Words of which several values give one answer for each combination.
 _several = partial(word, several=True)
 
@@ -70,10 +82,19 @@ class Request:
     batch_tokens: Any = _sizes("In place of --global-batch: tokens in a step, such as 4M (4194304)", most=2**60)
     seq_len: Any = _sizes("Tokens in a sequence, such as 8k (8192)", aliases=("--seq",), missing="the tokens of a sequence")
     precision: Any = _several(
-        "fp32, bf16-mixed, fp16-mixed or bf16", otherwise="bf16-mixed if left out", metavar="NAME", takes="str", read=_precision
+        "fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4",
+        otherwise="bf16-mixed if left out", metavar="NAME", takes="str", read=_precision,
     )  # fmt: skip
     optimizer: Any = _several(
         "sgd, momentum, adam or adamw", otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer
+    )  # fmt: skip
+    routing: Any = _several(
+        "How tokens spread over experts: balanced, or skew:1.3 (the fullest rank has 1.3 times the mean)",
+        otherwise="balanced if left out", metavar="HOW", takes="str | Routing", read=_routing,
+    )  # fmt: skip
+    capacity_factor: Any = _several(
+        "Rows that an expert has room for, over the mean; the rest is dropped", otherwise="none is dropped if left out", metavar="X",
+        takes="float | str", read=_capacity,
     )  # fmt: skip
     train: Any = _several(
         "What is trained: full, lora:RANK or qlora:RANK (adapters on every linear of a layer; lora:16:q_proj+v_proj: on these)",

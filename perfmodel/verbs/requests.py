@@ -32,6 +32,7 @@ from perfmodel.verbs.setting import (
 )
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
+from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING
 
 
@@ -184,6 +185,12 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
 
 
+def _routing(request: Request, own: Routing) -> Routing:
+    """What is said of it, beside what the plan says."""
+    routing = own if request.routing is None else request.routing.with_capacity(own.capacity_factor)
+    return routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor)
+
+
 def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     own = plan.job if plan is not None else None
     seq_len = request.seq_len if request.seq_len is not None or own is None else own.seq_len
@@ -198,6 +205,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
         precision=request.precision or (own.precision if own else Precision.BF16_MIXED),
         optimizer=request.optimizer or (own.optimizer if own else Optimizer.ADAMW),
         train=request.train or (own.train if own else FULL_TRAINING),
+        routing=_routing(request, own.routing if own else BALANCED),
     )
 
 

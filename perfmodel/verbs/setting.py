@@ -21,6 +21,7 @@ from perfmodel.parallel.stated import Stated, read_settings, settings_in, settin
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING, Training, training_of
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ def make_job(
     precision: str = Precision.BF16_MIXED,
     optimizer: str = Optimizer.ADAMW,
     train: str | Training = FULL_TRAINING,
+    routing: Routing = BALANCED,
 ) -> TrainingJob:
     """A training job; `model` is a shipped model's name, the path of a config.json, or a configuration."""
     from perfmodel.workload.models import load_model
@@ -234,6 +236,7 @@ def make_job(
         precision=choice_of(Precision, precision, "precision"),
         optimizer=choice_of(Optimizer, optimizer, "optimizer"),
         train=training_of(train),
+        routing=routing,
     )
 
 

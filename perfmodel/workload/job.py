@@ -10,6 +10,7 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.recipes import RECIPES, Recipe
+from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING, Training, linear_operators
 
 
@@ -156,6 +157,7 @@ class TrainingJob:
     precision: Precision = Precision.BF16_MIXED
     optimizer: Optimizer = Optimizer.ADAMW
     train: Training = FULL_TRAINING
+    routing: Routing = BALANCED
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (TransformerConfig, NetworkModel)):
@@ -173,11 +175,27 @@ class TrainingJob:
             raise bad_field("optimizer", self.optimizer, "is not known", f"use one of {', '.join(Optimizer)}")
         if not isinstance(self.train, Training):
             raise bad_field("train", shown(self.train), "must be a Training", "training_of reads one: training_of('lora:16')")
+        self._check_routing()
         if not self.train.is_full:
             if isinstance(self.model, TransformerConfig) and not self.model.is_plain:
                 rule = f"adapters stand beside attention and dense MLPs, of which not all layers of {self.model.name} are made"
                 raise bad_field("train", str(self.train), rule, "use train=full")
             self.train.check_targets(linear_operators(self.transformer), self.model.name)
+
+    def _check_routing(self) -> None:
+        if not isinstance(self.routing, Routing):
+            raise bad_field("routing", shown(self.routing), "must be a Routing", "routing_of reads one: routing_of('skew:1.3')")
+        if self.routing == BALANCED:
+            return
+        experts = self.model.experts if isinstance(self.model, TransformerConfig) else None
+        if experts is None:
+            raise bad_field(
+                "routing", f"{self.routing}, capacity {self.routing.capacity_factor:g}", f"{self.model.name} has no experts", "leave it out"
+            )
+        if self.seq_len * experts.top_k * self.routing.load < experts.num_experts and self.routing.capacity_factor:
+            rows = self.seq_len * experts.top_k * self.routing.load / experts.num_experts
+            rule = f"leaves an expert room for {rows:.2g} rows of a sequence, which is below one"
+            raise bad_field("capacity_factor", f"{self.routing.capacity_factor:g}", rule, "use a larger one")
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -40,6 +40,7 @@ def build_graph(
     weight_form_kv: bool = True,
     shares_queries: bool = True,
     dispatcher: str = "alltoall",
+    load: float = 1.0,
 ) -> Graph:
     """The forward graph of `model`.
 
@@ -47,6 +48,7 @@ def build_graph(
     dropout         dropout operators run (where the model has any)
     *_bytes         size of an element of activations and of weights as computed with
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
+    load            rows of the experts of the fullest rank, over the mean
     dispatcher      how tokens reach experts: "alltoall" or "allgather"
     shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
     """
@@ -55,7 +57,7 @@ def build_graph(
         seq_len=seq_len,
         activation_bytes=activation_bytes,
         parameter_bytes=parameter_bytes,
-        sizes=sizes_of(model, seq_len),
+        sizes=sizes_of(model, seq_len, load),
         attention=attention,
         drops=dropout and model.dropout > 0,
         weight_form_kv=weight_form_kv,

@@ -50,8 +50,8 @@ WHOLE = frozenset(
 NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
-def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
-    """Size of each dim; the batch is a quantity of the plan."""
+def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0) -> dict[str, int]:
+    """Size of each dim; the batch is a quantity of the plan. load: rows that experts have, over the mean."""
     kv_heads = model.num_key_value_heads
     sizes = {
         "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
@@ -62,10 +62,16 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
     if model.position == "learned":
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:
-        rows, rest = divmod(seq_len * experts.top_k, experts.num_experts)
-        if rest:  # of one expert, on average: a size that need not be whole
-            rows = cast("int", rows + rest / experts.num_experts)
-        sizes |= {"t": rows, "e": experts.num_experts, "x": experts.num_experts, "k": experts.top_k, "y": 2, "w": experts.width}
+        # rows of one expert, on average, and of one token: sizes that need not be whole
+        rows = _size(seq_len * experts.top_k * load / experts.num_experts)
+        sizes |= {
+            "t": rows,
+            "e": experts.num_experts,
+            "x": experts.num_experts,
+            "k": _size(experts.top_k * load),
+            "y": 2,
+            "w": experts.width,
+        }
         sizes |= {"u": experts.shared_width, "o": 1} if experts.shared_width else {}
     if (latent := model.latent) is not None:
         sizes |= {
@@ -93,6 +99,10 @@ def sizes_of(model: TransformerConfig, seq_len: int) -> dict[str, int]:
 def dim_of(word: str) -> str:
     """`g_norm` -> g"""
     return word.partition("_")[0]
+
+
+def _size(value: float) -> int:
+    return int(value) if value == int(value) else cast("int", value)
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
 def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:
     """Tokens are gathered where the experts are, each expert takes its rows, and what they make of a token is added up by a reduction."""
     dims, here = "b_x s_x e h", "b s e h"
-    sizes = b.of(dims) | {"e": experts.top_k}  # of a token those that it chose
+    sizes = b.of(dims) | {"e": b.sizes["k"]}  # of a token those that it chose
     rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", here), sizes), dims)
     rows = _run(b, experts, rows)
     return b.add(unpermute("unpermute", operand(rows, here), None, operand("unpermute.out", _TOKENS), sizes), dims)

@@ -1,0 +1,76 @@
+"""Tokens that spread unevenly over experts, or are cut to a capacity."""
+
+import pytest
+
+import perfmodel
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.executable import not_modules_reason
+from perfmodel.parallel.plan_file import write_plan
+from perfmodel.workload.routing import routing_of
+
+JOB = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "chips": 64, "global_batch": 64, "seq_len": 4096, "profile": "megatron"}
+PLAN = JOB | {"ep": 8, "zero": 1, "pp": 4}
+
+
+def predicted(**more):
+    return perfmodel.predict(**PLAN | more)
+
+
+def test_the_fullest_rank_sets_time_and_memory():
+    even, uneven = predicted(), predicted(routing="skew:1.5")
+    assert uneven.step_time > 1.2 * even.step_time
+    assert uneven.memory["activations"] > 1.2 * even.memory["activations"]
+    assert uneven.memory["weights"] == even.memory["weights"]
+    traffic = [each.parts["expert_parallel_communication"] for each in (even, uneven)]
+    assert traffic[1] == pytest.approx(1.5 * traffic[0], rel=0.1)
+
+
+def test_useful_work_is_what_it_was():
+    """The model's FLOP are of rows that tokens chose: the fullest rank's more are not of the model."""
+    even, uneven = predicted(), predicted(routing="skew:1.5")
+    assert uneven.mfu_palm * uneven.step_time == pytest.approx(even.mfu_palm * even.step_time)
+
+
+def test_a_capacity_is_what_every_expert_computes():
+    assert predicted(capacity_factor=1.5).step_time == predicted(routing="skew:1.5").step_time
+    assert predicted(capacity_factor=1.5, routing="skew:3").step_time == predicted(capacity_factor="1.5").step_time
+    assert predicted(capacity_factor=1).step_time == predicted().step_time
+
+
+def test_a_plan_file_says_it_and_predicts_to_the_bit(tmp_path):
+    found = predicted(routing="skew:1.25", capacity_factor=1.5)
+    write_plan(found.plan, tmp_path / "plan.yaml")
+    text = (tmp_path / "plan.yaml").read_text()
+    assert "routing: skew:1.25" in text
+    assert "capacity_factor: 1.5" in text
+    assert perfmodel.predict(tmp_path / "plan.yaml").step_time == found.step_time
+    assert perfmodel.predict(tmp_path / "plan.yaml", capacity_factor="none").step_time == predicted(routing="skew:1.25").step_time
+    write_plan(predicted().plan, tmp_path / "even.yaml")
+    assert "routing" not in (tmp_path / "even.yaml").read_text()
+
+
+def test_a_search_takes_it():
+    found = perfmodel.find_plans(**JOB, routing="skew:1.5", pp=4, tp=1, cp=1, ep=8, zero=1, top=1)
+    best = found.plans[0]
+    assert best.plan.job.routing == routing_of("skew:1.5")
+    assert perfmodel.predict(best.plan).step_time == best.step_time
+
+
+@pytest.mark.parametrize(
+    "more, sentence",
+    [
+        ({"routing": "skewed"}, "routing='skewed': must be balanced, or skew:"),
+        ({"routing": "skew:0.5"}, "must be balanced, or skew:"),
+        ({"capacity_factor": -1}, "capacity_factor=-1: must be a positive number"),
+        ({"capacity_factor": "much"}, "capacity_factor='much': must be a number"),
+        ({"capacity_factor": 1e-4}, "capacity_factor=0.0001: leaves an expert room for 0.1 rows of a sequence, which is below one"),
+        ({"routing": "skew:2", "model": "llama-3-8b", "ep": 1}, "llama-3-8b has no experts"),
+    ],
+)
+def test_what_cannot_be_is_refused(more, sentence):
+    with pytest.raises(InputError, match=sentence):
+        predicted(**more)
+
+
+def test_who_cannot_run_it_says_so():
+    assert "routing=skew:1.5: the executor" in not_modules_reason(predicted(routing="skew:1.5", pp=1).plan)
