@@ -17,7 +17,8 @@ Result = TypeVar("Result")
 _ORDER = (
     "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "precision",
     "optimizer", "train", "routing", "capacity_factor",
-    "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "dispatcher", "zero", "micro_batch", "virtual_stages", "schedule", "recompute",
+    "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "dispatcher",
+    "zero", "micro_batch", "virtual_stages", "schedule", "recompute", "recompute_modules",
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip
 #: Options that stand elsewhere than the rest of their record: after an option, or after all of a record.
