@@ -240,13 +240,16 @@ def predict_attention(model: AttentionModel, table: AttentionTable, cluster: Clu
     return np.asarray(time)
 
 
-def fit_attention(table: AttentionTable, cluster: Cluster, dtype: Dtype, *, backward_rate: float) -> AttentionModel:
-    """The model of a causal flash kernel, forward. Where a table has one head dim only, its offset cannot be told from the peak."""
+def fit_attention(
+    table: AttentionTable, cluster: Cluster, dtype: Dtype, *, backward_rate: float, head_dim_offset: float | None = None
+) -> AttentionModel:
+    """The model of a causal flash kernel, forward. Where a table has one head dim only, its offset cannot be told from the peak: give
+    `head_dim_offset`."""
 
     def model(x: Array) -> AttentionModel:
         return AttentionModel(
             peak_fraction=rounded(x[0]),
-            head_dim_offset=rounded(x[1]),
+            head_dim_offset=rounded(x[1]) if head_dim_offset is None else head_dim_offset,
             sequence_offset=rounded(x[2] * 1e4),
             floor_time=rounded(x[3] * 1e-6),
             wave_softness=rounded(x[4]),

@@ -29,7 +29,7 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.rows import Amounts, Rows, TimedRows
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.copies import Copies
-from perfmodel.hardware.calibration import COLLECTIVE_CODE
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL
 from perfmodel.parallel.grid import LayoutGrid
 
 Array = NDArray[np.float64]
@@ -134,6 +134,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
     at = rows.attention.columns
     for row, segment in enumerate(rows.attention.segments):
         evaluate = attention_backward_time if at["backward"][row] else attention_time
+        is_latent = at["head_dim"][row] != at["value_head_dim"][row] and LATENT_KERNEL in machine.attention
         chunks = sizes[rows.amounts.axes[at["queries"][row]]]
         time = evaluate(
             batch=amount[at["batch"][row]],
@@ -145,7 +146,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             causal_fraction=attention_share(rows.attention_habits[at["habits"][row]], chunks),
             itemsize=rows.activation_bytes,
             machine=machine,
-            kernel=rows.attention_kernel,
+            kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
             value_head_dim=at["value_head_dim"][row],
         )
         total[segment] = total[segment] + (time + machine.launch_time)

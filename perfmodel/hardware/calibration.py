@@ -48,6 +48,8 @@ SCALE_UP = "scale_up"
 SCALE_OUT = "scale_out"
 """Every tier outside it."""
 
+LATENT_KERNEL = "latent"
+"""Kernel of fused attention whose values are narrower than its keys, where it was measured."""
 PARTS = ("matmul", "streaming", "attention", SCALE_UP, SCALE_OUT)
 """Parts of a calibration; a prediction says of each what it rests on."""
 

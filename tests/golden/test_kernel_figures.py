@@ -9,6 +9,7 @@ import pytest
 from perfmodel.cost.collectives import collective_time
 from perfmodel.cost.compute import attention_time, matmul_time
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.hardware.calibration import LATENT_KERNEL
 from tests.cost.machines import shipped_machine
 
 FIGURES = list(csv.DictReader(Path(__file__).with_name("kernel_figures.csv").read_text(encoding="utf-8").splitlines()))
@@ -41,6 +42,16 @@ def test_causal_attention_rate(row):
     time = attention_time(**shape, causal_fraction=0.5, itemsize=2.0, machine=machine)
     rate = 2 * 4 * 32 * length**2 * head_dim / time
     assert rate == pytest.approx(float(row["published"]), rel=float(row["tolerance"]))
+
+
+@figures("latent_attention")
+def test_rate_of_attention_with_values_narrower_than_keys(row):
+    machine = shipped_machine(row["machine"], clock=False)
+    length, heads = float(row["m_or_bytes"]), float(row["n_or_ranks"])
+    shape = {"batch": 1.0, "heads": heads, "kv_heads": heads, "query_length": length, "key_length": length}
+    widths = {"head_dim": 192.0, "value_head_dim": 128.0, "kernel": LATENT_KERNEL}
+    time = attention_time(**shape, **widths, causal_fraction=0.5, itemsize=2.0, machine=machine)
+    assert heads * length**2 * (192 + 128) / time == pytest.approx(float(row["published"]), rel=float(row["tolerance"]))
 
 
 @figures("all_reduce")

@@ -40,6 +40,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.hardware.calibration import (
     GPU_TILES,
+    LATENT_KERNEL,
     SCALE_OUT,
     SCALE_UP,
     AttentionModel,
@@ -60,9 +61,11 @@ from perfmodel.lab.kernels.grouped import fit_grouped, grouped_errors, tuned_gro
 from perfmodel.lab.kernels.held_out import attention_errors, collective_errors, matmul_errors, sample, size_decades
 from perfmodel.lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
+    LATENT_WIDTH,
     published_all_to_all,
     read_attention,
     read_collectives,
+    read_latent_attention,
     read_llmcompass,
     read_many_nodes_all_reduce,
     read_matmuls,
@@ -88,6 +91,7 @@ class ChipTables:
     folder: str
     gemm: str
     attention: str
+    latent: str
     nccl: str
     sends: str
     relatives: tuple[str, ...]
@@ -119,6 +123,7 @@ TABLES = {
         folder="a100_sxm",
         gemm="trtllm/1.0.0",
         attention="vllm/0.14.0",
+        latent="trtllm/1.0.0",
         nccl="2.27.3",
         sends="a100_dgx",
         relatives=("a100-sxm-40gb", "a100-pcie-80gb", "a100-pcie-40gb", "a10g-24gb", "rtx3090-24gb",
@@ -136,6 +141,7 @@ TABLES = {
         folder="h100_sxm",
         gemm="trtllm/1.3.0rc20",
         attention="trtllm/1.3.0rc20",
+        latent="trtllm/1.3.0rc20",
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=("h100-sxm-96gb-hbm2e", "h100-pcie-80gb", "h100-nvl-94gb", "gh200-96gb"),
@@ -150,6 +156,7 @@ TABLES = {
         folder="h200_sxm",
         gemm="trtllm/1.3.0rc20",
         attention="trtllm/1.3.0rc20",
+        latent="trtllm/1.3.0rc20",
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=(),
@@ -164,6 +171,7 @@ TABLES = {
         folder="b200_sxm",
         gemm="trtllm/1.3.0rc20",
         attention="trtllm/1.3.0rc20",
+        latent="trtllm/1.3.0rc20",
         nccl="2.29.2",
         sends="h100_dgx",
         relatives=("b100-192gb", "gb200-nvl72", "b300-288gb", "gb300-nvl72"),
@@ -248,10 +256,11 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         errors=errors,
         notes=(
             "No table has batches of small products: tiles are counted over the batch. Attention fitted for lengths from 512 and head dims "
-            "64 and 128, that of decoding for caches from 128 tokens and up to 16 query heads to a key-value head. Grouped matmul: fused "
-            "layers of experts routed evenly (A100: by a power law), without the runs of kernels that tuning did not choose. "
-            "Softmax, layernorm, cross-entropy and GELU: A100 figures, rows put in order: B200's, on the other chips in the same "
-            "proportion to plain streaming. Between nodes: one set of figures for all chips (SimAI, nccl-tests of H100 and H200, "
+            "64 and 128, of values narrower than keys for DeepSeek's widths alone, that of decoding for caches from 128 tokens and up to "
+            "16 query heads to a key-value head. Grouped matmul: fused layers of experts routed evenly (A100: by a power law), without "
+            "the runs of kernels that tuning did not choose. Softmax, layernorm, cross-entropy and GELU: A100 figures, rows put in order: "
+            "B200's, on the other chips in the same proportion to plain streaming. Between nodes: one set of figures for all chips (SimAI, "
+            "nccl-tests of H100 and H200, "
             "all-to-alls of Megatron-Core's report)."
         ),
     )
@@ -275,12 +284,22 @@ def _fit_attention(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
     table = training_attention(read_attention(folder, tables.folder, tables.attention))
     backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie" if tables.folder == "a100_sxm" else "b200_bf16_ceperm"))
     note("attention.flash", attention_errors(table, cluster))
-    return {"flash": fit_attention(table, cluster, Dtype.BF16, backward_rate=backward_rate)}
+    flash = fit_attention(table, cluster, Dtype.BF16, backward_rate=backward_rate)
+    return {"flash": flash, LATENT_KERNEL: fit_latent_attention(folder, tables, cluster, flash, note)}
+
+
+def fit_latent_attention(folder: Path, tables: ChipTables, cluster: Cluster, flash: AttentionModel, note: Note) -> AttentionModel:
+    """Of values with other widths than keys. One width is measured: what a score costs besides is the other kernel's; its backward was
+    measured on B200."""
+    table = training_attention(read_latent_attention(folder, tables.folder, tables.latent))
+    note(f"attention.{LATENT_KERNEL}", attention_errors(table, cluster, head_dim_offset=flash.head_dim_offset))
+    backward = simumax_backward_rate(read_simumax(folder, "b200_bf16_ceperm"), key_dim=192)
+    return fit_attention(table, cluster, Dtype.BF16, backward_rate=backward, head_dim_offset=flash.head_dim_offset)
 
 
 def training_attention(table: AttentionTable) -> AttentionTable:
-    """The shapes of training: lengths from 512, head dims 64 and 128."""
-    return table.rows((table.length >= 512) & np.isin(table.head_dim, (64, 128)))
+    """The shapes of training: lengths from 512, head dims 64 and 128, and those of latent attention."""
+    return table.rows((table.length >= 512) & np.isin(table.head_dim, (64, 128, LATENT_WIDTH)))
 
 
 def _fit_grouped(folder: Path, tables: ChipTables, cluster: Cluster, dtype: Dtype, plain: MatmulModel, note: Note) -> GroupedMatmulModel:

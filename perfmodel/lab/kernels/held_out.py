@@ -90,13 +90,13 @@ def matmul_errors(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: 
     )
 
 
-def attention_errors(table: AttentionTable, cluster: Cluster) -> Array:
+def attention_errors(table: AttentionTable, cluster: Cluster, *, head_dim_offset: float | None = None) -> Array:
     """Of every shape, by a fit that saw its heads at no batch and no length. [-]"""
     return unseen_errors(
         attention_groups(table),
         table.time,
         table.rows,
-        fit=lambda seen: fit_attention(seen, cluster, Dtype.BF16, backward_rate=1.0),
+        fit=lambda seen: fit_attention(seen, cluster, Dtype.BF16, backward_rate=1.0, head_dim_offset=head_dim_offset),
         predict=lambda model, unseen: predict_attention(model, unseen, cluster, Dtype.BF16),
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.calibrate.fits import Array, AttentionTable, CollectiveTable, MatmulTable
+from perfmodel.cost.compute import forward_width
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 
@@ -56,6 +57,20 @@ def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
     return AttentionTable(
         batch=batch, heads=heads, kv_heads=kv_heads, length=length, head_dim=head_dim, time=_column(frame, "latency") * 1e-3
     )
+
+
+#: Of the tables of latent attention, DeepSeek's: queries and keys of 192 entries, values of 128.
+LATENT_WIDTH = float(forward_width(192.0, 128.0))
+
+
+def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTable:
+    """aiconfigurator's prefill of latent attention in its plain form, bf16, causal: every head has keys and values of its own."""
+    frame = read_frame(folder / "aiconfigurator" / chip / "mla" / version / "context_mla_perf.parquet")
+    frame = frame[(frame.mla_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
+    frame = frame.groupby(["batch_size", "isl", "num_heads"]).latency.median().reset_index()
+    batch, length, heads = (_column(frame, key) for key in ("batch_size", "isl", "num_heads"))
+    width = np.full(len(heads), LATENT_WIDTH)
+    return AttentionTable(batch=batch, heads=heads, kv_heads=heads, length=length, head_dim=width, time=_column(frame, "latency") * 1e-3)
 
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
@@ -162,13 +177,13 @@ def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
     return MatmulTable(m=m, n=n, k=k, time=2 * m * n * k / (fractions * entry["tflops"] * 1e12)), fractions
 
 
-def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 64) -> float:
-    """Rate of the attention kernel's backward over that of its forward: median over head dim 128, many heads. [-]"""
+def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 64, key_dim: int = 128) -> float:
+    """Rate of the attention kernel's backward over that of its forward: median over a head dim of keys, many heads. [-]"""
     forward = system["accelerator"]["op"]["sdp_fwd"]["accurate_efficient_factor"]
     backward = system["accelerator"]["op"]["sdp_bwd"]["accurate_efficient_factor"]
     ratios = []
     for key, rate in forward.items():
         heads, head_dim = (int(re.findall(rf"\b{name}=(\d+)", key)[0]) for name in ("head_num", "qk_head_dim"))
-        if key in backward and heads >= least_heads and head_dim == 128:
+        if key in backward and heads >= least_heads and head_dim == key_dim:
             ratios.append(backward[key] / rate)
     return round(float(np.median(ratios)), 3)
