@@ -25,7 +25,7 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.lab.accuracy import predicted_as, read_left_out
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
-from perfmodel.lab.judgement import NO_TIMES, ValidationRow
+from perfmodel.lab.judgement import NO_TIMES, ValidationRow, best_releases
 from perfmodel.lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
 from perfmodel.lab.plan_choice import BROKEN_NVLINK
 from perfmodel.lab.strangers import SWEPT, Strangers, quantiles_of, residuals_of_strangers
@@ -87,6 +87,7 @@ def residuals_of(
     date: str,
     between_calibrations: float,
     strangers: tuple[StrangerResiduals, ...] = (),
+    experts: tuple[StrangerResiduals, ...] = (),
 ) -> Residuals:
     """What ships of them."""
     primary = [each for each in kept if each.is_primary]
@@ -106,6 +107,24 @@ def residuals_of(
         between_calibrations=between_calibrations,
         models=models,
         strangers=strangers,
+        experts=experts,
+    )
+
+
+def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[StrangerResiduals, ...]:
+    """Of models with experts by source, the fastest release of each setting; tests bound by launches aside."""
+    groups: dict[str, list[ValidationRow]] = {}
+    for row in best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES]):
+        if not math.isnan(row.time_error):
+            groups.setdefault(row.group, []).append(row)
+    return tuple(
+        StrangerResiduals(
+            group=group,
+            family=found[0].framework,
+            num_runs=len(found),
+            quantiles=quantiles_of([math.log(row.measured_step_time / row.predicted_step_time) for row in found]),
+        )
+        for group, found in sorted(groups.items())
     )
 
 
@@ -181,11 +200,18 @@ def residuals_text(residuals: Residuals) -> str:
     if residuals.strangers:
         lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
         lines.append("strangers:")
-    for group in residuals.strangers:
-        left_open = ", ".join(f"{value:.3g}" for value in group.open)
-        head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
-        lines.append(f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}")
+    lines += [line for group in residuals.strangers for line in _group_lines(group)]
+    if residuals.experts:
+        lines.append("# The same of models with experts, by source: nothing is fitted to them.")
+        lines.append("experts:")
+    lines += [line for group in residuals.experts for line in _group_lines(group)]
     return "\n".join(lines) + "\n"
+
+
+def _group_lines(group: StrangerResiduals) -> Iterator[str]:
+    left_open = ", ".join(f"{value:.3g}" for value in group.open)
+    head = f"group: {_quoted(group.group)}, family: {group.family}, num_runs: {group.num_runs}, open: [{left_open}]"
+    yield f"  - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in group.quantiles)}]}}"
 
 
 def _quoted(text: str) -> str:
@@ -253,6 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             date=datetime.date.today().isoformat(),
             between_calibrations=scatter_of_medians(calibrations),
             strangers=residuals_of_strangers(Strangers().times(cases)),
+            experts=residuals_of_experts(rows),
         )
         write_atomically(options.out, residuals_text(residuals))
         if options.out_of_memory is not None:

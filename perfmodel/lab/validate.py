@@ -26,7 +26,7 @@ from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of, setting_of
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
 from perfmodel.parallel.prediction import Prediction
-from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
+from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of, with_experts
 from perfmodel.parallel.stated import passed_over
 
 COLUMNS = (
@@ -216,6 +216,9 @@ class CasePredictor:
             unseen=shape,
             open_habits=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
         )
+        if planned.plan.has_experts:
+            source = planned.framework.profile
+            found = with_experts(found, [each for each in load_residuals().experts if each.family != source] or load_residuals().experts)
         return found.low, found.high
 
     def predict(self, planned: PlannedCase) -> Prediction:

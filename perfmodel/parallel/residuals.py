@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -69,6 +69,7 @@ class Residuals:
 
     between_models     standard deviation of a model's median about its family's
     between_chips      the same of a chip about its family, each with a calibration of its own
+    experts            of models with experts, by source: no constant is fitted to any of these runs
     between_calibrations   the same of a chip that is predicted with another chip's calibration, about 0: a chip without one
     """
 
@@ -80,6 +81,7 @@ class Residuals:
     between_calibrations: float
     models: tuple[ModelResiduals, ...]
     strangers: tuple[StrangerResiduals, ...] = ()
+    experts: tuple[StrangerResiduals, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,17 @@ def stranger_interval(
     return math.exp(-math.hypot(low, below)), math.exp(math.hypot(high, above))
 
 
+def with_experts(found: StepInterval, experts: Sequence[StrangerResiduals]) -> StepInterval:
+    """Of a model with experts: at least as wide as runs of such models lie, their sources each weighing one, however well dense ones are
+    known."""
+    if not experts:
+        return found
+    low, high = stranger_interval(experts)
+    runs = sum(each.num_runs for each in experts)
+    says = f"{runs} runs of models with experts from {len(experts)} sources, to which nothing is fitted"
+    return replace(found, low=min(found.low, low), high=max(found.high, high), rests_on=f"{says}; {found.rests_on}")
+
+
 def _beyond(strangers: Sequence[StrangerResiduals], open_habits: tuple[float, float]) -> tuple[float, float]:
     """Variance, below and above, that habits leave open in a plan beyond what they do in those runs, every group weighing one."""
     below, above = (max(open_habits[side] - sum(each.open[side] for each in strangers) / len(strangers), 0.0) for side in (0, 1))
@@ -276,15 +289,18 @@ def _load(path: Path) -> Residuals:
             for family, rows in data["families"].items()
             for row in rows
         )
-        strangers = tuple(
-            StrangerResiduals(
-                group=str(row["group"]),
-                family=str(row["family"]),
-                num_runs=int(_within(row["num_runs"], 1, 1e9)),
-                quantiles=_quantiles(row["quantiles"]),
-                open=_open(row.get("open", [0.0, 0.0])),
+        strangers, experts = (
+            tuple(
+                StrangerResiduals(
+                    group=str(row["group"]),
+                    family=str(row["family"]),
+                    num_runs=int(_within(row["num_runs"], 1, 1e9)),
+                    quantiles=_quantiles(row["quantiles"]),
+                    open=_open(row.get("open", [0.0, 0.0])),
+                )
+                for row in data.get(groups, [])
             )
-            for row in data.get("strangers", [])
+            for groups in ("strangers", "experts")
         )
         return Residuals(
             source=str(data["source"]),
@@ -295,6 +311,7 @@ def _load(path: Path) -> Residuals:
             between_calibrations=_within(data["between_calibrations"], 0, 20),
             models=models,
             strangers=strangers,
+            experts=experts,
         )
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -316,7 +316,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     from perfmodel.cost.sensitivity import fitted_slopes
     from perfmodel.lab.doubts import open_in
     from perfmodel.parallel.fitted import own_interval
-    from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of
+    from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of, with_experts
     from perfmodel.parallel.trust import trust_in
 
     estimator, residuals = setting.estimator, load_residuals()
@@ -336,6 +336,8 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
             open_habits=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
         )
+    if plan.has_experts:
+        found = with_experts(found, residuals.experts)
     trust = trust_in(
         residuals,
         family=family,

@@ -12,12 +12,14 @@ from perfmodel.parallel.residuals import (
     NORMAL,
     ModelResiduals,
     Residuals,
+    StepInterval,
     StrangerResiduals,
     interval,
     load_residuals,
     scale_of,
     shape_of,
     stranger_interval,
+    with_experts,
 )
 from perfmodel.workload.models import load_model
 
@@ -179,3 +181,17 @@ def test_scales_and_shapes():
         "one node", "one node", "several nodes", "several nodes", "many nodes", "many nodes",
     ]  # fmt: skip
     assert shape_of(load_model("llama-3-8b")) == shape_of(load_model("llama-3.1-8b")) != shape_of(load_model("llama-3-70b"))
+
+
+def test_models_with_experts_are_known_no_better_than_their_runs():
+    """The shipped runs of such models lie further off than those of dense ones: whatever else is known, the interval is as wide."""
+    residuals = load_residuals()
+    dense = StepInterval(low=0.99, high=1.01, rests_on="runs", num_runs=3)
+    found = with_experts(dense, residuals.experts)
+    assert (found.low, found.high) == stranger_interval(residuals.experts)
+    assert found.low < 0.95
+    assert found.high > 1.1
+    assert f"{sum(each.num_runs for each in residuals.experts)} runs of models with experts" in found.rests_on
+    wide = StepInterval(low=0.1, high=9.0, rests_on="runs", num_runs=3)
+    assert (with_experts(wide, residuals.experts).low, with_experts(wide, residuals.experts).high) == (0.1, 9.0)
+    assert with_experts(dense, ()) is dense
