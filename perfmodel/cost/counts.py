@@ -319,7 +319,8 @@ class _Parameters:
         """Of members that travel together, one for each way in which ZeRO cuts them: experts lie on fewer ranks."""
         together: dict[frozenset[str], list[ParameterLayout]] = {}
         for parameter in members:
-            together.setdefault(parameter.gradient_axes - TENSOR_AXES, []).append(parameter)
+            axes = frozenset(axis for axis in parameter.gradient_axes - TENSOR_AXES if self.mesh.sizes[axis] > 1)
+            together.setdefault(axes, []).append(parameter)
         return [_Unit(tuple(each), number, *self._shard(each[0]), is_tied=is_tied) for each in together.values()]
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:

@@ -41,12 +41,13 @@ def clean_name(name: str) -> str:
     return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
 
 
-def units_of(model: Transformer) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """(name, module, its parameters) of the embedding, each layer, its experts and the head; a tied matrix is the embedding's."""
+def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
+    """(name, module, its parameters) of the embedding, each layer, its experts where they lie on other ranks, and the head; a tied matrix
+    is the embedding's."""
     units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
     for index, layer in model.layers.items():
         parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
-        experts = {name: p for name, p in parameters.items() if is_of_experts(name)}
+        experts = {name: p for name, p in parameters.items() if experts_apart and is_of_experts(name)}
         units.append((f"layer {index}", layer, {name: p for name, p in parameters.items() if name not in experts}))
         if experts:
             units.append((f"experts of layer {index}", layer, experts))
@@ -115,7 +116,7 @@ class FlatData:
     def materialise(self, device: str) -> None:
         for model in self.stages:
             tied = tied_name(model)
-            for _, module, parameters in units_of(model):
+            for _, module, parameters in units_of(model, experts_apart=self.mesh.has_experts_apart):
                 # A tied matrix is a unit of its own, so that both stages cut it into the same shards.
                 plain = {name: p for name, p in parameters.items() if name != tied}
                 if plain:
@@ -287,8 +288,8 @@ def _of_all_experts(name: str, found: torch.Tensor, model: Transformer) -> torch
 
 
 def _expert_mesh(mesh: RunMesh) -> FSDPMeshInfo | None:
-    """Over what experts leave of the data axes; None without experts."""
-    if mesh.expert_mesh is None:
+    """Over what experts leave of the data axes; None without experts, or where they leave all."""
+    if mesh.expert_mesh is None or not mesh.has_experts_apart:
         return None
     if mesh.size("edp_replicate") == 1:
         return FSDPMeshInfo(mesh.expert_mesh["edp_shard"], shard_mesh_dim=0)
@@ -300,12 +301,12 @@ def _placed(parameter: nn.Parameter, *, experts: set[nn.Parameter], mesh: FSDPMe
     return ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
 
 
-def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo | None, data_ranks: int) -> None:
+def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo, data_ranks: int) -> None:
     """A gradient is the mean over all tokens, of which an expert has seen those of all its ranks already: it is divided by as many as a
     dense one, whatever the ranks that it is added up over."""
     assert isinstance(layer, FSDPModule)
     for group in layer._get_fsdp_state()._fsdp_param_groups:
-        if experts is not None and group.mesh_info is experts:
+        if group.mesh_info is experts:
             group.gradient_divide_factor = float(data_ranks)
             # gloo cannot scale what it adds up; a single rank adds nothing up
             group.force_sum_reduction_for_comms = experts.shard_mesh_size > 1
@@ -331,9 +332,10 @@ class ShardedData:
             self.names.append([clean_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
                 experts = {p for each in layer.modules() if isinstance(each, GroupedExperts) for p in each.parameters()}
-                where = partial(_placed, experts=experts, mesh=expert_mesh) if experts else None
+                where = partial(_placed, experts=experts, mesh=expert_mesh) if experts and expert_mesh is not None else None
                 fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy, shard_placement_fn=where)
-                _divide_by_all_tokens(layer, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
+                if expert_mesh is not None:
+                    _divide_by_all_tokens(layer, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
             ends = [embedding_modules(model), head_modules(model)]
             if model.is_tied and all(ends):
                 ends = []  # one unit, for a matrix belongs to one: the model's own

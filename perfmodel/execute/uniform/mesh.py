@@ -61,6 +61,12 @@ class RunMesh:
         group = self.groups[axis]
         return 0 if group is None else dist.get_rank(group)
 
+    @property
+    def has_experts_apart(self) -> bool:
+        """Whether an expert lies on fewer ranks than a weight of attention."""
+        ranks = (self.layout.dp_replicate, self.layout.dp_shard * self.layout.cp)
+        return self.expert_mesh is not None and (self.size("edp_replicate"), self.size("edp_shard")) != ranks
+
     def axis_of(self, members: Sequence[int], kind: str) -> str:
         """What a group of these ranks is called for this kind of collective; "none" for a single rank."""
         return self.folded.group_name([self._place(rank) for rank in members], kind)

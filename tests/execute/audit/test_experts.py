@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 FORMS = {
+    "every expert everywhere, ZeRO-3": ("mixtral", dict(num_chips=4, zero=3)),
     "ep, ZeRO-2": ("mixtral", dict(num_chips=8, ep=4, zero=2)),
     "ep, ZeRO-3, one copy of each": ("mixtral", dict(num_chips=8, ep=8, zero=3)),
     "ep, hybrid sharding": ("shared experts", dict(num_chips=8, ep=2, zero=3, dp_shard=4, batch=16)),
