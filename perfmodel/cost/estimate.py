@@ -283,9 +283,9 @@ def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
 
 
-def evaluate_memory(estimator: Estimator, plan: Plan) -> MemoryRow:
-    """Its memory alone, as `evaluate_plan` has it."""
-    return _memory_row(estimator, plan, plan_columns(estimator, [plan]))
+def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> MemoryRow:
+    """Its memory alone, as `evaluate_plan` has it; of `plan_columns`, which are made where they are not given."""
+    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan]))
 
 
 def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
@@ -499,9 +499,9 @@ def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, 
     return scalar(saved[0]), *memory_by_class(holding, kept_of(live=live))
 
 
-def rank_memories(estimator: Estimator, plan: Plan) -> tuple[RankMemory, ...]:
+def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> tuple[RankMemory, ...]:
     """The first, the fullest middle and the last pipeline rank; without a pipeline the one there is, three times."""
-    row = evaluate_memory(estimator, plan)
+    row = evaluate_memory(estimator, plan, columns)
     figures = []
     for rank, kept, total in zip(row.ranks, row.kept, row.total, strict=True):
         _, values = memory_by_class(rank, kept)

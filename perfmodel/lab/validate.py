@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from perfmodel.cost.assemble import PlanColumns
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.estimate import Estimator, make_estimator, rank_memories
 from perfmodel.cost.plan_memory import RankMemory
@@ -242,9 +243,9 @@ class CasePredictor:
         return self.estimators[key]
 
 
-def memory_figure(estimator: Estimator, planned: PlannedCase) -> float:
+def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColumns | None = None) -> float:
     """What the framework's own figure would be: it counts its allocator's memory, neither the driver's context nor NCCL's buffers."""
-    ranks = rank_memories(estimator, planned.plan)
+    ranks = rank_memories(estimator, planned.plan, columns)
     match planned.framework.memory_rank:
         case "first":
             figures: tuple[RankMemory, ...] = ranks[:1]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.assemble import PlanColumns, plan_columns
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
@@ -90,6 +91,7 @@ class Memories:
     runs: Sequence[RunMemory]
     known: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     predictor: CasePredictor = field(default_factory=lambda: CasePredictor(has_intervals=False))
+    _columns: dict[int, tuple[RunMemory, PlanColumns]] = field(default_factory=dict)
 
     def of(self, name: str) -> list[RunMemory]:
         return [run for run in self.runs if run.planned.framework.profile == name]
@@ -101,7 +103,14 @@ class Memories:
 
     def figures(self, runs: Sequence[RunMemory], values: Mapping[str, float]) -> Array:
         """What the framework's own figures would be. [byte]"""
-        return np.array([memory_figure(self.estimator(run, values), run.planned) for run in runs])
+        return np.array([self._figure(run, values) for run in runs])
+
+    def _figure(self, run: RunMemory, values: Mapping[str, float]) -> float:
+        """What is fitted changes what is made of a plan's columns, not these."""
+        estimator = self.estimator(run, values)
+        if id(run) not in self._columns:
+            self._columns[id(run)] = run, plan_columns(estimator, [run.planned.plan])
+        return memory_figure(estimator, run.planned, self._columns[id(run)][1].of(estimator))
 
     def fitted(self, name: str) -> FittedConstants:
         runs, fit = self.of(name), MEMORY_FITS[name]
