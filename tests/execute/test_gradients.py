@@ -67,7 +67,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_equal_those_of_one_process(form, groups):
     num_ranks, knobs = FORMS[form]
-    for variant in ("qwen3", "gpt2"):
+    for variant in ("qwen3", "gpt2")[: 1 if num_ranks == 8 else 2]:  # eight processes on few cores show the axes together, of one model
         results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
         name, error = worst_error(results)
         assert error < TOLERANCE, f"{variant}: {name}"
