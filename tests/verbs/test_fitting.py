@@ -104,7 +104,8 @@ def test_a_run_that_the_others_do_not_explain_is_named_and_not_dropped():
     assert "slow link" in outlier.outlier
     assert outlier.weight < 0.5
     assert len(found.runs) == 5
-    assert found.profile.matmul_rate_fraction == pytest.approx(0.6, rel=0.15)
+    alone = perfmodel.fit_runs([*rows()[:3], rows()[4]], profile=BASE)
+    assert found.profile.matmul_rate_fraction == pytest.approx(alone.profile.matmul_rate_fraction, rel=0.06)
 
 
 def test_a_setting_that_nobody_knows_is_told():
