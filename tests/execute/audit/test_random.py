@@ -244,7 +244,7 @@ def test_peaks_of_gradients_that_wait_and_of_weights_that_come(counting, moment)
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(max_examples=14)
+@settings(max_examples=10)
 @given(stage=st.sampled_from([0, 1, -1]), plan=plans())
 def test_random_plans_audit_clean(counting, plan, stage):
     check(counting, plan, stage)
