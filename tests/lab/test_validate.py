@@ -402,10 +402,11 @@ def test_settings_change_the_profile():
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8"])
-def test_narrow_matmuls_leave_attention_and_activations_alone(precision):
-    wide, narrow = (row_of(changed(framework="Megatron-LM", precision=p)) for p in ("bf16", precision))
-    assert narrow.predicted_step_time < wide.predicted_step_time
-    assert narrow.predicted_memory == wide.predicted_memory
+def test_narrow_matmuls_are_faster_and_their_copies_take_memory(precision):
+    """Where the chip sets the time: one sequence in a pass is bound by the host's launches, of which casts need more."""
+    wide, narrow = (row_of(changed(framework="Megatron-LM", precision=p, micro_batch=4)) for p in ("bf16", precision))
+    assert narrow.predicted_step_time < 0.9 * wide.predicted_step_time
+    assert wide.predicted_memory < narrow.predicted_memory < 1.2 * wide.predicted_memory
     assert "fp8" in row_of(changed(precision=precision, chip="a100-sxm-80gb")).reason
 
 
