@@ -150,6 +150,7 @@ _TENSORS_MOVED = {
     KernelClass.RMSNORM: (2.0, 3.0),
     KernelClass.SOFTMAX: (2.0, 3.0),
     KernelClass.ROTARY: (2.0, 2.0),
+    KernelClass.PERMUTE: (2.0, 2.0),
 }
 
 _ROTARY_MODEL = TransformerConfig(
@@ -184,6 +185,9 @@ def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any])
         case KernelClass.ROTARY:
             layer = Attention(_ROTARY_MODEL, Sharding(), index=0, fused=True, recompute_core=False, device=str(options["device"]))
             return lambda x: layer._rotate(x.view(1, rows, 8, WIDTH // 8)).view(rows, WIDTH)
+        case KernelClass.PERMUTE:
+            order = torch.randperm(rows, device=options["device"])
+            return lambda x: x.index_select(0, order)
     raise AssertionError(kernel)
 
 
