@@ -41,6 +41,11 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
         ("llama-3.1-405b", 2048, 8192),
         dict(num_chips=4096, tp=8, pp=16, zero=3, recompute="full"),
     ),
+    "Mixtral 8x7B, 1F1B, experts over data, ZeRO-1": (("mixtral-8x7b", 64, 4096), dict(num_chips=64, pp=4, ep=8, zero=1)),
+    "DeepSeek-V2, 1F1B, experts over data, ZeRO-1": (
+        ("deepseek-v2", 1024, 5120),
+        dict(num_chips=768, pp=12, ep=32, zero=1),
+    ),
     "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2": (
         ("llama-3.1-405b", 32, 131072),
         dict(num_chips=4096, tp=8, pp=16, cp=16, zero=2),

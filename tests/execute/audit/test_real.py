@@ -20,12 +20,14 @@ pytestmark = [
 
 #: Of the plans whose step takes longest to count one stage: the other one's program is that of other plans.
 LAST_ONLY = {
+    "Mixtral 8x7B, 1F1B, experts over data, ZeRO-1",
     "GPT-3 175B, 1F1B, TP, HSDP",
     "Llama 3 70B, 1F1B, TP, ZeRO-1",
     "Llama 3.1 405B, 1F1B, TP, ZeRO-3, full recomputation",
     "Llama 3.1 405B, 131,072 tokens: pipeline, context, TP, ZeRO-2",
 }
 FIRST_ONLY = {
+    "DeepSeek-V2, 1F1B, experts over data, ZeRO-1",
     "GPT-NeoX 20B, 1F1B, TP, data parallel",
     "Llama 2 70B, interleaved, TP, ZeRO-1",
     "Qwen2.5 72B, pipeline, context, TP, ZeRO-2",
