@@ -78,15 +78,12 @@ def test_gradients_equal_those_of_one_process(form, groups):
 #: Of models with experts: each mesh of experts beside each of attention's axes.
 EXPERT_FORMS = {
     "every expert everywhere, zero 3": (2, dict(zero=3)),
-    "dealt out over data": (2, dict(ep=2)),
     "over context": (2, dict(cp=2, ep=2)),
     "over tensor": (2, dict(tp=2, ep=2, etp=1, micro_batch=4)),
-    "cut as attention": (2, dict(tp=2, micro_batch=4)),
     "zero 3, one copy of each": (2, dict(ep=2, zero=3)),
     "zero 1": (4, dict(ep=2, zero=1, micro_batch=2)),
     "zero 3": (4, dict(ep=2, zero=3, micro_batch=2)),
     "hsdp": (4, dict(ep=2, dp_replicate=2, dp_shard=2, zero=3)),
-    "pipeline": (4, dict(ep=2, pp=2, micro_batch=2)),
     "pipeline x zero 3, full recomputation": (4, dict(ep=2, pp=2, micro_batch=2, zero=3, recompute="full")),
     "tensor in both x zero 1": (4, dict(ep=2, tp=2, etp=2, micro_batch=2, zero=1)),
     "tensor and data x zero 3": (4, dict(ep=4, tp=2, etp=1, micro_batch=2, zero=3)),

@@ -21,7 +21,6 @@ FORMS = {
     "ep, ZeRO-2": ("mixtral", dict(num_chips=8, ep=4, zero=2)),
     "ep, ZeRO-3, one copy of each": ("mixtral", dict(num_chips=8, ep=8, zero=3)),
     "ep, hybrid sharding": ("shared experts", dict(num_chips=8, ep=2, zero=3, dp_shard=4, batch=16)),
-    "ep, hybrid ZeRO-1": ("mixtral", dict(num_chips=8, ep=2, zero=1, dp_shard=4, batch=16)),
     "ep tp, etp as tp": ("shared experts", dict(num_chips=8, ep=2, tp=2, etp=2, zero=1)),
     "ep over tp, ZeRO-3": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, zero=3)),
     "ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1)),
