@@ -51,7 +51,7 @@ def _kernels(work: Work) -> int:
     match work:
         case FusedAttention():
             return 1
-        case Stream() if not work.accesses:
+        case Stream() if not work.accesses or work.is_launched_along:
             return 0
     return work.repeats
 

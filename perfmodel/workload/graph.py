@@ -105,12 +105,14 @@ class Stream:
     """A pass over memory: `elements` of its output, and what it reads and writes.
 
     kernel  the class of its efficiency (`hardware.calibration.KernelClass`)
+    is_launched_along  by the call that launches another kernel: the host's time is that one's
     """
 
     kernel: str
     elements: Extent
     accesses: tuple[Data, ...]
     repeats: int = 1
+    is_launched_along: bool = False
 
     def extents(self) -> Iterator[Extent]:
         yield self.elements

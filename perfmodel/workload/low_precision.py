@@ -18,7 +18,7 @@ def with_recipe(graph: Graph, recipe: Recipe, *, keeps_copies: bool = True) -> G
 
     An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
     over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
-    copies) and writes the copies. Weights are cast once a step, with the optimizer's pass over them, which is not counted.
+    copies) and writes the copies. The extension that multiplies launches it too. Weights are cast once a step, with the optimizer's pass over them, which is not counted.
     """
     blocks = {region.name for region in graph.regions if region.is_block}
     low = {op.name for op in graph.operators if op.layer in blocks and _is_low(op, graph)}
@@ -60,7 +60,8 @@ def _with_casts(op: Operator, graph: Graph, recipe: Recipe, *, is_first: bool, k
 
 def _cast(data: Data, recipe: Recipe, reads: int, copies: int) -> Stream:
     written = Data(extent=data.extent, itemsize=recipe.copy_bytes)
-    return Stream(kernel="add", elements=data.extent, accesses=(*(data,) * reads, *(written,) * copies))
+    accesses = (*(data,) * reads, *(written,) * copies)
+    return Stream(kernel="add", elements=data.extent, accesses=accesses, is_launched_along=True)
 
 
 def _low(work: Work) -> Work:
