@@ -18,7 +18,8 @@ def with_recipe(graph: Graph, recipe: Recipe, *, keeps_copies: bool = True) -> G
 
     An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
     over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
-    copies) and writes the copies. The extension that multiplies launches it too. Weights are cast once a step, with the optimizer's pass over them, which is not counted.
+    copies) and writes the copies. The extension that multiplies launches it too. Weights are cast once a step, with the optimizer's pass
+    over them, which is not counted.
     """
     blocks = {region.name for region in graph.regions if region.is_block}
     low = {op.name for op in graph.operators if op.layer in blocks and _is_low(op, graph)}
