@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
@@ -23,8 +23,20 @@ def cuts_as(names: Iterable[str], rules: RuleSet, model: TransformerConfig, atte
 
 
 def _left_of_model(rules: RuleSet, model: TransformerConfig, axes: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-    """What the rules cut of this model, without those of single operators."""
-    return {name: cut for name, cut in rules.among(axes).items() if name != "positions" or model.position == "learned"}
+    """What the rules cut of this model, without those of single operators and of layers that it has not."""
+    lacking = {name for names, has in _OF_SOME_MODELS if not has(model) for name in names}
+    return {name: cut for name, cut in rules.among(axes).items() if name not in lacking}
+
+
+#: Dims that only some models have.
+_OF_SOME_MODELS: tuple[tuple[tuple[str, ...], Callable[[TransformerConfig], bool]], ...] = (
+    (("positions",), lambda model: model.position == "learned"),
+    (("state_groups", "s_scan", "scan_groups"), lambda model: model.mamba is not None or model.delta is not None),
+    (
+        ("experts", "expert_ffn", "expert_batch", "expert_s", "expert_s_res", "experts_route", "shared_ffn"),
+        lambda model: model.experts is not None,
+    ),
+)
 
 
 @lru_cache(maxsize=4096)

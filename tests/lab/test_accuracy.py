@@ -30,6 +30,7 @@ def cases(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_the_document_is_written_with_its_figures(cases, tmp_path):
     out = tmp_path / "accuracy.md"
     report = write_report([cases], out)
@@ -102,6 +103,7 @@ def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, argumen
     assert not (tmp_path / "a.md").exists()
 
 
+@pytest.mark.slow
 def test_a_cause_is_named_where_a_source_tells_it(cases, tmp_path):
     report = write_report([cases], tmp_path / "a.md")
     assert {cause_of(row) for row in report.scored} == {"not known"}

@@ -91,6 +91,7 @@ def _tiers(topology, node):
     )
 
 
+@pytest.mark.slow
 def test_every_cell_of_a_small_sweep_of_experts():
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)
     model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=experts)
