@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from perfmodel.calibrate.fits import NUM_FOLDS, Array, Indices, fit_linear, held_out_errors, relative_errors, rounded
-from perfmodel.cost.machine import RING_PASSES
+from perfmodel.cost.link_rates import RING_PASSES
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import InputError

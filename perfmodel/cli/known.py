@@ -196,7 +196,8 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
 
 def _hops(cluster: Cluster) -> list[str]:
     """For each tier what a hop of a ring takes in a prediction, where that is more than the latency that the file states."""
-    from perfmodel.cost.machine import LINK_ROWS, resolve_machine, tier_kind
+    from perfmodel.cost.link_rates import LINK_ROWS, tier_kind
+    from perfmodel.cost.machine import resolve_machine
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.foundation.collectives import CollectiveKind
     from perfmodel.foundation.units import format_time

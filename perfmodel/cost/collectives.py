@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.compute import Num
-from perfmodel.cost.machine import LinkRates, Machine
+from perfmodel.cost.link_rates import LinkRates
+from perfmodel.cost.machine import Machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 

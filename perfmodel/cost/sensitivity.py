@@ -11,7 +11,8 @@ import numpy as np
 
 from perfmodel.cost.assemble import step_columns
 from perfmodel.cost.estimate import RATE_FIELDS, READ_LATE, Estimator, with_rates_of
-from perfmodel.cost.machine import LINK_ROWS, LinkRates, Machine, StreamingRates, tier_kind
+from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
+from perfmodel.cost.machine import Machine, StreamingRates
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.fitted import FittedConstant

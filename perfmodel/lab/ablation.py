@@ -8,7 +8,6 @@ not kept.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.foundation.errors import PerfModelError
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab.cases import read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.left_out.fits import FITS
 from perfmodel.lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
 from perfmodel.lab.left_out.runs import read_runs
@@ -136,15 +135,11 @@ of all frameworks together, where profiles that share runs have them again.
 """ + markdown_table(table)
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.ablation")
-    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser = command_parser("ablation", __doc__)
     options = parser.parse_args(arguments)
-    try:
-        rows = [HEADERS, *rows_of(ablations(options.cases))]
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    rows = [HEADERS, *rows_of(ablations(options.cases))]
     print(columns_text(rows))
     print(f"{num_constants()} numbers of all frameworks together")
     return 0

@@ -8,7 +8,6 @@ predicted by fits that did not see their model.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import math
 import sys
@@ -18,12 +17,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
-from perfmodel.foundation.errors import InputError, PerfModelError, one_line
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.lab.ablation import Ablation, ablations, worth_text
 from perfmodel.lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from perfmodel.lab.cases import read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.few_runs import GroupFigures, few_runs_figures, few_runs_section
 from perfmodel.lab.figures import write_figures
 from perfmodel.lab.judgement import NO_TIMES, ErrorSummary, ValidationResult, ValidationRow, error_summary, errors_by, summarise
@@ -570,17 +570,14 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
     return report
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.accuracy")
+    parser = command_parser("accuracy", __doc__, cases=False)
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published runs, one JSON object a line")
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
     parser.add_argument("--out", type=Path, default=Path("docs/accuracy.md"), metavar="FILE.md")
     options = parser.parse_args(arguments)
-    try:
-        report = write_report(options.cases, options.out, left_out=options.left_out)
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    report = write_report(options.cases, options.out, left_out=options.left_out)
     print(f"{options.out}: {len(report.scored):,} scored runs of {report.result.num_rows:,} cases")
     return 0
 

@@ -10,18 +10,17 @@ fitted profile predicts to be fastest, on average over draws and groups of runs 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some, mean_error
 from perfmodel.lab.own_runs.habits import HABITS
 from perfmodel.lab.plan_choice import Choice, PlanGroup, plan_choices
@@ -197,17 +196,13 @@ def _mean(values: Sequence[float]) -> str:
     return percent(float(np.mean(values))) if values else ""
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.few_runs")
-    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser = command_parser("few_runs", __doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, metavar="N", help="random draws of each number of given runs")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N")
     options = parser.parse_args(arguments)
-    try:
-        print(table_text(few_runs_figures(list(read_cases(options.cases)), draws=options.draws, seed=options.seed)))
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    print(table_text(few_runs_figures(list(read_cases(options.cases)), draws=options.draws, seed=options.seed)))
     return 0
 
 

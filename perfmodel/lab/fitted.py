@@ -8,7 +8,6 @@ Step times give what `perfmodel/lab/left_out/fits.py` fits (there without a mode
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.foundation.errors import InputError, PerfModelError, one_line
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import dump_yaml
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
 from perfmodel.lab.cases import read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.left_out.fits import LeftOut
 from perfmodel.lab.left_out.memories import MEMORY_FITS, Memories, runs_with_memory
 from perfmodel.lab.left_out.runs import read_runs
@@ -147,17 +147,13 @@ def write_fitted(cases: Path, out: Path) -> list[Path]:
     return written
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.fitted")
-    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser = command_parser("fitted", __doc__)
     parser.add_argument("--out", type=Path, default=Path("strategies/frameworks"), metavar="FOLDER")
     options = parser.parse_args(arguments)
-    try:
-        for path in write_fitted(options.cases, options.out):
-            print(path)
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    for path in write_fitted(options.cases, options.out):
+        print(path)
     return 0
 
 

@@ -9,7 +9,6 @@ fused and the eager end, and a new framework moves it.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.calibration import ATTENTION_KERNELS
 from perfmodel.hardware.reader import list_calibrations, load_calibration
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.parallel.profile import GENERIC, ExecutionProfile, list_profiles, load_profile, profile_text
 from perfmodel.parallel.runs import ANYTHING
 
@@ -133,15 +133,12 @@ def _most(families: Iterable[Sequence[ExecutionProfile]], name: str) -> float:
 HEAD = "# Written by `python -m perfmodel.lab.generic`: the mean of the profiles that name their family. Not edited by hand.\n"
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.generic")
+    parser = command_parser("generic", __doc__, cases=False)
     parser.add_argument("--out", type=Path, default=Path("strategies/frameworks/generic.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
-    try:
-        write_atomically(options.out, HEAD + profile_text(generic_profile()))
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    write_atomically(options.out, HEAD + profile_text(generic_profile()))
     print(options.out)
     return 0
 

@@ -9,7 +9,6 @@ residuals of those runs are of unseen models; without it they are in-sample.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import math
 import sys
@@ -19,12 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import MemoryDoubt
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.lab.accuracy import predicted_as, read_left_out
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.judgement import NO_TIMES, ValidationRow, best_releases
 from perfmodel.lab.memory_outcomes import doubt_over, likeliest_doubt, own_figures, own_outcomes
 from perfmodel.lab.plan_choice import BROKEN_NVLINK
@@ -256,38 +256,34 @@ def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) 
     return [predicted_as(row, left_out[row.id]) if row.id in left_out and row.is_predicted else row for row in rows]
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.residuals")
-    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser = command_parser("residuals", __doc__)
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
     parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="runs that failed: memory_doubts.yaml is written too")
     parser.add_argument("--out", type=Path, default=Path("strategies/residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
-    try:
-        left_out = {} if options.left_out is None else read_left_out(options.left_out)
-        predictor = CasePredictor(has_intervals=False)
-        cases = list(read_cases(options.cases))
-        rows = with_left_out([predictor.row(case) for case in cases], left_out)
-        calibrations = by_other_calibrations(cases)
-        kept = kept_residuals(rows)
-        counts = Counter(each.source for each in kept)
-        names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        unseen = sum(each.id in left_out for each in kept)
-        residuals = residuals_of(
-            kept,
-            source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
-            date=datetime.date.today().isoformat(),
-            between_calibrations=scatter_of_medians(calibrations),
-            strangers=residuals_of_strangers(Strangers().times(cases)),
-            experts=residuals_of_experts(rows),
-        )
-        write_atomically(options.out, residuals_text(residuals))
-        if options.out_of_memory is not None:
-            doubts = memory_doubts([*cases, *read_cases(options.out_of_memory)])
-            write_atomically(options.out.with_name("memory_doubts.yaml"), memory_doubts_text(doubts))
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    left_out = {} if options.left_out is None else read_left_out(options.left_out)
+    predictor = CasePredictor(has_intervals=False)
+    cases = list(read_cases(options.cases))
+    rows = with_left_out([predictor.row(case) for case in cases], left_out)
+    calibrations = by_other_calibrations(cases)
+    kept = kept_residuals(rows)
+    counts = Counter(each.source for each in kept)
+    names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    unseen = sum(each.id in left_out for each in kept)
+    residuals = residuals_of(
+        kept,
+        source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",
+        date=datetime.date.today().isoformat(),
+        between_calibrations=scatter_of_medians(calibrations),
+        strangers=residuals_of_strangers(Strangers().times(cases)),
+        experts=residuals_of_experts(rows),
+    )
+    write_atomically(options.out, residuals_text(residuals))
+    if options.out_of_memory is not None:
+        doubts = memory_doubts([*cases, *read_cases(options.out_of_memory)])
+        write_atomically(options.out.with_name("memory_doubts.yaml"), memory_doubts_text(doubts))
     scatters = {
         "models": residuals.between_models,
         "chips": residuals.between_chips,

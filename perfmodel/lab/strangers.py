@@ -8,7 +8,6 @@ from all other frameworks. Ten groups of runs, each weighing one. The interval a
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_room import Verdict
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab import accuracy_lines as rules
 from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.frameworks import framework_of
 from perfmodel.lab.generic import generic_profile, known_families
 from perfmodel.lab.memory_outcomes import MemoryOutcome, outcome_of, reliability, reliability_line, reliability_rows
@@ -338,26 +338,23 @@ def fits_text(fits: StrangerFits) -> str:
     )
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.strangers")
+    parser = command_parser("strangers", __doc__, cases=False)
     parser.add_argument("cases", type=Path, nargs="+", metavar="CASES.jsonl", help="published training runs, and those that failed")
     options = parser.parse_args(arguments)
-    try:
-        cases = [case for path in options.cases for case in read_cases(path)]
-        for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with all its kin")):
-            strangers = Strangers(leaves_family=leaves_family)
-            found = list(strangers.times(cases))
-            print(f"name hidden, {title}:\n{table_text(figures_of(found))}")
-            print(choices_text(choices_of(found)))
-            outcomes = strangers.outcomes(cases)
-            print(fits_text(fits_of(outcomes)))
-            if outcomes:
-                bins = reliability(outcomes)
-                print(f"probability of fitting, stated and happened:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
-            print()
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    cases = [case for path in options.cases for case in read_cases(path)]
+    for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with all its kin")):
+        strangers = Strangers(leaves_family=leaves_family)
+        found = list(strangers.times(cases))
+        print(f"name hidden, {title}:\n{table_text(figures_of(found))}")
+        print(choices_text(choices_of(found)))
+        outcomes = strangers.outcomes(cases)
+        print(fits_text(fits_of(outcomes)))
+        if outcomes:
+            bins = reliability(outcomes)
+            print(f"probability of fitting, stated and happened:\n{columns_text(reliability_rows(bins))}\n{reliability_line(bins)}")
+        print()
     return 0
 
 

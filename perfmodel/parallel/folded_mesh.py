@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
 
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.parallel.algebra.folding import EXPERT_AXES, REFINED, expert_parts
+from perfmodel.parallel.algebra.degrees import fine_sizes
+from perfmodel.parallel.algebra.folding import EXPERT_AXES, REFINED, data_axis, expert_parts
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan
@@ -70,9 +70,10 @@ class FoldedMesh:
 
 def folded_mesh(plan: Plan) -> FoldedMesh:
     """Of a plan with or without experts."""
-    layout, kv_heads = plan.layout, plan.job.transformer.num_key_value_heads
+    layout = plan.layout
     degrees = tuple((axis, layout.degree(axis)) for axis in reversed(DEFAULT_ORDER))
-    return _folded(degrees, gcd(layout.tp, kv_heads), plan.folding)
+    fine = fine_sizes(plan.job.transformer, cp=layout.cp, tp=layout.tp)
+    return _folded(degrees, fine["tp_kv"], plan.folding)
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +85,7 @@ def _folded(degrees: tuple[tuple[str, int], ...], tp_kv: int, experts: tuple[int
     if experts is not None:
         found = expert_parts(tp_kv=tp_kv, tp_q=tp_q, cp=sizes["cp"], ep=experts[0], etp=experts[1])
         taken = {axis: int(size) for axis, size in found.items()}
-        data = "dp_shard" if sizes["dp_shard"] > 1 else "dp_replicate"
+        data = data_axis(sizes["dp_shard"])
         sizes |= {data: sizes[data] // taken["dp_ep"], "cp": sizes["cp"] // taken["cp_ep"]}
         sizes |= {axis: sizes[axis] // taken[f"{axis}_ep"] for axis in ("tp_kv", "tp_q")}
         sizes |= taken

@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.values import text_of, whole
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
-from perfmodel.parallel.algebra.folding import folding_fault
+from perfmodel.parallel.algebra.folding import data_axis, folding_fault
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
@@ -413,9 +413,9 @@ def _check_experts(plan: Plan) -> None:
         raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_choices(experts.num_experts)}")
     if experts.width % plan.etp:
         raise bad_field("etp", plan.etp, f"must divide the width of an expert, {experts.width}", "use etp=1")
-    tp_kv = math.gcd(layout.tp, plan.job.transformer.num_key_value_heads)
-    data = layout.dp_shard if layout.dp_shard > 1 else layout.dp_replicate
-    fault = folding_fault(tp_kv=tp_kv, tp_q=layout.tp // tp_kv, cp=layout.cp, data=data, ep=plan.ep, etp=plan.etp)
+    fine = fine_sizes(plan.job.transformer, cp=layout.cp, tp=layout.tp)
+    data = layout.degree(data_axis(layout.dp_shard))
+    fault = folding_fault(tp_kv=fine["tp_kv"], tp_q=fine["tp_q"], cp=layout.cp, data=data, ep=plan.ep, etp=plan.etp)
     if fault:
         raise InputError(fault)
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, NEVER, resolve_machine
+from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION, NEVER
+from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel

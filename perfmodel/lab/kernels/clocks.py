@@ -9,7 +9,6 @@ fitted together, as factors on those that ship; without each framework in turn t
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.text import columns_text
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.reader import load_calibration
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.fit_profiles import NOISE, Constant, fit_constants
 from perfmodel.lab.left_out.runs import PublishedRun, read_runs
 from perfmodel.lab.plan_choice import BROKEN_NVLINK
@@ -275,15 +275,11 @@ def fitted_clocks(cases: Path) -> list[Rate]:
     return Clocks(runs=read_runs(cases)).fitted()
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.kernels.clocks")
-    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser = command_parser("kernels.clocks", __doc__)
     options = parser.parse_args(arguments)
-    try:
-        print(columns_text([HEADERS, *rows_of(fitted_clocks(options.cases))]))
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    print(columns_text([HEADERS, *rows_of(fitted_clocks(options.cases))]))
     return 0
 
 

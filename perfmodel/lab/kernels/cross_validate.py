@@ -9,7 +9,6 @@ shipped calibrations of the others, and none of its own. Fits look at up to 3,00
 points of a table. The same folder gives the same figures, in about half a minute.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ import numpy as np
 
 from perfmodel.calibrate.fits import Array, predict_attention, predict_collective, predict_matmul, relative_errors
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import PerfModelError
 from perfmodel.hardware.calibration import SCALE_UP, Calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.prior import prior_calibration
 from perfmodel.hardware.reader import load_calibration, load_chip, load_cluster
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.kernels.decode import decode_errors, read_decode, serving_decode
 from perfmodel.lab.kernels.fit import (
     DECODE_ROWS,
@@ -220,8 +219,9 @@ def document(rows: Sequence[Errors]) -> str:
     return "\n".join((*lines, ""))
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] = print) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], prog="python -m perfmodel.lab.kernels.cross_validate")
+    parser = command_parser("kernels.cross_validate", __doc__, cases=False)
     parser.add_argument("folder", type=Path, help="folder of the kernel tables")
     parser.add_argument(
         "--chip", choices=sorted(TABLES), action="append", help="a chip; may be repeated; one of each generation by default"
@@ -229,14 +229,10 @@ def main(arguments: Sequence[str] | None = None, *, say: Callable[[str], None] =
     parser.add_argument("--out", type=Path, help="the rows as a CSV file, or with the method as a page of Markdown (docs/kernels.md)")
     options = parser.parse_args(arguments)
     rows: list[Errors] = []
-    try:
-        say(f"{'part':52} {'chip':10}  points  median    p90")
-        for row in cross_validate(options.folder, options.chip or CHIPS):
-            rows.append(row)
-            say(f"{row.part:52} {row.chip:10} {len(row.errors):7} {row.median:7.1%} {row.p90:6.1%}")
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    say(f"{'part':52} {'chip':10}  points  median    p90")
+    for row in cross_validate(options.folder, options.chip or CHIPS):
+        rows.append(row)
+        say(f"{row.part:52} {row.chip:10} {len(row.errors):7} {row.median:7.1%} {row.p90:6.1%}")
     say(f"\n{'median errors':34} chips' median  largest")
     for part, middle, largest in summary(rows):
         say(f"{part:34} {middle:13.1%} {largest:8.1%}")

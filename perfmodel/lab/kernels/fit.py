@@ -7,7 +7,6 @@ a whole model enters, but for what no table of short bursts can give: sustained 
 their source; `python -m perfmodel.lab.kernels.clocks` says what published runs make of them, and of which they tell nothing.
 """
 
-import argparse
 import datetime
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,6 @@ from perfmodel.calibrate.fits import (
 from perfmodel.cost.collectives import collective_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.foundation.errors import PerfModelError
 from perfmodel.hardware.calibration import (
     GPU_TILES,
     LATENT_KERNEL,
@@ -56,6 +54,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.writer import save_calibration
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.kernels.decode import decode_errors, fit_decode, read_decode, serving_decode
 from perfmodel.lab.kernels.grouped import fit_grouped, grouped_errors, tuned_grouped
 from perfmodel.lab.kernels.held_out import attention_errors, collective_errors, matmul_errors, sample, size_decades
@@ -547,19 +546,16 @@ def _fit_one_outside(
     return model(fit(table))
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], prog="python -m perfmodel.lab.kernels.fit")
+    parser = command_parser("kernels.fit", __doc__, cases=False)
     parser.add_argument("--data", type=Path, required=True, help="folder of the kernel tables")
     parser.add_argument("--chip", choices=sorted(TABLES), action="append", help="a chip; may be repeated; all by default")
     parser.add_argument("--out", type=Path, required=True, help="folder for the calibration files")
     options = parser.parse_args(arguments)
-    try:
-        for chip in options.chip or sorted(TABLES):
-            calibration = fit_chip(options.data, chip)
-            save_calibration(calibration, options.out / f"{chip}.yaml")
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    for chip in options.chip or sorted(TABLES):
+        calibration = fit_chip(options.data, chip)
+        save_calibration(calibration, options.out / f"{chip}.yaml")
     return 0
 
 

@@ -10,7 +10,6 @@ predicted with what its relatives lend and, where its framework has other models
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -22,11 +21,12 @@ from statistics import median
 
 import numpy as np
 
-from perfmodel.foundation.errors import InputError, PerfModelError
+from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.text import columns_text
 from perfmodel.lab import accuracy_lines as rules
 from perfmodel.lab.accuracy import AccuracyReport
+from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.judgement import error_summary
 from perfmodel.lab.kernels.cross_validate import cross_validate, summary
 from perfmodel.lab.left_out.fits import LeftOut, PredictedRun
@@ -179,31 +179,27 @@ def constants_text(fits: LeftOut) -> str:
     return "\n".join(lines)
 
 
+@exits_on_errors
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="python -m perfmodel.lab.left_out")
-    parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
+    parser = command_parser("left_out", __doc__)
     parser.add_argument("--kernels", type=Path, metavar="FOLDER", help="published kernel tables: the lines of kernels too")
     parser.add_argument("--out", type=Path, metavar="FILE", help="every run with its prediction: .csv or .json")
     parser.add_argument("--constants", action="store_true", help="the fitted constants too")
     options = parser.parse_args(arguments)
-    try:
-        if options.out is not None and options.out.suffix not in (".csv", ".json"):
-            raise InputError(f"out={options.out}: must end in .csv or .json; name it so")
-        if options.out is not None and not options.out.absolute().parent.is_dir():
-            raise InputError(f"out={options.out}: its folder does not exist; make it or choose another path")
-        fits = LeftOut(runs=read_runs(options.cases))
-        predictions = fits.predictions()
-        print(table_text(judge(predictions)))
-        print(intervals_text(options.cases, predictions))
-        if options.kernels is not None:
-            print(kernels_text(options.kernels))
-        if options.constants:
-            print("\n" + constants_text(fits))
-        if options.out is not None:
-            write_atomically(options.out, rows_text(predictions, as_json=options.out.suffix == ".json"))
-    except PerfModelError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.out is not None and options.out.suffix not in (".csv", ".json"):
+        raise InputError(f"out={options.out}: must end in .csv or .json; name it so")
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        raise InputError(f"out={options.out}: its folder does not exist; make it or choose another path")
+    fits = LeftOut(runs=read_runs(options.cases))
+    predictions = fits.predictions()
+    print(table_text(judge(predictions)))
+    print(intervals_text(options.cases, predictions))
+    if options.kernels is not None:
+        print(kernels_text(options.kernels))
+    if options.constants:
+        print("\n" + constants_text(fits))
+    if options.out is not None:
+        write_atomically(options.out, rows_text(predictions, as_json=options.out.suffix == ".json"))
     return 0
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.cost.machine import DEFAULT_LINK_FRACTION, Machine, resolve_machine
+from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
+from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype

@@ -44,6 +44,11 @@ def expert_parts(*, tp_kv: Any, tp_q: Any, cp: Any, ep: Any, etp: Any) -> dict[s
     return {"dp_ep": left / cp_part, "cp_ep": cp_part, "tp_kv_ep": tp_kv / outer, "tp_q_ep": tp_q / inner}
 
 
+def data_axis(dp_shard: int) -> str:
+    """The data axis that experts take from: what shards, else the replicas."""
+    return "dp_shard" if dp_shard > 1 else "dp_replicate"
+
+
 def foldings(*, num_experts: int, width: int, tp_kv: int, tp_q: int, cp: int, data: int) -> list[tuple[int, int]]:
     """Every (ep, etp) that folds over these degrees and deals experts out evenly; etp is tp or 1."""
     tp = tp_kv * tp_q

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from perfmodel.cost.moments import At
 from perfmodel.cost.pipeline import live_of_table, live_table
 from perfmodel.cost.stages import Stages, stages_of
 from perfmodel.foundation.errors import InputError, suggest
-from perfmodel.parallel.algebra.degrees import admits
+from perfmodel.parallel.algebra.degrees import admits, fine_sizes
 from perfmodel.parallel.algebra.folding import foldings
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, present_axes
 from perfmodel.parallel.assignment import cuts_alike
@@ -134,8 +133,9 @@ class RuleChoices:
             return [(1, 1)]
         key = (tp, cp, data)
         if key not in self.folded:
-            tp_kv = gcd(tp, self.job.transformer.num_key_value_heads)
-            found = foldings(num_experts=experts.num_experts, width=experts.width, tp_kv=tp_kv, tp_q=tp // tp_kv, cp=cp, data=data)
+            fine = fine_sizes(self.job.transformer, cp=cp, tp=tp)
+            kv, q = fine["tp_kv"], fine["tp_q"]
+            found = foldings(num_experts=experts.num_experts, width=experts.width, tp_kv=kv, tp_q=q, cp=cp, data=data)
             self.folded[key] = [(ep, etp) for ep, etp in found if self.space.admits("ep", ep) and self.space.admits("etp", etp)]
         return self.folded[key]
 

@@ -207,6 +207,7 @@ class _Tables:
 
     def __init__(self, state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> None:
         estimator, space = state.estimator, state.space
+        self.cuts = space.cuts(estimator.job)
         self.grids = [layout_grid(estimator, rows, space.orders) for rows in blocks]
         whole = join_grids(self.grids)
         bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
@@ -226,7 +227,7 @@ class _Tables:
         self.parameters: dict[tuple[int, int, bool], ParameterTable] = {}
         pipelined = {rows.pp > 1 for rows in blocks}
         used = int(np.bitwise_or.reduce(np.concatenate([rows.rules for rows in blocks])))
-        for index, (rules, dispatcher) in enumerate(space.cuts(estimator.job)):
+        for index, (rules, dispatcher) in enumerate(self.cuts):
             if not used >> index & 1:
                 continue
             program = estimator.program(rules, state.attention, state.recompute_operators, dispatcher)
@@ -293,7 +294,7 @@ def _evaluate_block(
 ) -> None:
     estimator = state.estimator
     chosen = rows.select(index)
-    rules, dispatcher = state.space.cuts(estimator.job)[rule]
+    rules, dispatcher = tables.cuts[rule]
     columns = np.searchsorted(tables.sizes, micro)
     regions, activations = table.block(tables.micro_keys[block][index], columns)
     grid = _column_grid(take_grid(tables.grids[block], index))

@@ -1,0 +1,204 @@
+"""What the links of a cluster give its collectives: floats by parameter, tier and collective, measured where there are models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.link_latency import stated_latency_difference, with_latency
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.hardware.calibration import RAMP_BYTES, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
+from perfmodel.hardware.fabric import STAGED_FRACTION, Topology
+
+if TYPE_CHECKING:
+    from perfmodel.hardware.cluster import Cluster
+    from perfmodel.hardware.fabric import NetworkTier
+
+Array = NDArray[np.float64]
+
+NEVER = 1e30
+"""[s] Latency of an algorithm that the library does not have: never the cheapest, and still 0 when multiplied by no hops."""
+
+DEFAULT_LINK_FRACTION = 0.8
+"""Bandwidth that a collective reaches of a link nobody measured: NCCL on NVLink and InfiniBand, large messages, typically .75-.9."""
+
+# Where a collective was not measured on a tier: the one that is nearest.
+_NEAREST_COLLECTIVE: Mapping[CollectiveKind, tuple[CollectiveKind, ...]] = MappingProxyType(
+    {
+        CollectiveKind.ALL_GATHER: (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE),
+        CollectiveKind.REDUCE_SCATTER: (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_REDUCE),
+        CollectiveKind.ALL_REDUCE: (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER),
+        CollectiveKind.ALL_TO_ALL: (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
+        CollectiveKind.SEND_RECV: (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL),
+    }
+)
+
+RING_PASSES: Mapping[CollectiveKind, float] = MappingProxyType(
+    {
+        CollectiveKind.ALL_REDUCE: 2.0,
+        CollectiveKind.REDUCE_SCATTER: 1.0,
+        CollectiveKind.ALL_GATHER: 1.0,
+        CollectiveKind.ALL_TO_ALL: 1.0,
+        CollectiveKind.SEND_RECV: 2.0,
+    }
+)
+"""Wire bytes of a rank over V (n - 1) / n; a send has n = 2 ranks and moves all of V."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkRates:
+    """Tables by parameter, tier and collective code; the rows of `table` are named by `LINK_ROWS`.
+
+    mesh         for each tier, links to distinct peers that together make the bandwidth (1 on a switch)
+    torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays where it is no torus
+    has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, a switch that reduces, a ramp
+    stepped      tiers with steps between protocols
+    """
+
+    table: Array
+    mesh: tuple[float, ...]
+    torus: tuple[tuple[Array, Array], ...]
+    has_one_shot: bool
+    has_in_switch: bool
+    has_ramp: bool
+    stepped: tuple[int, ...]
+
+
+LINK_ROWS = (
+    "base",
+    "hop",
+    "tree",
+    "inverse_bandwidth",
+    "ramp",
+    "exponent",
+    "nested",
+    "ring",
+    "pairwise",
+    "one_shot",
+    "inner_hop",
+    "in_switch",
+    "own",
+    "step",
+    "step_bytes_squared",
+    "bulk",
+    "bulk_bytes_squared",
+)
+
+
+def tier_kind(cluster: Cluster, tier: NetworkTier) -> str:
+    """The fabric between nodes is scale-out; every tier inside it is scale-up. A cluster may lack either."""
+    return SCALE_OUT if cluster.is_scale_out(tier) else SCALE_UP
+
+
+def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
+    table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind)))
+    mesh, torus = [], []
+    domain = 1
+    for index, tier in enumerate(cluster.tiers):
+        models = tier_models(cluster, tier, calibration)
+        bandwidth = calibration.peaks.get(f"{tier_kind(cluster, tier)}_bandwidth", tier.link.bandwidth) / tier.oversubscription
+        if not (models or tier.peer_to_peer):
+            bandwidth *= STAGED_FRACTION
+        for code, kind in enumerate(CollectiveKind):
+            model, passes = _collective_model(models, kind, tier.link.latency, is_inside=tier_kind(cluster, tier) == SCALE_UP)
+            is_pairwise = kind is CollectiveKind.ALL_TO_ALL
+            is_nested = model.nested and not is_pairwise and kind is not CollectiveKind.SEND_RECV
+            table[:, index, code] = (
+                model.base_time,
+                model.hop_time,
+                model.tree_hop_time or NEVER,
+                1.0 / (bandwidth * model.bandwidth_fraction),
+                model.ramp_time / RAMP_BYTES**model.ramp_exponent,
+                model.ramp_exponent,
+                passes * is_nested,
+                passes * (not is_nested and not is_pairwise),
+                passes * is_pairwise,
+                model.one_shot_time or NEVER,
+                model.inner_hop_time,
+                1.0 / (bandwidth * model.switch_fraction) if model.switch_fraction > 0 else NEVER,
+                passes * model.own_share,
+                model.step_share,
+                model.step_bytes**2,
+                model.bulk_time,
+                model.bulk_bytes**2,
+            )
+        mesh.append(tier.link.bandwidth / tier.link.pair_bandwidth if tier.topology is Topology.FULL_MESH else 1.0)
+        torus.append(_torus_slowdown(tier, max(min(cluster.num_chips, tier.size) // domain, 1)))
+        domain = tier.size
+    rows = dict(zip(LINK_ROWS, table, strict=True))
+    return LinkRates(
+        table=table,
+        mesh=tuple(mesh),
+        torus=tuple(torus),
+        has_one_shot=bool((rows["one_shot"] < NEVER).any()),
+        has_in_switch=bool((rows["in_switch"] < NEVER).any()),
+        has_ramp=bool(rows["ramp"].any()),
+        stepped=tuple(int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).any(axis=1))),
+    )
+
+
+def tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -> Mapping[CollectiveKind, CollectiveModel]:
+    """The measured models that hold on `tier`: figures of a switch say nothing of a relative's mesh, torus or PCIe tree."""
+    kind = tier_kind(cluster, tier)
+    if kind == SCALE_UP and cluster.chip.name not in calibration.chips and tier.topology is not Topology.SWITCH:
+        return {}
+    return with_latency(calibration.collectives.get(kind, {}), stated_latency_difference(cluster, tier), RING_PASSES)
+
+
+def _collective_model(
+    models: Mapping[CollectiveKind, CollectiveModel], kind: CollectiveKind, latency: float, *, is_inside: bool
+) -> tuple[CollectiveModel, float]:
+    """The measured model of `kind`, else that of the collective nearest to it, else alpha-beta on the link; and its ring passes."""
+    passes = RING_PASSES[kind]
+    if kind in models:
+        return models[kind], passes
+    for near in _NEAREST_COLLECTIVE[kind]:
+        if near in models:
+            model = models[near]
+            scale = 1.0 if kind is CollectiveKind.SEND_RECV else passes / RING_PASSES[near]
+            return replace(model, hop_time=model.hop_time * scale, tree_hop_time=model.tree_hop_time * scale), passes
+    # Thakur, Rabenseifner & Gropp 2005: a ring pass takes n - 1 hops, recursive halving or doubling log2 n; a send is one hop.
+    is_exchange = kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV)
+    hop_time = latency if is_exchange else passes * latency
+    return (
+        CollectiveModel(
+            hop_time=hop_time,
+            bandwidth_fraction=DEFAULT_LINK_FRACTION,
+            tree_hop_time=0.0 if is_exchange else hop_time,
+            one_shot_time=latency if kind is CollectiveKind.ALL_REDUCE and is_inside else 0.0,
+            nested=True,
+        ),
+        passes,
+    )
+
+
+def _torus_slowdown(tier: NetworkTier, num_chips: int) -> tuple[Array, Array]:
+    """Slow-down over the link's whole bandwidth by number of members, for rings and for all-to-alls; empty where no torus. [-]
+
+    A group is taken to fill the dims of the job's slice one after the other. A chip has two links in each of D dims and `bandwidth`
+    is all of them together. Rings run in all the dims that the group spans at once, both ways round; a dim that does not wrap has half
+    the bandwidth, for what leaves at one end must come back through the same links. In an all-to-all over l chips of a dim, a link
+    carries l/4 times what a chip sends, over two (l/2 without the wrap, in the middle), so its time grows with the longest dim.
+
+    Source: Jouppi et al., ISCA 2023 (TPU v4); Google Cloud TPU documentation (a dim wraps when it is a multiple of 4, on v5e and
+    v6e when it is 16).
+    """
+    if not tier.torus_shape:
+        return np.empty(0), np.empty(0)
+    shape = tier.slice_shape(num_chips)
+    members = np.arange(np.prod(shape) + 1.0)
+    left, share, longest = members.copy(), np.zeros_like(members), np.zeros_like(members)
+    for length in shape:
+        span = np.minimum(left, length)
+        wraps = (span == length) & tier.wraps(length)
+        share += np.where(span > 1, np.where(wraps, 1.0, 0.5), 0.0)
+        longest = np.maximum(longest, np.where(span > 1, np.where(wraps, span / 4, span / 2), 0.0))
+        left = np.ceil(left / length)
+    ring = len(tier.torus_shape) / np.maximum(share, 0.5)
+    pairwise = np.maximum(ring, len(tier.torus_shape) * longest * members / np.maximum(members - 1, 1))
+    return ring, pairwise

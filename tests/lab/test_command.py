@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.lab.command import command_parser, exits_on_errors
+
+
+def test_a_command_has_its_module_and_the_first_line_of_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command_parser("fitted", "What the runs say.\n\nMore of it.").parse_args(["--help"])
+    out = capsys.readouterr().out
+    assert "python -m perfmodel.lab.fitted" in out and "What the runs say." in out and "More of it" not in out
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    @exits_on_errors
+    def main(value: int) -> int:
+        if value:
+            raise InputError(f"value={value}: must be 0; use 0")
+        return 0
+
+    assert main(0) == 0
+    assert main(1) == 2
+    assert capsys.readouterr().err == "value=1: must be 0; use 0\n"
