@@ -10,7 +10,9 @@ def test_a_command_has_its_module_and_the_first_line_of_its_docstring(capsys: py
     with pytest.raises(SystemExit):
         command_parser("fitted", "What the runs say.\n\nMore of it.").parse_args(["--help"])
     out = capsys.readouterr().out
-    assert "python -m perfmodel.lab.fitted" in out and "What the runs say." in out and "More of it" not in out
+    assert "python -m perfmodel.lab.fitted" in out
+    assert "What the runs say." in out
+    assert "More of it" not in out
 
 
 def test_bad_input_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,117 @@
+"""What a serving engine does with a plan: a profile as data, `strategies/engines/*.yaml`, each number with version and source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.foundation.records import record_from_data
+from perfmodel.foundation.resources import resource_dir
+
+DEFAULT_ENGINE = "vllm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A serving engine of one version.
+
+    Memory (inference.md's `u C - W - A - G - N`, or `u (C - W - A - G - N)`):
+
+    memory_fraction     u
+    fraction_of_free    u is of what is free once the engine is loaded, not of all
+    activation_factor   A = 2 T n d x factor, by tensor-parallel degree 1, 2, 4, 8; of models with experts `expert_activation_factor`
+    least_activation_bytes  A is at least this
+    graph_bytes         G: captured graphs
+    context_bytes       N: driver, libraries, communicators
+    link_bytes          of N, only where tp > 1
+    reserve_bytes       held back besides (SGLang)
+    block_tokens        tokens of a block of the cache
+
+    Scheduling:
+
+    max_batch           sequences that run at once
+    max_tokens          tokens of a step (a chunk of a prompt and the sequences that decode)
+    has_chunks          prompts are cut into chunks beside decoding; else they run by themselves, first
+    lockstep            s in 0..1: how far requests march in step (0: spread out, 1: waves)
+    graph_sizes         batches up to the last have captured graphs; a step is padded to the next
+
+    Host:
+
+    step_time           of a step, beside the device
+    sequence_time       of a step, for each sequence
+    request_time        h0: from a request's arrival to its prefill, and back with its first token
+    layer_prefill_time  host time of a layer in a prefill without graphs: prefill takes no less
+    has_graphs          decoding replays graphs; else each kernel is launched
+    launch_time         of a kernel that is launched
+    overlaps_host       scheduling runs beside the device: the longer of the two counts
+
+    Kernels:
+
+    floor_fraction      of a kernel's floor that shows in a replayed graph
+    fuses_all_reduce    small all-reduces by the engine's own kernels
+    """
+
+    name: str
+    version: str
+    source: str
+    memory_fraction: float
+    fraction_of_free: bool = False
+    activation_factor: tuple[float, ...] = (11.0, 6.5, 5.0, 5.0)
+    expert_activation_factor: tuple[float, ...] = (22.0, 13.0, 10.0, 10.0)
+    least_activation_bytes: float = 70e6
+    graph_bytes: float = 1.5e9
+    context_bytes: float = 0.5e9
+    link_bytes: float = 0.4e9
+    reserve_bytes: float = 0.0
+    block_tokens: int = 16
+    max_batch: int = 1024
+    max_tokens: int = 8192
+    has_chunks: bool = True
+    lockstep: float = 0.15
+    graph_sizes: tuple[int, ...] = (1, 2, 4)
+    step_time: float = 0.0
+    sequence_time: float = 0.0
+    request_time: float = 0.0
+    layer_prefill_time: float = 0.0
+    has_graphs: bool = True
+    launch_time: float = 0.0
+    overlaps_host: bool = False
+    floor_fraction: float = 0.5
+    fuses_all_reduce: bool = True
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise bad_field("memory_fraction", self.memory_fraction, "must be a share of the memory", "correct the engine")
+        for name in ("block_tokens", "max_batch", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise bad_field(name, getattr(self, name), "must be at least 1", "correct the engine")
+        if not 0.0 <= self.lockstep <= 1.0:
+            raise bad_field("lockstep", self.lockstep, "must lie in 0..1", "correct the engine")
+
+
+def list_engines() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (resource_dir("strategies") / "engines").glob("*.yaml")))
+
+
+def load_engine(name: str | Path | Engine = DEFAULT_ENGINE) -> Engine:
+    """A shipped engine by name, or one's own by path."""
+    if isinstance(name, Engine):
+        return name
+    return _load(str(name))
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> Engine:
+    from perfmodel.foundation.files import read_yaml
+
+    shipped = resource_dir("strategies") / "engines" / f"{name}.yaml"
+    path = shipped if shipped.is_file() and "/" not in name else Path(name)
+    if not path.is_file():
+        raise InputError(f"engine={name}: is not known{suggest(name, list_engines())}")
+    data: Any = read_yaml(path)
+    return record_from_data(Engine, data, where=path.name)

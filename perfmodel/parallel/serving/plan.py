@@ -1,0 +1,99 @@
+"""A plan of serving: how one replica lies on its chips, how many there are, and what bounds a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.foundation.errors import bad_field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Two pools of workers: prompts are computed by one and handed to the other (disaggregated serving).
+
+    prefill, decode              the plan of one worker of each
+    prefill_workers, decode_workers   how many there are
+    """
+
+    prefill: ServingPlan
+    decode: ServingPlan
+    prefill_workers: int
+    decode_workers: int
+
+    @property
+    def num_chips(self) -> int:
+        return self.prefill_workers * self.prefill.chips_per_replica + self.decode_workers * self.decode.chips_per_replica
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """How a model is served.
+
+    tp, pp         tensor- and pipeline-parallel degrees
+    attention_dp   ranks of one replica that attend to sequences of their own; experts lie over tp * attention_dp chips
+    ep             ranks that experts are dealt over; the rest of tp * attention_dp cuts each expert (moe_tp)
+    replicas       independent copies
+    max_batch      sequences that a replica runs at once; 0: the engine's
+    max_tokens     tokens of a step; 0: the engine's
+    pools          of disaggregated serving; the degrees above are then 1
+    """
+
+    engine: str
+    tp: int = 1
+    pp: int = 1
+    attention_dp: int = 1
+    ep: int = 1
+    replicas: int = 1
+    max_batch: int = 0
+    max_tokens: int = 0
+    pools: Pools | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "attention_dp", "ep", "replicas"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise bad_field(name, value, "must be a whole number of at least 1", "use 1 to leave it out")
+        for name in ("max_batch", "max_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise bad_field(name, value, "must be a whole number", "use 0 for the engine's own")
+        if (self.tp * self.attention_dp) % self.ep:
+            rule = f"must divide tp * attention_dp = {self.tp * self.attention_dp}, over which the experts of a replica lie"
+            raise bad_field("ep", self.ep, rule, "use a divisor")
+
+    @property
+    def chips_per_replica(self) -> int:
+        return self.tp * self.pp * self.attention_dp
+
+    @property
+    def num_chips(self) -> int:
+        return self.pools.num_chips if self.pools is not None else self.chips_per_replica * self.replicas
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that share an expert (moe_tp)."""
+        return self.tp * self.attention_dp // self.ep
+
+    def label(self) -> str:
+        """As people write it: tp 8, ep 8, 2 replicas."""
+        if self.pools is not None:
+            one, other = self.pools.prefill, self.pools.decode
+            return f"prefill {self.pools.prefill_workers} x ({one.label()}), decode {self.pools.decode_workers} x ({other.label()})"
+        parts = [f"tp {self.tp}"]
+        parts += [f"{word} {value}" for word, value in (("pp", self.pp), ("attention dp", self.attention_dp), ("ep", self.ep)) if value > 1]
+        if self.replicas > 1:
+            parts.append(f"{self.replicas} replicas")
+        return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {
+            "engine": self.engine, "tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": self.ep,
+            "replicas": self.replicas, "max_batch": self.max_batch, "max_tokens": self.max_tokens, "num_chips": self.num_chips,
+        }  # fmt: skip
+        if self.pools is not None:
+            plain["pools"] = {
+                "prefill": self.pools.prefill.to_dict(), "prefill_workers": self.pools.prefill_workers,
+                "decode": self.pools.decode.to_dict(), "decode_workers": self.pools.decode_workers,
+            }  # fmt: skip
+        return plain

@@ -1,0 +1,67 @@
+"""What is predicted of a plan of serving under a load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.workload.serving import ServingJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A time over requests. Percentiles are None where nothing was simulated. [s]"""
+
+    mean: float
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPrediction:
+    """A served load. All times in seconds, memory in bytes of the fullest chip.
+
+    ttft             from a request's arrival to its first token
+    tpot             (request latency - TTFT) / (output tokens - 1)
+    inter_token      between two tokens of an answer
+    request_latency  from arrival to the last token
+    decode_step, prefill_time   a step in which all running sequences decode; one prompt by itself
+    running          sequences that run at once in a replica, on average; queued: that wait
+    max_sequences    sequences of mean length whose cache fits in a replica
+    tokens_per_second_per_chip   output tokens, of all chips
+    requests_per_second          of all replicas
+    parts            of a decode step; they add up to `decode_step`
+    fits             the weights and at least one sequence of full length fit
+    fits_load        the load's sequences all run at once
+    """
+
+    job: ServingJob
+    plan: ServingPlan
+    cluster: str
+    ttft: Spread
+    tpot: Spread
+    inter_token: Spread
+    request_latency: Spread
+    decode_step: float
+    prefill_time: float
+    running: float
+    queued: float
+    max_sequences: float
+    tokens_per_second_per_chip: float
+    requests_per_second: float
+    memory: Mapping[str, float]
+    memory_usable: float
+    parts: Mapping[str, float]
+    rests_on: Mapping[str, str]
+    fits: bool
+    fits_load: bool
+    is_saturated: bool = False
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_second_per_user(self) -> float:
+        """What one user sees: 1 / TPOT."""
+        return 1.0 / self.tpot.mean if self.tpot.mean > 0 else 0.0

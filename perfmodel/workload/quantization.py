@@ -1,0 +1,95 @@
+"""How weights are held and multiplied in serving: formats as records, and which parameters they are of.
+
+Products of attention, of dense and routed MLPs are quantised; embedding, output matrix, router, norms and biases stay in 16 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, suggest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """A format of weights.
+
+    weight_bytes      of an element of a quantised weight, its scales included
+    activation_bytes  of an element of what such a product reads
+    product           what its products are computed in
+    needs             what a chip must have a FLOP rate in, for its units to take the format
+    experts_only      of a model with experts only these are held so, all else in 16 bits
+    """
+
+    name: str
+    weight_bytes: float
+    activation_bytes: float
+    product: Dtype
+    needs: Dtype
+    source: str
+    experts_only: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """All weights lie in 16 bits."""
+        return self.weight_bytes == 2.0
+
+
+def _plain(name: Dtype) -> Quantization:
+    return Quantization(name=str(name), weight_bytes=2.0, activation_bytes=2.0, product=name, needs=name, source="the checkpoint's own")
+
+
+QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            _plain(Dtype.BF16),
+            _plain(Dtype.FP16),
+            Quantization(
+                name="fp8", weight_bytes=1.0, activation_bytes=1.0, product=Dtype.FP8, needs=Dtype.FP8,
+                source="W8A8, a scale for a tensor or a channel (vLLM fp8, TensorRT-LLM FP8)",
+            ),
+            Quantization(
+                name="fp8-block", weight_bytes=1.0 + 4.0 / 128.0**2, activation_bytes=1.0 + 4.0 / 128.0, product=Dtype.FP8, needs=Dtype.FP8,
+                source="DeepSeek-V3, arXiv 2412.19437, section 3.3: 128 x 128 blocks of weights, 1 x 128 of activations, fp32 scales",
+            ),
+            Quantization(
+                name="int8", weight_bytes=1.0, activation_bytes=1.0, product=Dtype.INT8, needs=Dtype.INT8,
+                source="W8A8, SmoothQuant (Xiao et al. 2023, arXiv 2211.10438)",
+            ),
+            Quantization(
+                name="int8-weights", weight_bytes=1.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
+                source="W8A16: weights are widened inside the product",
+            ),
+            Quantization(
+                name="w4a16", weight_bytes=0.5 + 2.5 / 128.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
+                source="GPTQ, AWQ: groups of 128 with a scale in 16 bits and a zero in 4; widened inside the product (Marlin)",
+            ),
+            Quantization(
+                name="w4a8", weight_bytes=0.5 + 2.5 / 128.0, activation_bytes=1.0, product=Dtype.FP8, needs=Dtype.FP8,
+                source="4-bit weights widened to fp8 inside the product",
+            ),
+            Quantization(
+                name="mxfp4", weight_bytes=0.5 + 1.0 / 32.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16, experts_only=True,
+                source="OCP Microscaling: 32 entries have one E8M0 scale; gpt-oss quantises its experts alone",
+            ),
+            Quantization(
+                name="nvfp4", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=0.5 + 1.0 / 16.0, product=Dtype.FP4, needs=Dtype.FP4,
+                source="16 entries have one E4M3 scale, a tensor one in fp32 (TensorRT Model Optimizer); of models with experts the "
+                "published checkpoints hold experts and MLPs so, attention wider",
+            ),
+        )
+    }
+)  # fmt: skip
+
+
+def quantization_named(name: str | Quantization) -> Quantization:
+    if isinstance(name, Quantization):
+        return name
+    found = QUANTIZATIONS.get(str(name))
+    if found is None:
+        raise InputError(f"quantization={name}: is not known{suggest(name, QUANTIZATIONS)}")
+    return found

@@ -1,0 +1,116 @@
+"""A serving job: the model, the lengths of its requests, how many come, and the formats of weights and cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import bad_field
+from perfmodel.workload.config import MAX_SIZE, TransformerConfig
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
+
+CACHE_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of a prompt or of an answer, uniform on [least, most].
+
+    InferenceMAX draws from [.8 L, L]; a constant length has least == most.
+    """
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        for value in (self.least, self.most):
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
+                raise bad_field("lengths", f"{self.least}:{self.most}", "must be whole numbers of at least 1", "write 1024 or 800:1024")
+        if self.least > self.most:
+            raise bad_field("lengths", f"{self.least}:{self.most}", "the first must not exceed the second", "exchange them")
+
+    @property
+    def mean(self) -> float:
+        return 0.5 * (self.least + self.most)
+
+    @property
+    def variance(self) -> float:
+        """Of whole numbers, each as likely: ((n^2 - 1) / 12 of n values. [token^2]"""
+        return ((self.most - self.least + 1) ** 2 - 1) / 12.0
+
+
+def constant(length: int) -> Lengths:
+    return Lengths(least=length, most=length)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Tokens drafted in each step and verified in the next.
+
+    draft_tokens  drafted a step (gamma)
+    acceptance    probability that a drafted token is accepted, given that those before it were
+    draft         the model that drafts; None: the model's own modules for further tokens (MTP, EAGLE: one layer and the head each)
+    """
+
+    draft_tokens: int
+    acceptance: float
+    draft: TransformerConfig | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.draft_tokens, int) or isinstance(self.draft_tokens, bool) or not 1 <= self.draft_tokens <= 64:
+            raise bad_field("draft_tokens", self.draft_tokens, "must be a whole number from 1 to 64", "1 to 4 are usual")
+        if not 0.0 < self.acceptance < 1.0:
+            raise bad_field("acceptance", self.acceptance, "must lie between 0 and 1", ".6 to .9 are usual")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingJob:
+    """What is served, whatever the cluster and the plan.
+
+    concurrency  requests in flight of all replicas together (closed loop: each answer is followed by the next request); None: see rate
+    rate         requests a second of all replicas together (open loop, Poisson); None: see concurrency
+    prefix_hit   share of a prompt's tokens that the cache holds already
+    kv_precision of the cache
+    is_static    all requests start together and run to the end, as offline benchmarks do; the batch is `concurrency`
+    """
+
+    model: TransformerConfig
+    input_len: Lengths
+    output_len: Lengths
+    concurrency: int | None = None
+    rate: float | None = None
+    prefix_hit: float = 0.0
+    quantization: Quantization = QUANTIZATIONS["bf16"]
+    kv_precision: Dtype = Dtype.BF16
+    speculation: Speculation | None = None
+    is_static: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, TransformerConfig):
+            raise bad_field("model", type(self.model).__name__, "must be a TransformerConfig", "load_model reads one")
+        if (self.concurrency is None) == (self.rate is None):
+            raise bad_field("concurrency", self.concurrency, "one of concurrency and rate must be given", "give --concurrency or --rate")
+        if self.concurrency is not None and (
+            not isinstance(self.concurrency, int) or isinstance(self.concurrency, bool) or not 1 <= self.concurrency <= MAX_SIZE
+        ):
+            raise bad_field("concurrency", self.concurrency, "must be a whole number of at least 1", "it counts requests in flight")
+        if self.rate is not None and not 0.0 < self.rate < 1e9:
+            raise bad_field("rate", self.rate, "must be positive", "it counts requests a second")
+        if not 0.0 <= self.prefix_hit < 1.0:
+            raise bad_field("prefix_hit", self.prefix_hit, "must be a share from 0 to below 1", "0 is none")
+        if self.kv_precision not in CACHE_DTYPES:
+            raise bad_field("kv_precision", self.kv_precision, "is no format of a cache", f"use one of {', '.join(CACHE_DTYPES)}")
+        longest = self.input_len.most + self.output_len.most
+        if self.model.max_position_embeddings < longest:
+            rule = f"with the answer's {self.output_len.most} is longer than the {self.model.max_position_embeddings} of {self.model.name}"
+            raise bad_field("input_len", self.input_len.most, rule, "use shorter lengths")
+
+    @property
+    def new_tokens(self) -> float:
+        """Of a prompt those that are computed, on average."""
+        return self.input_len.mean * (1.0 - self.prefix_hit)
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens in the cache of a sequence halfway through its answer."""
+        return self.input_len.mean + 0.5 * self.output_len.mean
