@@ -76,7 +76,8 @@ def shrink_folding(plan: Plan, degrees: Mapping[str, int], *, num_key_value_head
     """(ep, etp) on fewer ranks: experts stay dealt out, over as many ranks as fold; each is cut by tp where it was."""
     tp_kv = gcd(degrees["tp"], num_key_value_heads)
     etp = gcd(plan.etp, degrees["tp"])
-    data = degrees["dp_shard"] if degrees["dp_shard"] > 1 else degrees["dp_replicate"]
+    shards = degrees["dp_shard"] > 1 or (plan.zero and degrees["cp"] > 1)  # beside ZeRO experts take no replicas
+    data = degrees["dp_shard"] if shards else degrees["dp_replicate"]
     ranks = degrees["tp"] * degrees["cp"] * data // etp
     sizes = {"tp_kv": tp_kv, "tp_q": degrees["tp"] // tp_kv, "cp": degrees["cp"], "data": data}
     folds = [ep for ep in divisors(ranks) if not folding_fault(**sizes, ep=ep, etp=etp)]

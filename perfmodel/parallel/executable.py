@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
-from perfmodel.parallel.folded_mesh import folded_mesh
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.config import TransformerConfig
@@ -147,10 +146,6 @@ def _experts_reason(plan: Plan) -> str:
         return "parallel_block=true: the executor has experts in the place of an MLP alone; use another model"
     if tp > 1 and not plan.sequence_parallel:
         return f"tp={tp}: the executor's tp ranks send tokens of their own to experts; use sequence_parallel=true"
-    parts = folded_mesh(plan).sizes
-    if plan.zero and plan.layout.dp_shard == 1 and parts["dp_ep"] > 1:
-        rule = f"takes {parts['dp_ep']} ways of dp_replicate, over which ZeRO shards nothing here"
-        return f"ep={plan.ep}: {rule}; use dp_shard={plan.layout.dp_replicate} or zero=0"
     if experts.shared_width % tp:
         return f"tp={tp}: must divide the shared experts' width {experts.shared_width}; use a smaller tp"
     return ""

@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import InputError, bad_field, shown
 from perfmodel.foundation.values import text_of, whole
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
-from perfmodel.parallel.algebra.folding import data_axis, folding_fault
+from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
@@ -418,6 +418,9 @@ def _check_experts(plan: Plan) -> None:
     fault = folding_fault(tp_kv=fine["tp_kv"], tp_q=fine["tp_q"], cp=layout.cp, data=data, ep=plan.ep, etp=plan.etp)
     if fault:
         raise InputError(fault)
+    if plan.zero and takes_replicas(dp_shard=layout.dp_shard, cp=layout.cp, tp=layout.tp, ep=plan.ep, etp=plan.etp):
+        rule = f"reaches into dp_replicate={layout.dp_replicate}, over which zero={int(plan.zero)} shards nothing"
+        raise bad_field("ep", plan.ep, rule, f"use dp_shard={layout.dp_replicate} in its place, or zero=0")
 
 
 @takes(knobs=Knobs)

@@ -7,10 +7,11 @@ import pytest
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import load_rule_set
-from perfmodel.parallel.layout import AttentionKernel
+from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import make_plan
 from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
+from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 #: docs/space.md, "Orders", written down again.
@@ -229,6 +230,37 @@ def test_the_space_is_exactly_the_valid_plans(chips, batch, seq_len):
     rows = [canonical(state.plan(int(i))) for i in state.best_time.ids]
     assert len(rows) == len(set(rows)) == state.num_evaluated
     assert set(rows) == every_valid_plan(job, chips, orders)
+
+
+@pytest.mark.parametrize("chips", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_the_space_of_experts_is_exactly_the_valid_plans(chips):
+    """Every way to fold experts over every layout under every ZeRO stage; how tokens reach experts is a choice where some are elsewhere."""
+    model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=Experts(num_experts=8, top_k=2, width=256))
+    job = make_job(model, batch=chips)
+    fixed = {"micro_batch": 1, "recompute": "none", "pp": 1, "sequence_parallel": False}
+    state = sweep_all(estimator_of(job, chips=chips, node=4), Space(orders=(DEFAULT_ORDER,), fixed=fixed))
+    rows = [state.plan(int(i)) for i in state.best_time.ids]
+    assert len(rows) == len(set(rows)) == state.num_evaluated
+    valid = set()
+    numbers = [n for n in range(1, chips + 1) if divides(n, chips)]
+    for (pp, replicate, shard, cp, tp), zero, ep in itertools.product(layouts(chips), range(4), numbers):
+        for etp, dispatcher in itertools.product({1, tp}, ("alltoall", "allgather") if ep > 1 else ("alltoall",)):
+            knobs = {"dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp, "zero": zero, "ep": ep, "etp": etp}
+            try:
+                if pp == 1:
+                    valid.add(
+                        make_plan(
+                            job, cluster="test", num_chips=chips, dispatcher=dispatcher, sequence_parallel=False, profile="ideal", **knobs
+                        )
+                    )
+            except InputError:
+                continue
+    assert {_dealt(plan) for plan in rows} == {_dealt(plan) for plan in valid}
+    assert len(rows) == len(valid)
+
+
+def _dealt(plan):
+    return plan.layout, plan.zero, plan.ep, plan.etp, plan.dispatcher
 
 
 # --- fixed and bounded knobs --------------------------------------------------------------------------------------

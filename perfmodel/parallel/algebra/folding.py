@@ -49,6 +49,11 @@ def data_axis(dp_shard: int) -> str:
     return "dp_shard" if dp_shard > 1 else "dp_replicate"
 
 
+def takes_replicas(*, dp_shard: Any, cp: Any, tp: Any, ep: Any, etp: Any) -> Any:
+    """Whether experts are dealt over replicas, of numbers or columns. ZeRO shards nothing over these, so it cannot be beside it."""
+    return (dp_shard == 1) & (ep * etp > tp * cp)
+
+
 def foldings(*, num_experts: int, width: int, tp_kv: int, tp_q: int, cp: int, data: int) -> list[tuple[int, int]]:
     """Every (ep, etp) that folds over these degrees and deals experts out evenly; etp is tp or 1."""
     tp = tp_kv * tp_q

@@ -25,6 +25,7 @@ from perfmodel.cost.parameters import parameters_depend_on
 from perfmodel.cost.plan_memory import Holding, activations_as, besides_of, crowding_of, rank_holding, replicas
 from perfmodel.cost.step import RegionTimes, hop_time
 from perfmodel.foundation.memory_room import DEFAULT_HEADROOM, MemoryDoubt, RankNeed, memory_rule
+from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
@@ -271,7 +272,8 @@ def _evaluate_rows(state: Sweep, tables: _Tables, block: int, rows: LayoutRows) 
     micro = micro_batches(job, rows.data_parallel, space)
     num_choices = max(len(group.choices) for group in rows.pipelines)
     # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
-    group = np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(rows.cp > 1, 1, 0))
+    by_cp = (rows.cp > 1) & ~takes_replicas(dp_shard=rows.dp_shard, cp=rows.cp, tp=rows.tp, ep=rows.ep, etp=rows.etp)
+    group = np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(by_cp, 1, 0))
     by_group = np.argsort(group, kind="stable")
     for rule, table in tables.micro.items():
         order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
