@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import NEVER, LinkRates, link_rates, tier_kind, tier_models
+from perfmodel.cost.serving.rates import ServingRates, serving_rates
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import (
@@ -146,6 +147,7 @@ class Machine:
     convolution: None where a convolution takes as long as a matrix multiply of its size.
     grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
     errors: held-out median errors of the calibration, by part.
+    serving: kernels of serving alone; no cost of a training step uses them.
     low: the same for products in fewer bits, of a job with a recipe for them.
     """
 
@@ -173,6 +175,7 @@ class Machine:
     allocator_factor: float
     contention: Mapping[str, float]
     rests_on: Mapping[str, str]
+    serving: ServingRates
     convolution: ConvolutionRates | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     host_is_chip: bool = False
@@ -258,6 +261,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         context_bytes=calibration.context_bytes,
         allocator_factor=calibration.allocator_factor,
         contention=calibration.contention,
+        serving=serving_rates(cluster, calibration),
         rests_on=MappingProxyType(rests_on),
         convolution=_convolution_rates(calibration.convolution.get(dtype), peak, memory_bandwidth, calibration, slowdown("matmul")),
         errors=calibration.errors,

@@ -16,6 +16,7 @@ from typing import Any
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.hardware.serving_kernels import ServingKernels
 
 
 class KernelClass(StrEnum):
@@ -346,6 +347,7 @@ class Calibration:
     convolution         parameters by dtype; where there are none a convolution takes as long as a matrix multiply of its size
     grouped_matmul      parameters by dtype; where there are none a grouped product runs as plain ones do
     decode_attention    parameters by kernel
+    serving             kernels of serving alone
     peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)
@@ -381,6 +383,7 @@ class Calibration:
     attention: Mapping[str, AttentionModel] = field(default_factory=dict)
     grouped_matmul: Mapping[Dtype, GroupedMatmulModel] = field(default_factory=dict)
     decode_attention: Mapping[str, DecodeAttentionModel] = field(default_factory=dict)
+    serving: ServingKernels = field(default_factory=ServingKernels)
     collectives: Mapping[str, Mapping[CollectiveKind, CollectiveModel]] = field(default_factory=dict)
     peaks: Mapping[str, float] = field(default_factory=dict)
     sustained_clock_fraction: float = 1.0

@@ -1,6 +1,6 @@
 """Fits the calibrations of A100, H100, H200 and B200 to published kernel tables, and nothing else.
 
-    python -m perfmodel.lab.kernels.fit --data DIR --chip a100 [--chip h100 ...] --out hardware_specs/calibrations
+    python -m perfmodel.lab.kernels.fit --data DIR --chip a100 [--chip h100 ...] --out hardware_specs/calibrations [--part serving]
 
 DIR holds the tables as aiconfigurator, LLMCompass, SimuMax, SimAI and vidur publish them (`perfmodel.lab.kernels.tables`). No run of
 a whole model enters, but for what no table of short bursts can give: sustained clocks and older generations of attention, below, with
@@ -52,12 +52,13 @@ from perfmodel.hardware.calibration import (
 )
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link
-from perfmodel.hardware.reader import load_cluster
+from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.writer import save_calibration
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.kernels.decode import decode_errors, fit_decode, read_decode, serving_decode
 from perfmodel.lab.kernels.grouped import fit_grouped, grouped_errors, tuned_grouped
 from perfmodel.lab.kernels.held_out import attention_errors, collective_errors, matmul_errors, sample, size_decades
+from perfmodel.lab.kernels.serving import fit_serving
 from perfmodel.lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
     LATENT_WIDTH,
@@ -244,6 +245,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         attention=attention,
         grouped_matmul=grouped,
         decode_attention=decode,
+        serving=fit_serving(folder, tables, say=say),
         collectives={SCALE_UP: inside, SCALE_OUT: outside},
         sustained_clock_fraction=tables.sustained_clock_fraction,
         clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
@@ -552,10 +554,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder of the kernel tables")
     parser.add_argument("--chip", choices=sorted(TABLES), action="append", help="a chip; may be repeated; all by default")
     parser.add_argument("--out", type=Path, required=True, help="folder for the calibration files")
+    parser.add_argument("--part", choices=("serving",), help="fit this part of the files in --out again, and leave the rest as it is")
     options = parser.parse_args(arguments)
     for chip in options.chip or sorted(TABLES):
-        calibration = fit_chip(options.data, chip)
-        save_calibration(calibration, options.out / f"{chip}.yaml")
+        path = options.out / f"{chip}.yaml"
+        if options.part:
+            calibration = replace(load_calibration(path), serving=fit_serving(options.data, TABLES[chip]))
+        else:
+            calibration = fit_chip(options.data, chip)
+        save_calibration(calibration, path)
     return 0
 
 

@@ -1,0 +1,42 @@
+"""The kernels of serving, fitted for one chip, part by part."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from perfmodel.calibrate.fits import Array
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.hardware.serving_kernels import ServingKernels, SmallAllReduceModel
+from perfmodel.lab.kernels.all_reduce import fit_small_all_reduce, read_small_all_reduces, small_all_reduce_errors
+
+if TYPE_CHECKING:
+    from perfmodel.lab.kernels.fit import ChipTables
+
+Note = Callable[[str, Array], None]
+
+
+def fit_serving(folder: Path, tables: "ChipTables", *, say: Callable[[str], None] = print) -> ServingKernels:
+    """From the tables in `folder`; `say` reports the held-out errors of each part."""
+    cluster = load_cluster(tables.cluster, num_chips=16)
+    points: dict[str, int] = {}
+    errors: dict[str, float] = {}
+
+    def note(part: str, found: Array) -> None:
+        points[part], errors[part] = len(found), round(float(np.median(found)), 4)
+        median, p90 = np.median(found), np.quantile(found, 0.9)
+        say(f"{tables.chip} serving.{part}: {len(found)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
+
+    return ServingKernels(
+        small_all_reduce=_fit_all_reduces(folder, tables, cluster, note),
+        points=points,
+        errors=errors,
+    )
+
+
+def _fit_all_reduces(folder: Path, tables: "ChipTables", cluster: Cluster, note: Note) -> dict[str, SmallAllReduceModel]:
+    table = read_small_all_reduces(folder, tables.folder, tables.gemm, tables.nccl)
+    note("small_all_reduce", small_all_reduce_errors(table, cluster))
+    return fit_small_all_reduce(table, cluster)
