@@ -59,7 +59,6 @@ def _beyond_modules(model: TransformerConfig) -> str:
         "attention_sinks": "attention sinks",
         "attention_gate": "gated attention",
         "attention_chunk": "attention in chunks",
-        "num_mtp_layers": "modules that predict further tokens",
     }
     found += [text for field, text in fields.items() if getattr(model, field)]
     return " and ".join(found)

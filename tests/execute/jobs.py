@@ -50,6 +50,7 @@ EXPERT_VARIANTS = {
         experts=Experts(num_experts=8, top_k=2, width=24, shared_width=24), latent=LATENT, num_key_value_heads=8, kinds=DENSE_FIRST
     ),
 }
+EXPERT_VARIANTS |= {f"{name}, further tokens": {**EXPERT_VARIANTS[name], "num_mtp_layers": 2} for name in ("mixtral", "deepseek")}
 
 
 def tiny(variant: str = "llama", **changes: object) -> TransformerConfig:

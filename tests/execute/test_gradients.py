@@ -11,7 +11,7 @@ from perfmodel.execute.uniform.gradient_check import check_gradients_on_rank
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.workload.job import Optimizer, Precision
-from tests.execute.jobs import EXPERT_VARIANTS, VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
+from tests.execute.jobs import VARIANTS, check_with_lost_norm_gradients, losses_of_steps, tiny, tiny_plan, worst_error
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -94,11 +94,32 @@ EXPERT_FORMS = {
 @pytest.mark.parametrize("form", EXPERT_FORMS)
 def test_gradients_of_experts_equal_those_of_one_process(form, groups):
     num_ranks, knobs = EXPERT_FORMS[form]
-    for variant in EXPERT_VARIANTS if {"tp", "cp"}.isdisjoint(knobs) else ("mixtral", "shared experts"):
+    for variant in ("mixtral", "shared experts", "deepseek") if {"tp", "cp"}.isdisjoint(knobs) else ("mixtral", "shared experts"):
         results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
         name, error = worst_error(results)
         assert error < TOLERANCE, f"{variant}: {name}"
         assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
+#: Of models whose head predicts further tokens.
+FURTHER_FORMS = {
+    "context": (2, "mixtral", dict(cp=2, ep=2)),
+    "pipeline": (2, "mixtral", dict(pp=2, micro_batch=2)),
+    "pipeline x zero 1": (4, "deepseek", dict(pp=2, ep=2, zero=1, micro_batch=2)),
+    "interleaved x zero 3": (4, "deepseek", dict(pp=2, virtual_stages=2, ep=2, zero=3, micro_batch=2)),
+    "tensor and data x zero 3": (4, "mixtral", dict(ep=4, tp=2, etp=1, micro_batch=2, zero=3)),
+}
+
+
+@pytest.mark.parametrize("form", FURTHER_FORMS)
+def test_gradients_of_further_tokens_equal_those_of_one_process(form, groups):
+    num_ranks, variant, knobs = FURTHER_FORMS[form]
+    model = tiny(f"{variant}, further tokens")
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=model, **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    further = {f"mtp{depth}.{shape.name}" for depth in range(2) for shape in model.mtp_shapes()}
+    assert {name for errors in results for name in errors} >= {shape.name for shape in model.parameter_shapes()} | further
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -73,10 +73,13 @@ class FakeProgram(TrainingProgram):
         with self.mode:
             self.data.materialise(self.worker.device)
 
-    def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        number = self.plan.job.transformer.num_mtp_layers
         shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
         with self.mode:
-            return torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+            tokens, targets = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+            further = torch.zeros(shape[0], number + 1, shape[1], dtype=torch.int64) if number and self.has_head else None
+        return tokens, targets, further
 
     def take(self, num_microbatches: int) -> None:
         """Steps of so many microbatches from here on; the buffers of a pipeline that receive are there before the next one begins."""

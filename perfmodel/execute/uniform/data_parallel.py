@@ -8,7 +8,7 @@ an all-reduce; for stage 1 a reduce-scatter, an optimizer step on the shard, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -53,13 +53,13 @@ def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.M
             units.append((f"experts of layer {index}", layer, experts))
     taken = {id(p) for _, _, parameters in units for p in parameters.values()}
     for end, modules in (("embedding", embedding_modules(model)), ("head", head_modules(model))):
-        parameters = {}
+        parameters, experts = {}, {}
         for name, p in model.named_parameters():
             if id(p) not in taken and any(p is q for module in modules for q in module.parameters()):
-                parameters[clean_name(name)] = p
-        taken.update(id(p) for p in parameters.values())
-        if parameters:
-            units.append((end, model, parameters))
+                clean = clean_name(name)
+                (experts if experts_apart and is_of_experts(clean) else parameters)[clean] = p
+        taken.update(id(p) for p in (*parameters.values(), *experts.values()))
+        units += [(name, model, each) for name, each in ((end, parameters), (f"experts of {end}", experts)) if each]
     return units
 
 
@@ -69,14 +69,14 @@ def embedding_modules(model: Transformer) -> list[nn.Module]:
 
 
 def head_modules(model: Transformer) -> list[nn.Module]:
-    return [model.final_norm, model.lm_head] if model.has_head else []
+    return [model.final_norm, model.lm_head, *model.further] if model.has_head else []
 
 
 def tied_name(model: Transformer) -> str:
     """The parameter here that another pipeline stage holds too; empty if there is none."""
-    if not model.is_tied or model.has_embedding == model.has_head:
+    if not model.shares_table or model.has_embedding == model.has_head:
         return ""
-    return "embedding.weight" if model.has_embedding else "lm_head.weight"
+    return "embedding.weight" if hasattr(model, "embedding") else "lm_head.weight"
 
 
 # ---------------------------------------------------------------------------------------------------- stages 0 and 1
@@ -301,6 +301,12 @@ def _placed(parameter: nn.Parameter, *, experts: set[nn.Parameter], mesh: FSDPMe
     return ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
 
 
+def _where(modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
+    """`shard_placement_fn` of a unit with these modules: where experts among them lie; None where nothing lies apart."""
+    experts = {p for each in modules if isinstance(each, GroupedExperts) for p in each.parameters()}
+    return partial(_placed, experts=experts, mesh=mesh) if experts and mesh is not None else None
+
+
 def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo, data_ranks: int) -> None:
     """A gradient is the mean over all tokens, of which an expert has seen those of all its ranks already: it is divided by as many as a
     dense one, whatever the ranks that it is added up over."""
@@ -331,20 +337,22 @@ class ShardedData:
         for model in stages:
             self.names.append([clean_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
-                experts = {p for each in layer.modules() if isinstance(each, GroupedExperts) for p in each.parameters()}
-                where = partial(_placed, experts=experts, mesh=expert_mesh) if experts and expert_mesh is not None else None
+                where = _where(layer.modules(), expert_mesh)
                 fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy, shard_placement_fn=where)
                 if expert_mesh is not None:
                     _divide_by_all_tokens(layer, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
             ends = [embedding_modules(model), head_modules(model)]
-            if model.is_tied and all(ends):
+            if model.shares_table and all(ends):
                 ends = []  # one unit, for a matrix belongs to one: the model's own
             for modules in ends:
                 if modules:
                     # the head's weights are wanted again at once, for backward
                     frees = not keeps_weights and modules is not ends[-1]
                     fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
-            fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy)
+            where = _where((each for module in model.further for each in module.modules()), expert_mesh)
+            fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy, shard_placement_fn=where)
+            if where is not None and expert_mesh is not None:
+                _divide_by_all_tokens(model, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
         self._updates = ShardOptimizer(optimizer)
 
     @property

@@ -20,7 +20,7 @@ from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.parallelize import TrainingProgram
-from perfmodel.execute.uniform.weights import fill, make_tokens
+from perfmodel.execute.uniform.weights import fill, further_tokens, make_tokens
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import Precision
@@ -37,10 +37,15 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
         fill(job.transformer, clean_name(name), parameter)
-    total = 0.0
+
+    def share(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum") / job.tokens_per_step
+
+    model.loss = share
+    total, whole, further = 0.0, slice(0, job.seq_len), job.transformer.num_mtp_layers
     for row in make_tokens(job).to(worker.device).split(plan.micro_batch):
-        logits = model(row[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), row[:, 1:].flatten(), reduction="sum") / job.tokens_per_step
+        logits = model(row[:, whole], further_tokens(row, whole, further) if further else None)
+        loss = share(logits, row[:, 1 : 1 + job.seq_len])
         worker.beat("reference backward")
         loss.backward()
         total += float(loss)

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.alibi import alibi_slopes
 from perfmodel.execute.norm import RMSNorm
-from perfmodel.execute.uniform.collective_ops import exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
+from perfmodel.execute.uniform.collective_ops import add_loss, exchange, gather_sequence, reduce_partial, scatter_partial, token_vectors
 from perfmodel.execute.uniform.dropout import dropout
-from perfmodel.execute.uniform.experts import ExpertMixture
+from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.workload.config import TransformerConfig
@@ -31,6 +31,8 @@ from perfmodel.workload.layer_specs import LayerSpec, layer_order
 
 #: Of layer and of RMS norms, as the operators of the graph have them.
 NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
+#: Of the mean loss of further tokens beside that of the next one, as DeepSeek-V3 begins (arXiv 2412.19437, section 4.2).
+FURTHER_LOSS_WEIGHT = 0.3
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
@@ -281,6 +283,23 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+class FurtherToken(Layer):
+    """What predicts one token further: a layer like the last, of the hidden state before it beside the embedding of the next token."""
+
+    def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, device: str) -> None:
+        last = config.num_hidden_layers - 1
+        super().__init__(config, sharding, index=last, fused=fused, recompute_core=False, device=device)
+        size = config.hidden_size
+        self.hidden_norm, self.embedding_norm = _norm(config, size, device), _norm(config, size, device)
+        self.joint_proj = ReplicatedLinear(2 * size, size, bias=False, device=device)
+        self.final_norm = _norm(config, size, device)
+
+    def forward(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        joint = torch.cat((_local(self.hidden_norm(x)), _local(self.embedding_norm(token))), dim=-1)
+        del x, token
+        return super().forward(self.joint_proj(joint))
+
+
 class TokenEmbedding(nn.Module):
     """A table of token vectors whose rows may be cut over tp: each rank looks up its own rows, the sum is whole.
 
@@ -342,8 +361,9 @@ class Transformer(nn.Module):
         self.config, self.sharding = config, sharding
         vocab = padded_vocab(config, sharding.tp)
         count = config.num_hidden_layers if num_layers is None else num_layers
-        if has_embedding:
+        if has_embedding or (has_head and config.num_mtp_layers):
             self.embedding = TokenEmbedding(vocab, config.hidden_size, sharding, device=device)
+        if has_embedding:
             if config.position == "learned":
                 self.position_embedding = PositionEmbedding(config, sharding, device=device)
             if config.embedding_layernorm:
@@ -357,23 +377,46 @@ class Transformer(nn.Module):
         if has_head:
             self.final_norm = _norm(config, config.hidden_size, device)
             self.lm_head = nn.Linear(config.hidden_size, vocab, bias=config.lm_head_bias, device=device)
+            for depth in range(config.num_mtp_layers):
+                self.add_module(f"mtp{depth}", FurtherToken(config, sharding, fused=fused_attention, device=device))
         self.has_embedding, self.has_head = has_embedding, has_head
         self.tie_weights()
         self.beat: Callable[[str], None] = lambda what: None
+        #: Of logits and targets; of further tokens it is taken here.
+        self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @property
-    def is_tied(self) -> bool:
-        return bool(self.config.tie_word_embeddings)
+    def shares_table(self) -> bool:
+        """Whether the head reads the table of tokens too."""
+        return self.config.tie_word_embeddings or self.config.num_mtp_layers > 0
+
+    @property
+    def further(self) -> list[FurtherToken]:
+        """What predicts further tokens, one after another."""
+        return [module for module in self.children() if isinstance(module, FurtherToken)]
 
     def tie_weights(self) -> None:
-        if self.is_tied and self.has_embedding and self.has_head:
+        if self.config.tie_word_embeddings and hasattr(self, "embedding") and self.has_head:
             self.lm_head.weight = self.embedding.weight
+
+    def _further_loss(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The weighed loss of further tokens; tokens: [b, depths + 1, s], each row those of one position further."""
+        assert self.loss is not None
+        losses = []
+        for depth, module in enumerate(self.further):
+            self.beat(f"further token {depth}")
+            x = module(x, self.embedding(tokens[:, depth]))
+            losses.append(self.loss(self.lm_head(module.final_norm(x)), tokens[:, depth + 1]))
+        return torch.stack(losses).sum() * (FURTHER_LOSS_WEIGHT / len(losses))
 
     def _beat_backward(self, index: str, gradient: torch.Tensor) -> None:
         self.beat(f"backward of layer {index}")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits."""
+    def forward(self, x: torch.Tensor, further: torch.Tensor | None = None) -> torch.Tensor:
+        """Token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits.
+
+        further   where further tokens are predicted [b, depths + 1, s]: the tokens one position further, two, ...
+        """
         if self.has_embedding:
             x = self.embedding(x)
             if hasattr(self, "position_embedding"):
@@ -387,5 +430,8 @@ class Transformer(nn.Module):
             if x.requires_grad:
                 x.register_hook(partial(self._beat_backward, index))
         if self.has_head:
+            if self.config.num_mtp_layers:
+                assert further is not None
+                x = add_loss(x, self._further_loss(x, further))
             x = self.lm_head(self.final_norm(x))
         return x

@@ -21,7 +21,7 @@ from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
-from perfmodel.execute.uniform.weights import make_tokens
+from perfmodel.execute.uniform.weights import further_tokens, make_tokens
 from perfmodel.execute.zero.flat import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
@@ -114,7 +114,7 @@ class TrainingProgram:
             recompute_core=plan.recompute is Recompute.SELECTIVE,
             device="meta",
         )
-        model.beat = self.worker.beat
+        model.beat, model.loss = self.worker.beat, self.loss
         if plan.layout.tp > 1:
             apply_tensor_parallel(model, self.mesh.parameter_mesh["tp"], sequence_parallel=plan.sequence_parallel)
         if plan.recompute is Recompute.FULL:
@@ -151,7 +151,7 @@ class TrainingProgram:
     def _lay_out_step(self) -> None:
         """All that depends on how many microbatches a step has."""
         plan, layout = self.plan, self.plan.layout
-        self.tokens, self.targets = self._local_tokens()
+        self.tokens, self.targets, self.further = self._local_tokens()
         if isinstance(self.data, FlatData):
             self.data.num_microbatches = plan.num_microbatches
         # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
@@ -159,16 +159,18 @@ class TrainingProgram:
         self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
         self.schedule = self._build_schedule(layout.pp * plan.virtual_stages) if layout.pp > 1 else None
 
-    def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets [microbatches * micro_batch, s / cp] of this rank, in the order of its microbatches."""
+    def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Inputs and targets [microbatches * micro_batch, s / cp] of this rank, in the order of its microbatches, and what modules that
+        predict further tokens read (`Transformer.forward`)."""
         plan, place = self.plan, self.mesh.coordinates
         tokens = make_tokens(plan.job)
         data_rank = place["dp_replicate"] * plan.layout.dp_shard + place["dp_shard"]
         mine = tokens.chunk(plan.layout.data_parallel)[data_rank]
         length = plan.job.seq_len // plan.layout.cp
         chunk = slice(place["cp"] * length, (place["cp"] + 1) * length)
-        device = self.worker.device
-        return mine[:, :-1][:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device)
+        device, number = self.worker.device, plan.job.transformer.num_mtp_layers
+        further = further_tokens(mine, chunk, number).to(device) if number and self.has_head else None
+        return mine[:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device), further
 
     def _build_schedule(self, num_stages: int) -> Any:
         plan, job = self.plan, self.plan.job
@@ -223,7 +225,8 @@ class TrainingProgram:
         for index in range(plan.num_microbatches):
             self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
             rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
-            loss = self.loss(model(self.tokens[rows]), self.targets[rows])
+            further = None if self.further is None else self.further[rows]
+            loss = self.loss(model(self.tokens[rows], further), self.targets[rows])
             self.clock.mark("forward")
             self.worker.beat(f"backward of microbatch {index}")
             loss.backward()
@@ -237,6 +240,8 @@ class TrainingProgram:
         losses: list[torch.Tensor] = []
         arguments = (self.tokens,) if self.stages[0].has_embedding else ()
         keywords: dict[str, Any] = {"target": self.targets, "losses": losses} if self.has_head else {}
+        if self.further is not None:
+            keywords["further"] = self.further
         if "return_outputs" in inspect.signature(self.schedule.step).parameters:
             keywords["return_outputs"] = False
         self.schedule.step(*arguments, **keywords)

@@ -96,16 +96,21 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_para
     """Cut heads, ffn and vocabulary over tp; with sequence parallelism the residual stream too."""
     config = model.config
     residual = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
-    if model.has_embedding:
+    if hasattr(model, "embedding"):
         parallelize_module(model.embedding, mesh, _Table(Shard(0)))
+    if model.has_embedding:
         if sequence_parallel and hasattr(model, "position_embedding"):
             parallelize_module(model.position_embedding, mesh, _Table(Replicate()))
         if sequence_parallel and hasattr(model, "embedding_norm"):
             parallelize_module(model.embedding_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
-    for layer in model.layers.values():
+    for layer in (*model.layers.values(), *model.further):
         assert isinstance(layer, Layer)
         for path, style in _layer_styles(config, layer, sequence_parallel=sequence_parallel):
             parallelize_module(layer.get_submodule(path), mesh, style)
+    for module in model.further if sequence_parallel else ():
+        for name in ("hidden_norm", "embedding_norm", "final_norm"):
+            parallelize_module(module.get_submodule(name), mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
+        parallelize_module(module.joint_proj, mesh, _Table(Replicate()))
     if model.has_head:
         if sequence_parallel:
             parallelize_module(model.final_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))

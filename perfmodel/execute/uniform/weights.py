@@ -62,6 +62,12 @@ def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding
 
 
 def make_tokens(job: TrainingJob) -> torch.Tensor:
-    """[global_batch, seq_len + 1] token ids: each sequence and the token after it."""
+    """[global_batch, seq_len + 1 + n] token ids: each sequence, the token after it and the n further ones that are predicted."""
     generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(job.transformer.vocab_size, (job.global_batch, job.seq_len + 1), generator=generator)
+    length = job.seq_len + 1 + job.transformer.num_mtp_layers
+    return torch.randint(job.transformer.vocab_size, (job.global_batch, length), generator=generator)
+
+
+def further_tokens(tokens: torch.Tensor, positions: slice, number: int) -> torch.Tensor:
+    """[b, s + 1 + n] -> [b, n + 1, len(positions)]: the tokens one position further than these, two, ... as many as n + 1."""
+    return torch.stack([tokens[:, positions.start + i : positions.stop + i] for i in range(1, number + 2)], dim=1)

@@ -28,9 +28,15 @@ FORMS = {
     "pp ep ZeRO-3": ("mixtral", dict(num_chips=8, pp=2, ep=2, zero=3)),
     "pp ep interleaved": ("mixtral", dict(num_chips=8, pp=2, ep=4, schedule="interleaved", virtual_stages=2)),
     "latent attention, dense layers first": ("deepseek", dict(num_chips=8, pp=2, ep=2, zero=3)),
+    "further tokens, pp ep ZeRO-1": ("deepseek, further tokens", dict(num_chips=8, pp=2, ep=4, zero=1)),
+    "further tokens, interleaved ZeRO-3": (
+        "deepseek, further tokens",
+        dict(num_chips=8, pp=2, ep=2, zero=3, schedule="interleaved", virtual_stages=2),
+    ),
+    "further tokens, ep over tp and cp": ("mixtral, further tokens", dict(num_chips=8, ep=4, cp=2, tp=2, etp=1, recompute="full")),
     "ep recomputed": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, recompute="full")),
 }
-QUICK = ("ep over tp, cp and data",)
+QUICK = ("ep over tp, cp and data", "further tokens, pp ep ZeRO-1")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMS])
