@@ -1,0 +1,296 @@
+"""From times of steps to a served load, elementwise over plans: clients in a closed loop, arrivals at a rate, a static batch.
+
+Letters: I and O tokens in and out, E tokens a step, D = (O - 1) / E decode steps, b sequences that run, K how many the cache (or
+the engine's limit) allows, t_d a decode step, t_p a prompt's own prefill, t_p' what it adds to the others' steps. All times in seconds.
+All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
+from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
+from perfmodel.cost.serving.times import Array, Num, ServingTimes
+
+#: Standard deviations from the mean to the 99th percentile of a normal distribution.
+NORMAL_99 = 2.326
+#: Steps of the search for a fixed point; each halves the bracket at worst, and most agree to six digits after five.
+_ROOT_STEPS = 30
+_ROOT_TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedLoad:
+    """What clients and operators of one replica see, arrays over plans.
+
+    ttft, ttft_p99         send to first token, its mean and 99th percentile over requests; infinite where the queue only grows   [s]
+    tpot, tpot_p99         (latency - ttft) / (O - 1) of a request                                                                 [s]
+    inter_token_p99        of all gaps between steps that a client sees                                                            [s]
+    request_latency        ttft + (O - 1) tpot                                                                                     [s]
+    running, queue         sequences that run and requests that wait for a place, on average                                       [-]
+    requests_per_second, tokens_per_second   answered; tokens are those of answers                                                 [1/s]
+    decode_time, prefill_time, prompt_share  t_d, t_p, and the share of a request's decode time that goes to others' prompts       [s, s, -]
+    is_saturated           more clients, or a higher rate, than there is room for
+    """
+
+    ttft: Array
+    ttft_p99: Array
+    tpot: Array
+    tpot_p99: Array
+    inter_token_p99: Array
+    request_latency: Array
+    running: Array
+    queue: Array
+    requests_per_second: Array
+    tokens_per_second: Array
+    decode_time: Array
+    prefill_time: Array
+    prompt_share: Array
+    is_saturated: Array
+
+
+def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, concurrency: Num, capacity: Num) -> ServedLoad:
+    """c clients, each of which sends its next request when the last is answered.
+
+        b = min(c, K)
+        E2E  = h0 + t_p + (b - q) t_p' + (D + m) t_d
+        TTFT = h0 + t_p + s (b - q) / 2 t_p' + m t_d
+        TPOT = (E2E - TTFT) / (O - 1) = [D t_d + (b - q) (1 - s / 2) t_p'] / (O - 1)
+        X    = b / E2E                                      requests a second (Little's law)
+        over capacity: TTFT += (c - K) / X
+
+    h0 `first_token_time`, m `border_steps`, s `lockstep`, q prompts that share a step (1 but under heavy load). The latency without
+    its queue does not depend on s: marching in step moves time from the decode steps to the first token.
+
+    99th percentiles: of TTFT over the places of a wave; of TPOT likewise, and by how many prompts fall into one answer (renewals:
+    variance (b - q) var(O) / O^2); of gaps: whether one step in a hundred has a prompt.
+    """
+    c, K = np.asarray(concurrency, dtype=float), np.asarray(capacity, dtype=float)
+    b = np.minimum(c, K)
+    served = fill_steps(times, requests, scheduling, b)
+    D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
+    s, others = np.asarray(scheduling.lockstep), np.maximum(b - served.together, 0.0)
+
+    front = scheduling.first_token_time + served.prompt + scheduling.border_steps * served.decode
+    wave = s * others * served.alongside
+    decode_time = D * served.decode + others * served.alongside
+    latency = front + decode_time
+    feasible = np.greater_equal(K, 1.0) | np.greater_equal(K, c)
+    rate = np.where(feasible, b / latency, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wait = np.where(c > K, np.maximum(c - K, 0.0) / rate, 0.0)
+    ttft = front + wave / 2 + wait
+    tpot = np.maximum(decode_time - wave / 2, 0.0) / tokens_after
+    deviation = np.sqrt(others * squared_variation(requests.output)) * served.alongside
+    return _broadcast(
+        ttft=ttft,
+        ttft_p99=ttft + 0.49 * wave,
+        tpot=tpot,
+        tpot_p99=tpot + (0.49 * wave + NORMAL_99 * deviation) / tokens_after,
+        inter_token_p99=_gap_p99(served, scheduling, D, others),
+        request_latency=latency + wait,
+        running=np.where(feasible, b, 0.0),
+        queue=np.maximum(c - K, 0.0),
+        requests_per_second=rate,
+        tokens_per_second=rate * requests.output.mean,
+        decode_time=served.decode,
+        prefill_time=served.prompt,
+        prompt_share=others * served.alongside / np.maximum(decode_time, 1e-12),
+        is_saturated=c > K,
+    )
+
+
+def maximum_load(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, capacity: Num) -> ServedLoad:
+    """As many clients as there are places, so that none is empty and none waits: the highest throughput, and the latency at it."""
+    return closed_loop(times, requests, scheduling, concurrency=capacity, capacity=capacity)
+
+
+def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Num, capacity: Num) -> ServedLoad:
+    """B requests that start together and none after them: prefill of all, then decode steps over a cache that grows.
+
+        t(B) = h0 + (B / q) n t_p(q) + sum over j = 1 .. D of t_d(B, I + j E)      q = clip(T / I', 1, B) prompts a step
+        over capacity: waves, t = (B / K) t(K)
+
+    The sum by two points of Gauss, exact for a step time that is a cubic in the cache's length. The waves are not rounded up: an
+    engine refills places as they empty. TTFT is when the last of the batch has its first token, as benchmarks of static batches time it.
+    """
+    B, K = np.asarray(batch, dtype=float), np.asarray(capacity, dtype=float)
+    b, waves = np.minimum(B, K), np.maximum(B / np.maximum(K, 1e-12), 1.0)
+    D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
+    rows, new = scheduling.rows_per_step, requests.new_tokens
+    n = np.maximum(np.ceil(new / np.asarray(scheduling.step_tokens, dtype=float)), 1.0)
+    q = np.clip(np.floor(np.asarray(scheduling.step_tokens, dtype=float) / new), 1.0, np.maximum(b, 1.0))
+    piece = new / n
+    prompts = np.maximum(b, 1.0) / q * n * times.prefill(piece, requests.found_tokens + (new - piece) / 2, q)
+    first, last = requests.prompt.mean + 1, requests.prompt.mean + requests.output.mean - 1
+    middle, half = (first + last) / 2, np.maximum(last - first, 0.0) / 2
+    steps = [times.decode(b, middle + sign * half / np.sqrt(3.0), rows) for sign in (-1, 1)]
+    decode = (steps[0] + steps[1]) / 2
+    ttft = scheduling.first_token_time + prompts + scheduling.border_steps * decode
+    latency = waves * (ttft + D * decode)
+    feasible = np.greater_equal(K, 1.0) | np.greater_equal(K, B)
+    rate = np.where(feasible, B / latency, 0.0)
+    tpot = (latency - ttft) / tokens_after
+    return _broadcast(
+        ttft=ttft,
+        ttft_p99=ttft + (waves - 1) / waves * latency,
+        tpot=np.where(D > 0, tpot, 0.0),
+        tpot_p99=np.where(D > 0, tpot, 0.0),
+        inter_token_p99=steps[1],
+        request_latency=latency,
+        running=np.where(feasible, b, 0.0),
+        queue=np.maximum(B - K, 0.0),
+        requests_per_second=rate,
+        tokens_per_second=rate * requests.output.mean,
+        decode_time=decode,
+        prefill_time=prompts,
+        prompt_share=0.0,
+        is_saturated=B > K,
+    )
+
+
+def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, rate: Num, capacity: Num) -> ServedLoad:
+    """r requests a second that arrive at random (Poisson), whatever is answered.
+
+    Decode shares its steps among all that run: a queue with processor sharing whose speed depends on how many there are, in which the
+    mean number is the same whatever the distribution of the work. For t_d affine in b it is exactly
+
+        b = r D t_d(b + 1) / (1 - r t_p'),   TPOT = b / (r (O - 1))
+
+    (a request finds b others), solved by a bracketed secant, elementwise. Saturated where b would pass K, or r t_p' reach 1:
+    r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of as many clients as places.
+
+        TTFT = h0 + (half a step) P(busy) + t_p + W_p + W_K + m t_d
+        W_p = r S^2 (1 + cv^2) / (2 (1 - r S))     M/G/1 of prompts, S the time in which one leaves the queue of prompts
+        W_K = rho^(sqrt(2 (K + 1)) - 1) / (K (1 - rho)) E2E(K) (1 + cv_O^2) / 2,  rho = r / r_max     places in the cache
+
+    S is t_p, of chunked prompts that fit into one step over how many of them do. 99th percentiles: of waits by an exponential tail;
+    of b by a normal one of variance b / (1 - r D dt_d/db), of which 2 / 3 are left in the average over a request's own time.
+
+    Sources: Pollaczek-Khinchine; Sakasegawa, Ann. Inst. Stat. Math. 29, 1977 (M/G/K); Bonald & Proutiere, Queueing Systems 44, 2003
+    (insensitivity of processor sharing with a speed that depends on the state).
+    """
+    r, K = np.asarray(rate, dtype=float), np.asarray(capacity, dtype=float)
+    D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
+    places = np.maximum(K, 1.0)
+    full = fill_steps(times, requests, scheduling, places)
+    full_latency = full.prompt + np.maximum(places - full.together, 0.0) * full.alongside + D * full.decode
+    highest = np.where(np.greater_equal(K, 1.0), places / full_latency, 0.0)
+    saturated = r >= highest
+
+    def short_of(b: Array) -> Array:
+        with_one = fill_steps(times, requests, scheduling, b + 1)
+        return np.asarray(b * (1 - r * with_one.alongside) - r * D * with_one.decode)
+
+    b = np.where(saturated, places, np.minimum(_root(short_of, 0 * highest + 0 * r, places + 0 * r), places))
+    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, np.maximum(places, 1.0)))
+    stable, answered = np.where(saturated, 0.0, r), np.where(saturated, highest, r)
+    used = np.minimum(answered * at.alongside, 1 - 1e-9)
+    decode_time = D * at.decode / (1 - used)
+    tpot = np.where(D > 0, decode_time / tokens_after, 0.0)
+
+    leaving = np.where(np.asarray(scheduling.chunked), at.prompt / at.room, at.prompt)
+    busy_prompts = np.minimum(stable * leaving, 1 - 1e-9)
+    wait_prompts = stable * leaving**2 * (1 + squared_variation(requests.prompt)) / (2 * (1 - busy_prompts))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rho = np.where(saturated, 0.0, np.minimum(r / highest, 1 - 1e-9))
+    wait_place = rho ** (np.sqrt(2 * (places + 1)) - 1) / (places * (1 - rho)) * full_latency * (1 + squared_variation(requests.output)) / 2
+    step = at.decode / (1 - used)
+    residual = step / 2 * (1 - np.exp(-b))
+    ttft = scheduling.first_token_time + residual + at.prompt + wait_prompts + wait_place + scheduling.border_steps * at.decode
+    tail = _tail_99(wait_prompts, busy_prompts) + _tail_99(wait_place, rho) + residual
+
+    above = fill_steps(times, requests, scheduling, b + 1 + NORMAL_99 * np.sqrt(b) + 1e-3)
+    slope = (above.decode - at.decode) / (NORMAL_99 * np.sqrt(b) + 1e-3)
+    crowd = np.minimum(np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05)), np.maximum(places - b, 0.0) / NORMAL_99)
+    tpot_p99 = tpot + D * slope * NORMAL_99 * np.sqrt(2 / 3) * crowd / (1 - used) / tokens_after
+    met = answered * decode_time
+    tpot_p99 = np.where(D > 0, tpot_p99 + NORMAL_99 * np.sqrt(met) * at.alongside / tokens_after, 0.0)
+    gaps = _gap_p99(at, scheduling, D, met) + slope * NORMAL_99 * crowd
+
+    endless = np.where(saturated, np.inf, 0.0)
+    waiting = wait_prompts + wait_place
+    return _broadcast(
+        ttft=ttft + endless,
+        ttft_p99=ttft + tail + endless,
+        tpot=tpot,
+        tpot_p99=tpot_p99,
+        inter_token_p99=gaps,
+        request_latency=ttft + decode_time + endless,
+        running=np.where(saturated, np.where(np.greater_equal(K, 1.0), places, 0.0), answered * (at.prompt + decode_time)),
+        queue=np.where(saturated, np.inf, r * waiting),
+        requests_per_second=answered,
+        tokens_per_second=answered * requests.output.mean,
+        decode_time=at.decode,
+        prefill_time=at.prompt,
+        prompt_share=used,
+        is_saturated=saturated,
+    )
+
+
+def _broadcast(**columns: NDArray[Any] | float) -> ServedLoad:
+    """The record of columns that broadcast with one another."""
+    return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))
+
+
+def _gap_p99(served: Filling, scheduling: Scheduling, steps: Array, prompts: Array) -> Array:
+    """99th percentile of gaps between a sequence's steps, of which its D steps share the work of so many other prompts. [s]
+
+    Chunked: a step with prompts, where one step in a hundred has one. Prefill first: spread prompts fall at random into gaps
+    (Poisson); a wave's fall into one gap of each request, the first: evenly from none to all of them, seen where D < 100.
+    """
+    D = np.maximum(steps, 1.0)
+    chunked = np.asarray(scheduling.chunked)
+    share = prompts * served.steps / D
+    in_chunks = np.where(share > 0.01, np.maximum(served.stalled, served.decode), served.decode)
+    alone = served.decode + _poisson_99(np.where(share > 0.01, share, 0.0)) * served.alongside / served.steps
+    wave = served.decode + prompts * served.alongside * np.clip(1 - 0.01 * D, 0.0, 1.0)
+    s = np.asarray(scheduling.lockstep)
+    return np.asarray(np.where(chunked, in_chunks, (1 - s) * alone + s * wave))
+
+
+def _poisson_99(mean: Array) -> Array:
+    """The least number that a Poisson variable passes at most once in a hundred; by the normal law where the mean is over 8."""
+    mean = np.asarray(mean, dtype=float)
+    small = np.minimum(mean, 8.0)
+    term = np.exp(-small)
+    total, number = term.copy(), np.zeros_like(mean)
+    for k in range(1, 20):
+        number = np.where(total < 0.99, float(k), number)
+        term = term * small / k
+        total = total + term
+    return np.where(mean > 8, mean + NORMAL_99 * np.sqrt(mean), number)
+
+
+def _tail_99(wait: Array, busy: Array) -> Array:
+    """From the mean of a wait to its 99th percentile, where P(W > t) = rho exp(-rho t / W). [s]"""
+    rho = np.maximum(busy, 1e-12)
+    return np.asarray(np.maximum(wait / rho * np.log(np.maximum(rho / 0.01, 1.0)) - wait, 0.0))
+
+
+def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
+    """Where an increasing function crosses zero between `low` (below) and `high`, elementwise: false position (Illinois), else halves."""
+    low, high = np.broadcast_arrays(low, high)
+    low, high = low.astype(float), high.astype(float)
+    f_low, f_high = function(low), function(high)
+    low, high, f_low, f_high = (np.array(x, dtype=float) for x in np.broadcast_arrays(low, high, f_low, f_high))
+    middle = high
+    for step in range(_ROOT_STEPS):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            secant = (low * f_high - high * f_low) / (f_high - f_low)
+        usable = (secant > low) & (secant < high) & (step % 4 != 3)
+        middle = np.where(usable, secant, (low + high) / 2)
+        value = function(middle)
+        below = value < 0
+        f_high = np.where(below, np.where(step % 2, f_high / 2, f_high), value)
+        f_low = np.where(below, value, np.where(step % 2, f_low / 2, f_low))
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+        if np.all((high - low) <= _ROOT_TOLERANCE * (1 + high)) or np.all(np.abs(value) <= _ROOT_TOLERANCE * (1 + middle)):
+            break
+    return middle

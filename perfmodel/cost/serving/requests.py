@@ -1,0 +1,130 @@
+"""What arrives and how an engine takes it: lengths of requests, and the rules by which steps are filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.cost.serving.speculation import expected_tokens
+from perfmodel.cost.serving.times import Num
+from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.workload.serving import Lengths, ServingJob, Speculation
+
+#: No limit to the tokens of a step.
+UNLIMITED = float("inf")
+
+
+def squared_variation(lengths: Lengths) -> float:
+    """Variance of lengths over their squared mean. [-]"""
+    return lengths.variance / lengths.mean**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """What one request brings.
+
+    prompt            I  tokens of its prompt
+    output            O  tokens that it is answered with, the first (which prefill yields) included
+    found_fraction    x  of the prompt's tokens, how many a prefix cache holds already
+    """
+
+    prompt: Lengths
+    output: Lengths
+    found_fraction: Num = 0.0
+
+    def __post_init__(self) -> None:
+        if np.any(np.less(self.found_fraction, 0)) or np.any(np.greater(self.found_fraction, 1)):
+            raise bad_field("found_fraction", self.found_fraction, "must lie between 0 and 1", "write .3 where 30 % of a prompt is found")
+
+    @classmethod
+    def of_job(cls, job: ServingJob) -> Requests:
+        """Those of a serving job."""
+        return cls(prompt=job.input_len, output=job.output_len, found_fraction=job.prefix_hit)
+
+    @property
+    def new_tokens(self) -> Num:
+        """Of a prompt, computed: I (1 - x), at least its last token, without which there is no first answer."""
+        return np.maximum(self.prompt.mean * (1 - np.asarray(self.found_fraction)), 1.0)
+
+    @property
+    def found_tokens(self) -> Num:
+        """Of a prompt, in the cache already."""
+        return self.prompt.mean - self.new_tokens
+
+    @property
+    def mean_cached(self) -> Num:
+        """Tokens that a running sequence holds, on average over its decode steps.
+
+        z = I + sum(1 .. O - 1) / (O - 1), over requests I + E[O^2 - O] / (2 E[O - 1]): I + O / 2 where all answers have one length,
+        and more where they differ, as long answers run in more steps.
+        """
+        mean, variance = self.output.mean, self.output.variance
+        return self.prompt.mean + np.where(mean > 1, (variance + mean * (mean - 1)) / np.maximum(2 * (mean - 1), 1e-12), 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scheduling:
+    """How an engine fills its steps. Values or arrays over plans.
+
+    chunked            prompts ride in decode steps, cut to what `step_tokens` leaves; else they run before any decode, by themselves
+    step_tokens     T  tokens that a step may have
+    prompts_together   prompts that an engine waits for to prefill them in one step (1: as they come)
+    lockstep        s  how far requests march in step: 0 spread evenly, 1 all prefill and then all decode
+    first_token_time h0  from the client to the first token beside any step: network, tokenisation, the engine's front [s]
+    border_steps       decode steps that pass between the end of prefill and the first token or step of decode
+    tokens_per_step E  of a sequence in a decode step (speculation; else 1)
+    rows_per_step      new tokens of a sequence that a decode step computes: 1 + drafted
+    """
+
+    chunked: bool | np.ndarray = True
+    step_tokens: Num = UNLIMITED
+    prompts_together: Num = 1.0
+    lockstep: Num = 0.0
+    first_token_time: Num = 0.0
+    border_steps: Num = 0.0
+    tokens_per_step: Num = 1.0
+    rows_per_step: Num = 1.0
+
+    @classmethod
+    def of_engine(cls, engine: Engine, *, step_tokens: Num = 0.0, speculation: Speculation | None = None) -> Scheduling:
+        """As an engine does it; `step_tokens` of a plan, 0 where it leaves them to the engine."""
+        drafted, acceptance = (speculation.draft_tokens, speculation.acceptance) if speculation is not None else (0, 0.0)
+        return cls(
+            chunked=engine.has_chunks,
+            step_tokens=np.where(np.greater(step_tokens, 0), step_tokens, engine.max_tokens).astype(float),
+            lockstep=engine.lockstep,
+            first_token_time=engine.request_time,
+            tokens_per_step=float(expected_tokens(acceptance, drafted)),
+            rows_per_step=1.0 + drafted,
+        )
+
+    def __post_init__(self) -> None:
+        in_step = np.asarray(self.lockstep)
+        rules = (
+            ("lockstep", np.all((in_step >= 0) & (in_step <= 1)), "must lie between 0 and 1"),
+            ("step_tokens", np.all(np.greater_equal(self.step_tokens, 1)), "must be at least 1"),
+            ("prompts_together", np.all(np.greater_equal(self.prompts_together, 1)), "must be at least 1"),
+            ("first_token_time", np.all(np.greater_equal(self.first_token_time, 0)), "must not be negative"),
+            ("border_steps", np.all(np.greater_equal(self.border_steps, 0)), "must not be negative"),
+            ("tokens_per_step", np.all(np.greater_equal(self.tokens_per_step, 1)), "must be at least 1"),
+            ("rows_per_step", np.all(np.greater_equal(self.rows_per_step, self.tokens_per_step)), "a step yields at most a token a row"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise bad_field(name, getattr(self, name), rule)
+
+
+def sequences_that_fit(cache_tokens: Num, requests: Requests, *, block_tokens: Num = 1.0, reserves_output: bool | np.ndarray = True) -> Num:
+    """Sequences that a cache of so many tokens holds at once. [-]
+
+    K = M / (ceil((I + O) / block) block)     an engine that reserves the whole answer when it admits a request
+    K = M / (z + (block - 1) / 2)             one that takes blocks as tokens come: on average half a block more than it needs
+
+    With lengths that differ: their means. Not rounded: whole sequences are the caller's to ask for.
+    """
+    blocks = np.ceil((requests.prompt.mean + requests.output.mean) / np.asarray(block_tokens))
+    whole = blocks * block_tokens
+    growing = requests.mean_cached + (np.asarray(block_tokens) - 1) / 2
+    return np.asarray(cache_tokens) / np.where(reserves_output, whole, growing)

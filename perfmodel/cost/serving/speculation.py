@@ -1,0 +1,68 @@
+"""Speculative decoding: tokens that a verifying step yields, and what a step with its drafts takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.cost.serving.times import Array, Num, ServingTimes
+
+
+def expected_tokens(acceptance: Num, drafted: Num) -> Array:
+    """Tokens that a step yields when it verifies drafts. [-]
+
+    E = (1 - a^(gamma + 1)) / (1 - a);   gamma + 1 at a = 1
+
+    acceptance  a      probability that a drafted token is accepted, given those before it [-]
+    drafted     gamma  tokens that are drafted for a step                                  [-]
+
+    Source: Leviathan, Kalman & Matias, ICML 2023, eq. 1. Assumes that acceptances of successive tokens are independent and alike.
+    """
+    a, gamma = np.asarray(acceptance, dtype=float), np.asarray(drafted, dtype=float)
+    below = np.minimum(a, 1 - 1e-9)
+    return np.where(a >= 1, gamma + 1, (1 - below ** (gamma + 1)) / (1 - below))
+
+
+def speed_up(verify_time: Num, draft_time: Num, plain_time: Num, *, acceptance: Num, drafted: Num) -> Array:
+    """How many times faster tokens come than without drafts. [-]
+
+    S = E / (t_verify / t_d + gamma t_draft / t_d)
+
+    Source: Leviathan et al., ICML 2023, theorem 3.8, with a verifying step that takes longer than a plain one (it does once a batch
+    is large: more rows, more experts hit).
+    """
+    t_v, t_q, t_d = np.asarray(verify_time), np.asarray(draft_time), np.asarray(plain_time)
+    return np.asarray(expected_tokens(acceptance, drafted) * t_d / (t_v + drafted * t_q))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeTimes:
+    """`ServingTimes` of a model whose decode steps verify drafts: its own over 1 + gamma rows a sequence, and gamma of the draft.
+
+    Without a draft model (n-gram look-up) drafting takes no time on the chip. A prompt is prefilled by the draft model too.
+    """
+
+    target: ServingTimes
+    draft: ServingTimes | None
+    drafted: Num
+
+    def decode(self, sequences: Num, cached: Num, new_tokens: Num = 1.0) -> Array:
+        """A step that verifies, with its drafts; `new_tokens` rows of the target a sequence."""
+        verify = self.target.decode(sequences, cached, new_tokens)
+        return verify if self.draft is None else verify + self.drafted * self.draft.decode(sequences, cached)
+
+    def prefill(self, tokens: Num, cached: Num = 0.0, prompts: Num = 1.0) -> Array:
+        """A prompt through the target and the draft."""
+        own = self.target.prefill(tokens, cached, prompts)
+        return own if self.draft is None else own + self.draft.prefill(tokens, cached, prompts)
+
+    def mixed(
+        self, sequences: Num, cached: Num, prompt_tokens: Num, prompt_cached: Num = 0.0, prompts: Num = 1.0, new_tokens: Num = 1.0
+    ) -> Array:
+        """Both in one step: the draft takes the prompt with its first step of decode."""
+        own = self.target.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts, new_tokens)
+        if self.draft is None:
+            return own
+        first = self.draft.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts)
+        return own + first + np.where(np.greater(sequences, 0), self.drafted - 1, 0) * self.draft.decode(sequences, cached)
