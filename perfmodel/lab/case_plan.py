@@ -13,12 +13,13 @@ from typing import Any
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import is_path
-from perfmodel.lab.expert_cases import as_recipes_run, check_expert_ranks, expert_knobs, megatron_flags
+from perfmodel.lab.expert_cases import as_recipes_run, check_expert_ranks, expert_knobs, megatron_flags, stated_stages
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
+from perfmodel.parallel.recompute_modules import operators_of, read_modules
 from perfmodel.parallel.settings import with_settings
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
@@ -100,13 +101,17 @@ def plan_of_case(
     train = _train(inputs, framework, assumed)
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
     layers, num_microbatches = model.num_hidden_layers, global_batch // max(dp * micro_batch, 1)
-    virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
+    stage_layers = stated_stages(inputs)
+    if stage_layers:
+        virtual_stages = len(stage_layers) // pp
+    else:
+        virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     if experts is not None:
         eager = _profile("megatron")
         profile = as_recipes_run(profile, framework, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=_optional_count(inputs, "chips_per_node") or 8)
-    recompute, operators = _recompute(inputs, framework, zero, assumed)
+    recompute, operators = _recompute(inputs, framework, settings, zero, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
     plan = make_plan(
         job,
@@ -123,7 +128,7 @@ def plan_of_case(
         recompute=recompute,
         recompute_operators=operators,
         virtual_stages=virtual_stages,
-        stage_layers=_stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
+        stage_layers=stage_layers or _stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
         attention=_attention(inputs, framework, settings, assumed),
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
@@ -132,9 +137,11 @@ def plan_of_case(
 
 
 def _refuse_other_runs(inputs: Mapping[str, Any]) -> None:
+    model = inputs.get("model")
+    if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
+        raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
     if "input_len" in inputs or "output_len" in inputs:
         raise InputError("input_len: inference is not modelled yet; only training steps are predicted")
-    model = inputs.get("model")
     if not isinstance(model, (Mapping, TransformerConfig)):
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
 
@@ -279,15 +286,20 @@ def _flags(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
-    """Ranks that ZeRO cuts over: all replicas, or those of a node where the run says HSDP."""
+    """Ranks that ZeRO cuts over: all replicas, those of a node where the run says HSDP, or those that Megatron-LM's flags say."""
     if zero == 0:
         return 1
+    instances = megatron_flags(settings).get("num-distributed-optimizer-instances", "1")
+    if instances.isdecimal() and int(instances) > 1 and dp % int(instances) == 0:
+        return dp // int(instances)
     if str(settings.get("sharding") or "").upper() in ("HSDP", "HYBRID_SHARD") and dp % chips_per_node == 0:
         return chips_per_node
     return dp
 
 
-def _recompute(inputs: Mapping[str, Any], framework: Framework, zero: int, assumed: list[str]) -> tuple[str, tuple[str, ...]]:
+def _recompute(
+    inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], zero: int, assumed: list[str]
+) -> tuple[str, tuple[str, ...]]:
     value = inputs.get("recompute")
     if value is None:
         assumed.append("recompute")
@@ -296,6 +308,9 @@ def _recompute(inputs: Mapping[str, Any], framework: Framework, zero: int, assum
         value = "selective"
     if value not in ("none", "selective", "full"):
         raise bad_field("recompute", one_line(value), "not known", "use none, selective or full")
+    modules = megatron_flags(settings).get("recompute-modules", "").strip("[]").split()
+    if value == "selective" and modules:
+        return value, operators_of(read_modules(modules, "recompute-modules"))
     return value, (framework.selective_sharded if zero == 3 else ()) or framework.selective
 
 

@@ -23,6 +23,10 @@ from perfmodel.workload.models import list_models, load_model
 #: Sizes that a run and the model of its name must share: field of the run's model -> of a `TransformerConfig`.
 _SAME = ("hidden_size", "num_attention_heads", "num_key_value_heads")
 
+#: Pipelines of Megatron-LM's tests whose flags are cut off in published rows, as the tests' own files say (`model_config.yaml` of
+#: tests/functional_tests/test_cases/moe): end of the model's name -> `pipeline-model-parallel-layout`.
+_LAYOUTS = {"selective_recompute_experimental": "Et*3|(tt|)*6tmL", "tp4_ep2_etp2_pp2_scoped_cudagraph": "Et|(tt|)*6mL"}
+
 #: Of latent attention, where Megatron-LM's flags do not say (`MLATransformerConfig`).
 _MEGATRON_LATENT = {"kv-lora-rank": 512, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
 
@@ -141,6 +145,23 @@ def _flag(flags: Mapping[str, str], name: str, default: int) -> int:
     if not value.isdecimal() or len(value) > 9:
         raise InputError(f"{name}={one_line(value, 40)}: must be a whole number; correct it in the case")
     return int(value)
+
+
+def stated_stages(inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Layers of each virtual stage by Megatron-LM's `pipeline-model-parallel-layout`; none where the run does not say it.
+
+    Stages end with |, t is a layer, E, m and L are embedding, further tokens and loss; *3 repeats a letter or what is in parentheses.
+    """
+    model, name = inputs.get("model"), ""
+    if isinstance(model, Mapping):
+        name = str(model.get("name"))
+    text = megatron_flags(inputs.get("settings")).get("pipeline-model-parallel-layout")
+    text = text or next((layout for end, layout in _LAYOUTS.items() if name.endswith(end)), "")
+    if not re.fullmatch(r"[EtmL|()*\d]{0,200}", text):
+        raise InputError(f"pipeline-model-parallel-layout={one_line(text, 60)}: must be of E, t, m, L and |; correct it in the case")
+    for what in (r"\(([Etm|L]{1,200})\)", "([EtmL])"):
+        text = re.sub(what + r"\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+    return tuple(stage.count("t") for stage in text.split("|")) if text else ()
 
 
 def expert_knobs(inputs: Mapping[str, Any], framework: Framework, *, tp: int, ep: int, assumed: list[str]) -> ExpertKnobs:

@@ -65,6 +65,21 @@ def test_an_all_gather_moves_every_token_to_every_rank():
     assert {amount * 7 / 8 for _, _, amount in found} == {7 * 4096 * 4096 * 2.0}
 
 
+def test_what_is_weighted_by_a_kernel_of_its_own_is_kept_for_it():
+    """Experts without halves have no kernel that weights rows too (Megatron-Core's TEGroupedMLP): gelu's output stays, w bytes more."""
+
+    def kept(dispatcher, **experts):
+        model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, **experts))
+        graph = build_graph(
+            model, seq_len=4096, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
+        )
+        op = next(op for op in graph.operators if op.name_in_layer == "experts_activation")
+        return len(op.saved), len(op.forward)
+
+    assert kept("allgather", gated=False) == (2, 2)
+    assert kept("allgather", gated=True) == kept("alltoall", gated=False) == (1, 1)
+
+
 def test_tensor_parallelism_inside_experts_gathers_their_rows():
     """Over etp the rows of its ranks: t T k h B, gathered after the dispatch, reduced before rows go back."""
     found = [each for each in sent(derived("alltoall"), {"tp_kv": 2}) if each[2] == 4096 * 2 * 4096 * 2.0]

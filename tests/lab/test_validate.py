@@ -18,6 +18,7 @@ from perfmodel.lab.judgement import summarise
 from perfmodel.lab.validate import COLUMNS, CasePredictor, validate_cases
 from perfmodel.parallel.crowding import stage_layers_by_cost
 from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.recompute_modules import operators_of
 from perfmodel.parallel.settings import with_settings
 from tests.lab.published_cases import MODEL, write
 
@@ -129,6 +130,23 @@ def test_experts_are_dealt_out_as_the_run_states():
 def test_an_optimizer_that_is_not_modelled_is_told():
     row = row_of({**WITH_EXPERTS, "settings": {"megatron_args": ["optimizer=muon"]}})
     assert row.reason == "optimizer=muon: is not modelled; give runs with adam"
+
+
+def test_flags_of_megatron_say_stages_what_runs_again_and_over_how_many_ranks_state_is_cut():
+    flags = [
+        "pipeline-model-parallel-layout=Et*3|(t|)*14tmL", "recompute-modules=[layernorm moe_act]", "use-distributed-optimizer=True",
+        "num-distributed-optimizer-instances=2",
+    ]  # fmt: skip
+    model = {**WITH_EXPERTS["model"], "num_hidden_layers": 18}
+    stated = {**WITH_EXPERTS, "model": model, "recompute": "selective", "zero_stage": None, "settings": {"megatron_args": flags}}
+    plan = plan_of_case(inputs_of({**stated, "framework": "Megatron-LM dev", "global_batch": 64})).plan
+    assert plan.stage_layers == (3, *(1,) * 15)
+    assert (plan.virtual_stages, plan.layout.dp_shard, plan.layout.dp_replicate, plan.zero) == (4, 8, 2, 1)
+    assert plan.recompute_operators == operators_of(["layernorm", "moe_act"])
+    wrong = row_of({**stated, "settings": {"megatron_args": ["pipeline-model-parallel-layout=Ex|tL"]}})
+    assert wrong.reason == "pipeline-model-parallel-layout=Ex|tL: must be of E, t, m, L and |; correct it in the case"
+    offloads = row_of({**WITH_EXPERTS, "model": {**model, "name": "fine_grained_offloading"}})
+    assert "moves activations to the host, which is not modelled" in offloads.reason
 
 
 def test_recipes_of_a_chip_say_how_tokens_reach_experts():

@@ -71,12 +71,15 @@ def _all_gather(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> st
     dims, here = "b_x s_x e h", "b s e h"
     sizes = b.of(dims) | {"e": b.sizes["k"]}  # of a token those that it chose
     rows = b.add(permute("permute", operand(x, _TOKENS), operand("permute.out", here), sizes), dims)
-    rows = _run(b, experts, rows)
+    rows = _run(b, experts, rows, weights=True)
     return b.add(unpermute("unpermute", operand(rows, here), None, operand("unpermute.out", _TOKENS), sizes), dims)
 
 
-def _run(b: DecoderBuilder, experts: Experts, rows: str) -> str:
-    """The two grouped products and what lies between them: rows[b,t,e,h] -> rows[b,t,e,h]."""
+def _run(b: DecoderBuilder, experts: Experts, rows: str, *, weights: bool = False) -> str:
+    """The two grouped products and what lies between them: rows[b,t,e,h] -> rows[b,t,e,h].
+
+    weights   rows are weighted here: by the activation's kernel where halves are multiplied, by one of its own where not
+    """
     halves = "y " if experts.gated else ""
     wide = f"b t e {halves}w"
     up = b.linear("experts_up", rows, f"b_x t e {halves}w h", _AT_EXPERTS, f"e {halves}w h", 2 + experts.gated, wide, grouped=True)
@@ -84,7 +87,8 @@ def _run(b: DecoderBuilder, experts: Experts, rows: str) -> str:
         up = b.bias("experts_up", up, f"b_x t e {halves}w", wide, f"e {halves}w")
     dims = f"b_x t e {halves}w"
     out = operand("experts_activation.out", "b t e w")
-    made = gated("experts_activation", b.model.activation, operand(up, wide), None, out, b.of(dims))
+    apart = b.activation_bytes if weights and not experts.gated else 0.0
+    made = gated("experts_activation", b.model.activation, operand(up, wide), None, out, b.of(dims), apart=apart)
     down = b.linear("experts_down", b.add(made, dims), "b_x t e w h", "b t e w", "e h w", 2, _AT_EXPERTS, grouped=True)
     if experts.bias:
         down = b.bias("experts_down", down, "b_x t e h", _AT_EXPERTS, "e h")

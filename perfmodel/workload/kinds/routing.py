@@ -85,8 +85,12 @@ def unpermute(name: str, rows: Operand, weights: Operand | None, output: Operand
     )
 
 
-def gated(name: str, function: str, x: Operand, weights: Operand | None, output: Operand, dims: Mapping[str, int]) -> Operator:
+def gated(
+    name: str, function: str, x: Operand, weights: Operand | None, output: Operand, dims: Mapping[str, int], *, apart: float = 0.0
+) -> Operator:
     """function(x_0) x_1 of the two halves of x[..., y, w] (function(x), where there is one), times the weight of its row, as one kernel.
+
+    apart   bytes of an entry where a kernel of its own weights the rows of what was made, which is kept for it; 0: nothing does
 
     Kept for backward: the input, and the weights.
     """
@@ -95,14 +99,21 @@ def gated(name: str, function: str, x: Operand, weights: Operand | None, output:
     out = Data(extent=extent(dims, output.dims), of=len(inputs))
     back = (replace(out, is_gradient=True), *into, *(replace(each, is_gradient=True) for each in into))
     kernel = ACTIVATIONS[function].kernel
+    forward: tuple[Stream, ...] = (Stream(kernel=kernel, elements=out.extent, accesses=(*into, out)),)
+    backward: tuple[Stream, ...] = (Stream(kernel=kernel, elements=out.extent, accesses=back),)
+    if apart:
+        unweighted, gradient = Data(extent=out.extent, itemsize=apart), replace(out, is_gradient=True)
+        forward = (*forward, Stream(kernel="add", elements=out.extent, accesses=(unweighted, out)))
+        backward = (Stream(kernel="add", elements=out.extent, accesses=(gradient, unweighted, gradient)), *backward)
+        into.append(unweighted)
     return Operator(
         name=name,
         kind="gated",
         dims=dims,
         inputs=inputs,
         output=output,
-        forward=(Stream(kernel=kernel, elements=out.extent, accesses=(*into, out)),),
-        backward=(Stream(kernel=kernel, elements=out.extent, accesses=back),),
+        forward=forward,
+        backward=backward,
         whole=tuple(dim for dim in x.dims if dim and dim not in output.dims),
         saved=tuple(into),
         settings={"function": function},
