@@ -40,6 +40,18 @@ def matmul_time(*, batch: Num, m: Num, n: Num, k: Num, itemsize: Num, machine: M
 
 
 def _product_time(batch: Num, m: Num, n: Num, k: Num, itemsize: Num, rates: MatmulRates) -> Any:
+    compute = compute_part(batch, m, n, k, rates)
+    memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
+    return rates.floor_time + smooth_maximum(compute, memory, rates.sharpness)
+
+
+def smooth_maximum(first: Num, second: Num, sharpness: float) -> Any:
+    """(a^p + b^p)^(1/p)"""
+    return np.power(np.power(first, sharpness) + np.power(second, sharpness), 1.0 / sharpness)
+
+
+def compute_part(batch: Num, m: Num, n: Num, k: Num, rates: MatmulRates) -> Any:
+    """C of `matmul_time`. [s]"""
     depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
     if _size(batch, m, n, *depths) <= STACK_LIMIT:
         shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n), *map(np.ndim, depths))
@@ -50,10 +62,7 @@ def _product_time(batch: Num, m: Num, n: Num, k: Num, itemsize: Num, rates: Matm
         for tile in rates.tiles[1:]:
             np.minimum(work, _tile_work(batch, m, n, depths, *tile, rates), out=work)
     scale = 2.0 * rates.compute_units / rates.flop_rate
-    compute = work * (scale if depths else (k + rates.depth_offset) * scale)
-    memory = batch * (m * (k + n) + k * n) * (itemsize / rates.bandwidth)
-    p = rates.sharpness
-    return rates.floor_time + np.power(np.power(compute, p) + np.power(memory, p), 1.0 / p)
+    return work * (scale if depths else (k + rates.depth_offset) * scale)
 
 
 def grouped_matmul_time(

@@ -199,6 +199,11 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     def floor(time: float) -> float:
         return time * calibration.exposed_floor_fraction
 
+    rates = {
+        each: (calibration.peaks.get(f"flop_rate.{each}", 0.0) or peak_rate)
+        * calibration.clock_fractions.get(each, calibration.sustained_clock_fraction)
+        for each, peak_rate in chip.peak_flop_rate.items()
+    }
     rests_on["matmul"] = label("matmul", calibration.matmul)
     matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and calibration.matmul:
@@ -261,11 +266,28 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         context_bytes=calibration.context_bytes,
         allocator_factor=calibration.allocator_factor,
         contention=calibration.contention,
-        serving=serving_rates(cluster, calibration),
+        serving=serving_rates(
+            cluster,
+            calibration,
+            plain=_plain_matmul(calibration, matmul, dtype, rates, memory_bandwidth, units),
+            rates=rates,
+            memory_bandwidth=memory_bandwidth,
+        ),
         rests_on=MappingProxyType(rests_on),
         convolution=_convolution_rates(calibration.convolution.get(dtype), peak, memory_bandwidth, calibration, slowdown("matmul")),
         errors=calibration.errors,
     )
+
+
+def _plain_matmul(
+    calibration: Calibration, own: MatmulRates, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
+) -> MatmulRates:
+    """Products in 16 bits: `own` where the machine's dtype has them, or where the chip has no units for them."""
+    wide = next((each for each in (Dtype.BF16, Dtype.FP16) if each in rates), dtype)
+    if dtype in (wide, Dtype.BF16, Dtype.FP16):
+        return own
+    model, _ = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, wide)
+    return _matmul_rates(model, rates[wide], memory_bandwidth, units, model.floor_time * calibration.exposed_floor_fraction)
 
 
 def _convolution_rates(

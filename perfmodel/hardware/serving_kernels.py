@@ -1,4 +1,4 @@
-"""Parameters of the kernels that serving runs and training does not: small all-reduces of the engines.
+"""Parameters of the kernels that serving runs and training does not: small all-reduces of the engines, products with narrow weights.
 
 A part of a calibration (`Calibration.serving`), fractions of the chip's and its links' own rates as everything there. The formulas that
 they belong to are in `perfmodel.cost.serving.kernels`.
@@ -15,6 +15,10 @@ ONE_SHOT, TWO_SHOT = "one_shot", "two_shot"
 """Every rank reads the whole buffer of every peer; or a share of it, adds it up, and reads the others' sums."""
 
 ALL_REDUCE_KERNELS = (ONE_SHOT, TWO_SHOT)
+
+
+WEIGHT_FORMATS = ("fp8", "fp8-block", "int8", "int8-weights", "w4a16", "w4a8", "mxfp4", "nvfp4")
+"""How weights are held, as `perfmodel.workload.quantization` names it."""
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
@@ -40,7 +44,37 @@ class SmallAllReduceModel:
         _require(0 < self.bandwidth_fraction <= 1.25, "bandwidth_fraction", self.bandwidth_fraction, "must lie in 0..1.25")
 
 
-_MAPPINGS = ("small_all_reduce", "points", "errors")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightProductModel:
+    """Parameters of `weight_product_time`, for one format of weights: beside the chip's products in 16 bits.
+
+    rate_fraction    f   of the share of the peak that 16 bits reach, of the peak of what the products are computed in
+    memory_fraction  g   of the memory bandwidth that they reach
+    depth_factor     d   contraction length that costs as much as starting a tile, over theirs
+    waves_factor     w   time of a tile among few, over theirs
+    split_factor     s   contraction length from which idle units share it, over theirs
+    sharpness        p   how suddenly compute gives way to memory; 0: as theirs
+    cast_time        t1  [s] of a pass that narrows the activations before the product, where it is a kernel of its own
+    cast_fraction    q   of the memory bandwidth, for what it reads and writes
+    """
+
+    rate_fraction: float = 1.0
+    memory_fraction: float = 1.0
+    depth_factor: float = 1.0
+    waves_factor: float = 1.0
+    split_factor: float = 1.0
+    sharpness: float = 0.0
+    cast_time: float = 0.0
+    cast_fraction: float = 0.4
+
+    def __post_init__(self) -> None:
+        positive = (self.rate_fraction, self.memory_fraction, self.depth_factor, self.waves_factor, self.split_factor, self.cast_fraction)
+        _require(min(positive) > 0, "weight_product", positive, "must be positive")
+        _require(self.sharpness == 0 or self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum), or 0")
+        _require(self.cast_time >= 0, "cast_time", self.cast_time, "must not be negative")
+
+
+_MAPPINGS = ("small_all_reduce", "weight_product", "points", "errors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +82,12 @@ class ServingKernels:
     """What was measured of serving's kernels on a chip; what is missing is taken from `TYPICAL`.
 
     small_all_reduce   by algorithm (`ALL_REDUCE_KERNELS`)
+    weight_product     by format (`WEIGHT_FORMATS`)
     points, errors     number of measurements and held-out median errors, by part
     """
 
     small_all_reduce: Mapping[str, SmallAllReduceModel] = field(default_factory=dict)
+    weight_product: Mapping[str, WeightProductModel] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
 
@@ -60,6 +96,8 @@ class ServingKernels:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for kernel in self.small_all_reduce:
             _require(kernel in ALL_REDUCE_KERNELS, "small_all_reduce", kernel, f"must be one of {', '.join(ALL_REDUCE_KERNELS)}")
+        for name in self.weight_product:
+            _require(name in WEIGHT_FORMATS, "weight_product", name, f"must be one of {', '.join(WEIGHT_FORMATS)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""
@@ -70,10 +108,35 @@ def _rebuild(values: dict[str, Any]) -> ServingKernels:
     return ServingKernels(**values)
 
 
+_NARROW = WeightProductModel(
+    rate_fraction=1.0, memory_fraction=0.98, depth_factor=3.0, waves_factor=1.1, split_factor=1.8, sharpness=3.0,
+    cast_time=11e-6, cast_fraction=0.35,
+)  # fmt: skip
+_WIDENED = WeightProductModel(rate_fraction=1.0, memory_fraction=0.7, depth_factor=1.1, waves_factor=1.4, split_factor=10.0, sharpness=10.0)
 TYPICAL = ServingKernels(
     small_all_reduce={
         ONE_SHOT: SmallAllReduceModel(base_time=3.7e-6, peer_time=0.1e-6, bandwidth_fraction=0.58),
         TWO_SHOT: SmallAllReduceModel(base_time=17e-6, peer_time=0.1e-6, bandwidth_fraction=0.47),
     },
-)
-"""Of a chip that nobody measured: the means of A100, H100 and B200 (geometric; their shipped calibrations)."""
+    weight_product={
+        "fp8": _NARROW,
+        "fp8-block": WeightProductModel(
+            rate_fraction=0.9, memory_fraction=1.24, depth_factor=4.0, waves_factor=1.2, split_factor=10.0, sharpness=1.3,
+            cast_time=2.2e-6, cast_fraction=0.6,
+        ),
+        "int8": WeightProductModel(
+            rate_fraction=1.055, memory_fraction=0.92, depth_factor=3.4, waves_factor=2.2, split_factor=25.0, sharpness=3.9,
+            cast_time=5.4e-6, cast_fraction=1.0,
+        ),
+        "int8-weights": WeightProductModel(rate_fraction=1.056, memory_fraction=1.0, waves_factor=1.2, split_factor=23.0, sharpness=10.0),
+        "w4a16": _WIDENED,
+        "w4a8": _NARROW,
+        "mxfp4": _WIDENED,
+        "nvfp4": WeightProductModel(
+            rate_fraction=0.72, memory_fraction=0.8, depth_factor=20.0, waves_factor=4.5, split_factor=10.0, sharpness=1.9,
+            cast_time=3.9e-6, cast_fraction=0.47,
+        ),
+    },
+)  # fmt: skip
+"""Of a chip that nobody measured: small all-reduces and fp8 are the means of A100 or H100, H200 and B200 (geometric; their shipped
+calibrations), int8 and widened weights the A100's, nvfp4 the B200's. Not measured anywhere: w4a8 as fp8, mxfp4 as w4a16."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SCALE_UP
 from perfmodel.hardware.fabric import Topology
-from perfmodel.hardware.serving_kernels import ONE_SHOT, TWO_SHOT, TYPICAL, ServingKernels, SmallAllReduceModel
+from perfmodel.hardware.serving_kernels import ONE_SHOT, TWO_SHOT, TYPICAL, ServingKernels, SmallAllReduceModel, WeightProductModel
 
 if TYPE_CHECKING:
+    from perfmodel.cost.machine import MatmulRates
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.cluster import Cluster
 
@@ -29,16 +32,54 @@ class AllReduceRates:
     mesh: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingRates:
-    """`ServingKernels` in SI units."""
+    """`ServingKernels` in SI units.
+
+    plain             products in 16 bits
+    relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype that it has no units for is missing
+    memory_bandwidth  of the data sheet     [byte/s]
+    exposed_floor     share of a kernel's floor that shows
+    """
 
     all_reduce: AllReduceRates
+    plain: MatmulRates
+    relative_rate: Mapping[Dtype, float]
+    memory_bandwidth: float
+    exposed_floor: float
+    weight_product: Mapping[str, WeightProductModel]
+
+    def product_rates(self, name: str, dtype: Dtype) -> MatmulRates:
+        """Products with weights in format `name`, computed in `dtype` (in 16 bits where the chip has no units for it)."""
+        model, plain = self.weight_product[name], self.plain
+        return replace(
+            plain,
+            flop_rate=plain.flop_rate * self.relative_rate.get(dtype, 1.0) * model.rate_fraction,
+            bandwidth=plain.bandwidth * model.memory_fraction,
+            depth_offset=plain.depth_offset * model.depth_factor,
+            least_waves=plain.least_waves * model.waves_factor,
+            inverse_least_waves=plain.inverse_least_waves / model.waves_factor,
+            inverse_split_depth=plain.inverse_split_depth / model.split_factor,
+            sharpness=model.sharpness or plain.sharpness,
+        )
 
 
-def serving_rates(cluster: Cluster, calibration: Calibration) -> ServingRates:
-    """Measured kernels where there are any, typical ones else."""
-    return ServingRates(all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving))
+def serving_rates(
+    cluster: Cluster, calibration: Calibration, *, plain: MatmulRates, rates: Mapping[Dtype, float], memory_bandwidth: float
+) -> ServingRates:
+    """Measured kernels where there are any, typical ones else.
+
+    rates  peak FLOP rates at their clocks, by dtype
+    """
+    whole = rates.get(Dtype.BF16) or rates.get(Dtype.FP16) or next(iter(rates.values()))
+    return ServingRates(
+        all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
+        plain=plain,
+        relative_rate=MappingProxyType({dtype: rate / whole for dtype, rate in rates.items()}),
+        memory_bandwidth=memory_bandwidth,
+        exposed_floor=calibration.exposed_floor_fraction,
+        weight_product={**TYPICAL.weight_product, **calibration.serving.weight_product},
+    )
 
 
 def _all_reduce_rates(cluster: Cluster, calibration: Calibration, kernels: ServingKernels) -> AllReduceRates:

@@ -245,7 +245,7 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         attention=attention,
         grouped_matmul=grouped,
         decode_attention=decode,
-        serving=fit_serving(folder, tables, say=say),
+        serving=fit_serving(folder, tables, matmul[Dtype.BF16], say=say),
         collectives={SCALE_UP: inside, SCALE_OUT: outside},
         sustained_clock_fraction=tables.sustained_clock_fraction,
         clock_fractions={} if name == "a100" else CLOCK_FRACTIONS,
@@ -559,7 +559,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for chip in options.chip or sorted(TABLES):
         path = options.out / f"{chip}.yaml"
         if options.part:
-            calibration = replace(load_calibration(path), serving=fit_serving(options.data, TABLES[chip]))
+            calibration = load_calibration(path)
+            plain = calibration.matmul[Dtype.BF16]
+            calibration = replace(calibration, serving=fit_serving(options.data, TABLES[chip], plain))
         else:
             calibration = fit_chip(options.data, chip)
         save_calibration(calibration, path)

@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfmodel.calibrate.fits import Array
+from perfmodel.hardware.calibration import MatmulModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.hardware.serving_kernels import ServingKernels, SmallAllReduceModel
+from perfmodel.hardware.serving_kernels import ServingKernels, SmallAllReduceModel, WeightProductModel
 from perfmodel.lab.kernels.all_reduce import fit_small_all_reduce, read_small_all_reduces, small_all_reduce_errors
+from perfmodel.lab.kernels.held_out import sample
+from perfmodel.lab.kernels.weight_products import fit_weight_products, measured_formats, read_weight_products, weight_product_errors
 
 if TYPE_CHECKING:
     from perfmodel.lab.kernels.fit import ChipTables
 
+MANY_ROWS = 128
+"""Products of fewer rows are told apart: those of decoding."""
+
 Note = Callable[[str, Array], None]
 
 
-def fit_serving(folder: Path, tables: "ChipTables", *, say: Callable[[str], None] = print) -> ServingKernels:
-    """From the tables in `folder`; `say` reports the held-out errors of each part."""
+def fit_serving(folder: Path, tables: "ChipTables", plain: MatmulModel, *, say: Callable[[str], None] = print) -> ServingKernels:
+    """From the tables in `folder`, beside the chip's products in 16 bits; `say` reports the held-out errors of each part."""
     cluster = load_cluster(tables.cluster, num_chips=16)
     points: dict[str, int] = {}
     errors: dict[str, float] = {}
@@ -31,6 +37,7 @@ def fit_serving(folder: Path, tables: "ChipTables", *, say: Callable[[str], None
 
     return ServingKernels(
         small_all_reduce=_fit_all_reduces(folder, tables, cluster, note),
+        weight_product=_fit_weight_products(folder, tables, cluster, plain, note),
         points=points,
         errors=errors,
     )
@@ -40,3 +47,16 @@ def _fit_all_reduces(folder: Path, tables: "ChipTables", cluster: Cluster, note:
     table = read_small_all_reduces(folder, tables.folder, tables.gemm, tables.nccl)
     note("small_all_reduce", small_all_reduce_errors(table, cluster))
     return fit_small_all_reduce(table, cluster)
+
+
+def _fit_weight_products(
+    folder: Path, tables: "ChipTables", cluster: Cluster, plain: MatmulModel, note: Note
+) -> dict[str, WeightProductModel]:
+    models = {}
+    for name in measured_formats(folder, tables.folder, tables.gemm):
+        table = read_weight_products(folder, tables.folder, tables.gemm, name)
+        found = weight_product_errors(table, name, plain, cluster)
+        note(f"weight_product.{name}", found[table.m >= MANY_ROWS])
+        note(f"weight_product.{name}.m<{MANY_ROWS}", found[table.m < MANY_ROWS])
+        models[name] = fit_weight_products(table.rows(sample(len(table.time))), name, plain, cluster)
+    return models

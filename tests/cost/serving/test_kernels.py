@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compute import matmul_time
 from perfmodel.cost.link_rates import NEVER
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.serving.kernels import small_all_reduce_time
+from perfmodel.cost.serving.kernels import small_all_reduce_time, weight_product_time
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import SPEC_SHEET
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import calibrations_for, load_calibration, load_cluster
-from perfmodel.hardware.serving_kernels import ONE_SHOT, ServingKernels, SmallAllReduceModel
+from perfmodel.hardware.serving_kernels import ONE_SHOT, TYPICAL, WEIGHT_FORMATS, ServingKernels, SmallAllReduceModel
+from perfmodel.workload.quantization import QUANTIZATIONS
 from tests.cost.machines import make_machine, make_tier, shipped_machine
 
 ALL_REDUCES = {  # TensorRT-LLM's own kernel, aiconfigurator's tables: chip, bytes, ranks, us
@@ -76,3 +79,57 @@ def test_serving_kernels_survive_a_pickle_and_are_checked():
     with pytest.raises(InputError, match="base_time"):
         SmallAllReduceModel(base_time=-1.0)
     assert replace(calibration, serving=ServingKernels()).serving.small_all_reduce.get(ONE_SHOT) is None
+
+
+PRODUCTS = {  # aiconfigurator's tables, with the pass before the product: chip, format, m, n, k, us
+    ("h100", "fp8", 16, 8192, 8192): 37.7, ("h100", "fp8", 4096, 8192, 8192): 446.6, ("h100", "fp8", 16, 128, 128): 12.3,
+    ("h100", "fp8-block", 64, 8192, 8192): 32.4, ("b200", "nvfp4", 16, 8192, 8192): 22.8, ("b200", "nvfp4", 4096, 8192, 8192): 146.3,
+    ("b200", "fp8", 64, 16384, 4096): 27.2, ("b200", "fp8-block", 4096, 16384, 4096): 197.2, ("a100", "w4a16", 4096, 8192, 8192): 2140.0,
+    ("a100", "int8", 4096, 8192, 8192): 1031.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chip", "name", "m", "n", "k"), PRODUCTS)
+def test_narrow_weights_take_what_was_measured(chip, name, m, n, k):
+    machine = shipped_machine(chip, clock=False)
+    time = weight_product_time(m=m, n=n, k=k, quantization=QUANTIZATIONS[name], machine=machine, casts=1.0)
+    assert time * 1e6 == pytest.approx(PRODUCTS[chip, name, m, n, k], rel=0.15)
+
+
+def test_weights_in_16_bits_are_plain_products():
+    machine, m = shipped_machine("h100"), np.array([1.0, 64.0, 4096.0])
+    plain = matmul_time(batch=1.0, m=m, n=4096.0, k=8192.0, itemsize=2.0, machine=machine)
+    np.testing.assert_array_equal(weight_product_time(m=m, n=4096.0, k=8192.0, quantization=QUANTIZATIONS["bf16"], machine=machine), plain)
+
+
+def test_narrow_weights_start_as_plain_products_do_and_a_cast_is_an_extra():
+    machine = shipped_machine("h100", clock=False)
+    plain = matmul_time(batch=1.0, m=1.0, n=128.0, k=128.0, itemsize=2.0, machine=machine)
+    fused, apart = (
+        weight_product_time(m=1.0, n=128.0, k=128.0, quantization=QUANTIZATIONS["fp8"], machine=machine, casts=casts) for casts in (0, 1)
+    )
+    assert fused == pytest.approx(plain, rel=0.1)
+    assert apart - fused == pytest.approx(machine.serving.weight_product["fp8"].cast_time, rel=0.01)
+
+
+def test_streaming_weights_costs_their_bytes():
+    machine = shipped_machine("b200", clock=False)
+    shape = {"m": 1.0, "n": 65536.0, "k": 16384.0, "machine": machine}
+    times = [float(weight_product_time(quantization=QUANTIZATIONS[name], **shape)) for name in ("bf16", "fp8", "nvfp4")]
+    assert times[0] > 1.8 * times[1]
+    assert times[1] > 1.3 * times[2]
+
+
+def test_every_format_has_figures_and_rows_of_a_batch_equal_the_single_ones():
+    assert set(WEIGHT_FORMATS) == {name for name, each in QUANTIZATIONS.items() if not each.is_plain} == set(TYPICAL.weight_product)
+    machine, m = make_machine(), np.array([1.0, 7.0, 512.0])
+    for name in WEIGHT_FORMATS:
+        times = weight_product_time(m=m, n=4096.0, k=4096.0, quantization=QUANTIZATIONS[name], machine=machine)
+        assert (np.diff(times) >= 0).all()
+        assert times[1] == weight_product_time(m=7.0, n=4096.0, k=4096.0, quantization=QUANTIZATIONS[name], machine=machine)
+
+
+def test_formats_do_not_depend_on_what_else_the_machine_computes_in():
+    wide, narrow = (shipped_machine("h100", dtype=dtype) for dtype in (Dtype.BF16, Dtype.FP8))
+    shape = {"m": 64.0, "n": 4096.0, "k": 4096.0, "quantization": QUANTIZATIONS["fp8"]}
+    assert weight_product_time(machine=wide, **shape) == weight_product_time(machine=narrow, **shape)
