@@ -95,20 +95,30 @@ class LatentMixer(nn.Module):
         first, second = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second, first), dim=-1) * sine
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] -> [b, s, h]"""
+    def queries(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, h] -> [b, s, n, qk]"""
         latent = self.latent
         q = self.q_b_proj(self.q_a_norm(self.q_a_proj(x))) if latent.query_rank else self.q_proj(x)
-        plain, turned = q.unflatten(-1, (self.heads, -1)).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
-        q = torch.cat((plain, self._rotate(turned)), dim=-1)
-        del plain, turned
+        plain, turned = q.unflatten(-1, (-1, latent.score_head_dim)).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
+        return torch.cat((plain, self._rotate(turned)), dim=-1)
+
+    def compress(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[b, s, h] -> what keys and values are made of: the latent [b, s, c], and the part of a key that all heads share [b, s, 1, r]"""
+        latent = self.latent
         compressed, turned = self.kv_a_proj(x).split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
-        shared = self._rotate(turned.unsqueeze(2))
-        made = self.kv_b_proj(self.kv_a_norm(compressed)).unflatten(-1, (self.heads, -1))
+        return self.kv_a_norm(compressed), self._rotate(turned.unsqueeze(2))
+
+    def expand(self, compressed: torch.Tensor, shared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [b, s, n, qk] and values [b, s, n, v]."""
+        latent = self.latent
+        made = self.kv_b_proj(compressed).unflatten(-1, (-1, latent.nope_head_dim + latent.value_head_dim))
         own, value = made.split((latent.nope_head_dim, latent.value_head_dim), dim=-1)
-        k = torch.cat((own, shared.expand(-1, -1, self.heads, -1)), dim=-1)
-        v = value.contiguous()
-        del compressed, turned, shared, made, own, value
+        return torch.cat((own, shared.expand(-1, -1, own.shape[2], -1)), dim=-1), value.contiguous()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, h] -> [b, s, h]"""
+        q = self.queries(x)
+        k, v = self.expand(*self.compress(x))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if q.device.type == "cpu":
             context = _UnevenAttention.apply(q, k, v)  # type: ignore[no-untyped-call]

@@ -155,7 +155,8 @@ class Attention(nn.Module):
         first_half, second_half = x.chunk(2, dim=-1)
         return x * cosine + torch.cat((-second_half, first_half), dim=-1) * sine
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[b, s, h] -> queries, keys and values of the local heads, [b, s, n or g, d]"""
         depth = self.config.head_dim
         q, k, v = (projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj))
         over_all = self.config.qk_norm_scope == "all"
@@ -166,6 +167,10 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.is_rotary:
             q, k = self._rotate(q), self._rotate(k)
+        return q, k, v
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x)
         group, exchanges = self.sharding.cp_group, self.sharding.exchanges_heads
         if group is not None and exchanges:
             q, k, v = (exchange(each, split=2, join=1, group=group) for each in (q, k, v))
@@ -244,12 +249,8 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.sharding = config, sharding
-        attention: nn.Module
-        if kind_of(config, index).mixer == "latent":
-            attention = LatentMixer(config, sharding, device=device)
-        else:
-            attention = Attention(config, sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
-        mlp = feed_forward(config, sharding, index=index, device=device)
+        attention = self.make_mixer(index=index, fused=fused, recompute_core=recompute_core, device=device)
+        mlp = self.make_feed_forward(index=index, device=device)
         if config.pre_norm:
             self.attention_norm = _norm(config, config.hidden_size, device)
         if config.parallel_block:
@@ -263,6 +264,14 @@ class Layer(nn.Module):
         if config.sandwich_norm:
             self.attention_post_norm = _norm(config, config.hidden_size, device)
             self.mlp_post_norm = _norm(config, config.hidden_size, device)
+
+    def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
+        if kind_of(self.config, index).mixer == "latent":
+            return LatentMixer(self.config, self.sharding, device=device)
+        return Attention(self.config, self.sharding, index=index, fused=fused, recompute_core=recompute_core, device=device)
+
+    def make_feed_forward(self, *, index: int, device: str) -> nn.Module:
+        return feed_forward(self.config, self.sharding, index=index, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.config.parallel_block:
@@ -335,6 +344,8 @@ class PositionEmbedding(nn.Module):
             ways, index = ways * self.sharding.tp, index * self.sharding.tp + self.sharding.tp_rank
         if isinstance(weight, DTensor):
             weight = weight.to_local(grad_placements=[Partial()])
+        if self.sharding.positions is not None:
+            return x + weight[self.offset + self.sharding.positions]
         length = x.shape[1]
         first = self.offset + index * length
         return x + weight[first : first + length]
@@ -342,6 +353,8 @@ class PositionEmbedding(nn.Module):
 
 class Transformer(nn.Module):
     """Layers `first_layer` to `first_layer + num_layers`, with the embedding and the head where this stage has them."""
+
+    layer_type: type[Layer] = Layer
 
     def __init__(
         self,
@@ -370,7 +383,9 @@ class Transformer(nn.Module):
                 self.embedding_norm = _norm(config, config.hidden_size, device)
         self.layers = nn.ModuleDict(
             {
-                str(index): Layer(config, sharding, index=index, fused=fused_attention, recompute_core=recompute_core, device=device)
+                str(index): self.layer_type(
+                    config, sharding, index=index, fused=fused_attention, recompute_core=recompute_core, device=device
+                )
                 for index in range(first_layer, first_layer + count)
             }
         )
@@ -412,18 +427,22 @@ class Transformer(nn.Module):
     def _beat_backward(self, index: str, gradient: torch.Tensor) -> None:
         self.beat(f"backward of layer {index}")
 
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[b, s] -> [b, s, h]"""
+        x: torch.Tensor = self.embedding(tokens)
+        if hasattr(self, "position_embedding"):
+            x = self.position_embedding(x)
+        if hasattr(self, "embedding_norm"):
+            x = _local(self.embedding_norm(x))
+        return dropout(x, self.sharding.dropout)
+
     def forward(self, x: torch.Tensor, further: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits.
 
         further   where further tokens are predicted [b, depths + 1, s]: the tokens one position further, two, ...
         """
         if self.has_embedding:
-            x = self.embedding(x)
-            if hasattr(self, "position_embedding"):
-                x = self.position_embedding(x)
-            if hasattr(self, "embedding_norm"):
-                x = _local(self.embedding_norm(x))
-            x = dropout(x, self.sharding.dropout)
+            x = self.embed(x)
         for index, layer in self.layers.items():
             self.beat(f"layer {index}")
             x = layer(x)

@@ -26,6 +26,7 @@ class Sharding:
 
     exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
     angles, masks   tensors that all layers read, made once
+    positions       of the tokens where they are not one chunk of a sequence [s]; None: they are
     dropout         probability; only audits drop
     is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
                     argument on a GPU and as a tensor on a CPU; and experts are chosen in turn, so that splits are known
@@ -43,6 +44,7 @@ class Sharding:
     experts: ExpertSharding = ExpertSharding()
     angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    positions: torch.Tensor | None = None
 
     @property
     def head_rank(self) -> int:
@@ -60,9 +62,11 @@ def rotary_angles(sharding: Sharding, x: torch.Tensor) -> tuple[torch.Tensor, to
     key = (length, x.shape[-1], x.dtype, x.device)
     if key not in sharding.angles:
         first = sharding.cp_rank * length
-        position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
+        position = sharding.positions
+        if position is None:
+            position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)
         half = x.shape[-1] // 2
         frequency = ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-        angle = torch.outer(position, frequency).repeat(1, 2).view(length, 1, 2 * half)
+        angle = torch.outer(position.float(), frequency).repeat(1, 2).view(length, 1, 2 * half)
         sharding.angles[key] = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     return sharding.angles[key]

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
+from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Layer, Transformer
 from perfmodel.workload.config import TransformerConfig
 
@@ -42,6 +43,7 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
 
     prefix = "branches." if config.parallel_block else ""
     mixes = not config.parallel_block and isinstance(layer.mlp, ExpertMixture)
+    is_latent = not config.parallel_block and isinstance(layer.attention, LatentMixer)
     if sequence_parallel:
         if config.pre_norm:
             styles.append(("attention_norm", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
@@ -54,12 +56,15 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         styles.append(("branches", gathered(1 if config.shared_norm else 2)))
         styles.append(("branches", PrepareModuleOutput(output_layouts=(Partial(),), desired_output_layouts=(residual,))))
     else:
-        styles.append(("attention", gathered()))
+        if not is_latent:
+            styles.append(("attention", gathered()))
         if not mixes:
             styles.append(("mlp", gathered()))
-    for name in ("q_proj", "k_proj", "v_proj"):
-        styles.append((f"{prefix}attention.{name}", ColwiseParallel()))
-    if config.qk_norm:
+    # Latents are made whole on every rank, heads of them are cut; training refuses that (its gradients are partial), serving does it.
+    for name in ("q_proj", "q_b_proj", "kv_b_proj") if is_latent else ("q_proj", "k_proj", "v_proj"):
+        if not is_latent or hasattr(layer.attention, name):
+            styles.append((f"{prefix}attention.{name}", ColwiseParallel()))
+    if config.qk_norm and not is_latent:
         # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
         for name in ("q_norm", "k_norm"):
             styles.append((f"{prefix}attention.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))

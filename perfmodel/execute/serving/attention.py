@@ -1,0 +1,135 @@
+"""Attention that keeps keys and values: training's projections, new tokens into the cache, each group of chunks against its own."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from perfmodel.execute.serving.step import Group, ServedSharding
+from perfmodel.execute.uniform.latent import LatentMixer
+from perfmodel.execute.uniform.model import Attention, CoreAttention
+from perfmodel.workload.config import TransformerConfig
+
+
+def seen_keys(group: Group, start: int, window: int) -> torch.Tensor:
+    """[b or 1, q, z]: which keys from `start` on each new token sees, itself the last."""
+    keys, queries = group.reads.length, group.queries
+    device = None if group.lengths is None else group.lengths.device
+    lengths = torch.tensor([keys]) if group.lengths is None else group.lengths
+    query = lengths.view(-1, 1, 1) - queries + torch.arange(queries, device=device).view(1, -1, 1)
+    key = torch.arange(start, keys, device=device).view(1, 1, -1)
+    seen = key <= query
+    return seen & (key > query - window) if window else seen
+
+
+class CachedCore(CoreAttention):
+    """Queries that are the last tokens of their sequences, against all of a cache that they see."""
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group) -> torch.Tensor:
+        """[b, q, n, d], pools of keys and values -> [b, q, n * d]
+
+        Query heads that share a key head are rows of one product: the cache is read as it lies, once.
+        """
+        start = max(0, group.reads.length - group.queries + 1 - self.window) if self.window and group.lengths is None else 0
+        k, v = (group.reads.of(pool, start).transpose(1, 2) for pool in (keys, values))
+        _, queries, heads, _ = q.shape
+        shared = heads // k.shape[1]
+        rows = q.unflatten(2, (-1, shared)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, g, r q, d]
+        context = F.scaled_dot_product_attention(rows, k, v, attn_mask=self._added(group, start, heads, shared, q))
+        return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
+
+    def _added(self, group: Group, start: int, heads: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
+        """[b or 1, 1 or g, r q, z] to add to the scores; None where a token sees all, or a kernel knows by itself which keys are seen."""
+        is_plain = group.queries == 1 and group.lengths is None
+        has_alibi = self.config.position == "alibi"
+        if self.sharding.is_abstract or (is_plain and not has_alibi):
+            return None
+        seen = seen_keys(group, start, self.window).to(like.device)
+        bias = torch.zeros(seen.shape, dtype=like.dtype, device=like.device).masked_fill_(~seen, -torch.inf)
+        if not has_alibi:
+            return bias.unsqueeze(1).repeat(1, 1, shared, 1)
+        slopes = self._alibi(group.reads.length, heads, like)[..., start:]  # [1, n, 1, z]
+        return (bias.unsqueeze(1) + slopes).unflatten(1, (-1, shared)).flatten(2, 3)
+
+
+class CachedAttention(Attention):
+    sharding: ServedSharding
+
+    def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, index: int, device: str) -> None:
+        super().__init__(config, sharding, index=index, fused=True, recompute_core=False, device=device)
+        self.index, self.core = index, CachedCore(config, sharding, fused=True, window=self.core.window)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, t, h] -> [1, t, h]"""
+        cache, step = self.sharding.now()
+        keys, values = cache.pools[self.index]
+        q, k, v = (each.squeeze(0) for each in self.project(x))
+        keys.index_copy_(0, step.places, k)
+        values.index_copy_(0, step.places, v)
+        rows = [
+            self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group).flatten(0, 1)
+            for group in step.groups
+        ]
+        context = rows[0] if len(rows) == 1 else torch.cat(rows)
+        output: torch.Tensor = self.o_proj(context.unsqueeze(0))
+        return output
+
+
+class CachedLatent(LatentMixer):
+    """Latent attention that keeps latents alone.
+
+    Single tokens attend to the latents themselves: what would make keys of them is applied to the query instead, and what would make values
+    to the sum of latents ("absorbed"). Of several new tokens in a sequence, keys and values are made again for all of it.
+    """
+
+    sharding: ServedSharding
+
+    def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, index: int, device: str) -> None:
+        super().__init__(config, sharding, device=device)
+        self.index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, t, h] -> [1, t, h]"""
+        cache, step = self.sharding.now()
+        (pool,) = cache.pools[self.index]
+        q = self.queries(x).squeeze(0)
+        compressed, shared = self.compress(x)
+        pool.index_copy_(0, step.places, torch.cat((compressed, shared.squeeze(2)), dim=-1).squeeze(0))
+        rows = []
+        for group in step.groups:
+            mine = q[group.rows : group.stop].unflatten(0, (-1, group.queries))
+            attend = self._absorbed if group.queries == 1 else self._expanded
+            rows.append(attend(mine, group.reads.of(pool), group).flatten(0, 1))
+        output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
+        return output
+
+    def _seen(self, group: Group, like: torch.Tensor) -> torch.Tensor | None:
+        if self.sharding.is_abstract or (group.queries == 1 and group.lengths is None):
+            return None
+        return seen_keys(group, 0, 0).to(like.device).unsqueeze(1)
+
+    def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: Group) -> torch.Tensor:
+        """[b, 1, n, qk], [b, z, c + r] -> [b, 1, n * v]"""
+        latent = self.latent
+        plain, turned = q.squeeze(1).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
+        weight = self.kv_b_proj.weight
+        if hasattr(weight, "to_local"):
+            weight = weight.to_local()
+        for_keys, for_values = weight.unflatten(0, (plain.shape[1], -1)).split((latent.nope_head_dim, latent.value_head_dim), dim=1)
+        absorbed = torch.bmm(plain.transpose(0, 1), for_keys).transpose(0, 1)  # [b, n, c]
+        scores = torch.bmm(torch.cat((absorbed, turned), dim=-1), kept.transpose(1, 2)).mul_(latent.score_head_dim**-0.5)
+        seen = self._seen(group, q)
+        if seen is not None:
+            scores.masked_fill_(~seen.squeeze(1), -torch.inf)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        context = torch.bmm(weights, kept[..., : latent.key_value_rank])  # [b, n, c]
+        return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
+
+    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: Group) -> torch.Tensor:
+        """[b, q, n, qk], [b, z, c + r] -> [b, q, n * v]"""
+        latent = self.latent
+        compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
+        k, v = self.expand(compressed, shared.unsqueeze(2))
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=self._seen(group, q))
+        return context.transpose(1, 2).flatten(2)

@@ -1,0 +1,129 @@
+"""The key-value cache in blocks: what layers keep of the tokens of a sequence, in blocks of a few tokens that any sequence may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+import torch
+
+from perfmodel.foundation.errors import RunError
+from perfmodel.workload.config import TransformerConfig
+
+#: Tokens of a block, as in vLLM.
+BLOCK_TOKENS = 16
+
+
+def cache_widths(config: TransformerConfig, tp: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of what a layer keeps of one token on one rank: keys and values of its heads, or the one latent that all heads share."""
+    if config.latent is not None:
+        return ((config.latent.key_value_rank + config.latent.rope_head_dim,),)
+    heads = (config.num_key_value_heads // tp, config.head_dim)
+    return heads, heads
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What of a pool a step reads for `number` sequences, `length` tokens of each.
+
+    index    [number, length] places; None where the sequences lie `stride` places apart from `first` on: they are read where they are
+    """
+
+    number: int
+    length: int
+    index: torch.Tensor | None
+    first: int = 0
+    stride: int = 0
+
+    def of(self, pool: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """[places, ...] -> [number, length - start, ...]: the tokens from `start` on"""
+        if self.index is not None:
+            return pool[self.index[:, start:]]
+        place = pool.stride(0)
+        shape = (self.number, self.length - start, *pool.shape[1:])
+        return pool.as_strided(shape, (self.stride * place, *pool.stride()), (self.first + start) * place)
+
+
+class PagedCache:
+    """Pools of `num_blocks` blocks, one set for each layer, and which blocks each sequence holds."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        num_blocks: int,
+        *,
+        tp: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        self.block_tokens, self.num_blocks, self.device = block_tokens, num_blocks, device
+        places = num_blocks * block_tokens
+        # zeros: what lies beyond the end of a short sequence is read with a probability of 0, and must be a number
+        self.pools: dict[int, tuple[torch.Tensor, ...]] = {
+            layer: tuple(torch.zeros(places, *width, dtype=dtype, device=device) for width in cache_widths(config, tp))
+            for layer in range(config.num_hidden_layers)
+        }
+        self.free = list(range(num_blocks))
+        self.tables: dict[int, list[int]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the pools of all layers."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block in all layers."""
+        pools = (pool for pools in self.pools.values() for pool in pools)
+        return sum(self.block_tokens * pool[0].numel() * pool.element_size() for pool in pools)
+
+    @property
+    def bytes_held(self) -> int:
+        """Of the blocks that sequences hold."""
+        return sum(map(len, self.tables.values())) * self.block_bytes
+
+    def blocks_for(self, tokens: int) -> int:
+        return ceil(tokens / self.block_tokens)
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a further sequence of so many tokens would find its blocks."""
+        return self.blocks_for(tokens) <= len(self.free)
+
+    def reserve(self, sequence: int, tokens: int) -> None:
+        """Blocks for a sequence of up to `tokens` tokens: the first that follow each other, or else whichever are free."""
+        number = self.blocks_for(tokens)
+        if sequence in self.tables:
+            raise RunError(f"sequence={sequence}: is in the cache already")
+        if number > len(self.free):
+            raise RunError(f"sequence={sequence}: {tokens} tokens take {number} blocks, and {len(self.free)} are free")
+        starts = (i for i in range(len(self.free) - number + 1) if self.free[i + number - 1] - self.free[i] == number - 1)
+        start = next(starts, 0)
+        self.tables[sequence] = self.free[start : start + number]
+        del self.free[start : start + number]
+
+    def release(self, sequence: int) -> None:
+        self.free = sorted([*self.free, *self.tables.pop(sequence)])
+
+    def places(self, sequence: int, start: int, stop: int) -> list[int]:
+        """Where the tokens `start` to `stop` of a sequence lie in a pool."""
+        table, size = self.tables[sequence], self.block_tokens
+        if stop > len(table) * size:
+            raise RunError(f"sequence={sequence}: token {stop} is beyond the {len(table)} blocks that it holds")
+        return [table[token // size] * size + token % size for token in range(start, stop)]
+
+    def reads(self, sequences: Sequence[int], lengths: Sequence[int]) -> Reads:
+        """What a step reads of these sequences, each as far as the longest goes."""
+        number, longest = len(sequences), max(lengths)
+        tables = [self.tables[sequence] for sequence in sequences]
+        firsts = [table[0] for table in tables]
+        steps = {b - a for a, b in pairwise(firsts)} or {0}
+        joined = all(table[-1] - table[0] == len(table) - 1 for table in tables)
+        size = self.block_tokens
+        if joined and len(steps) == 1 and min(steps) >= 0 and firsts[-1] * size + longest <= self.num_blocks * size:
+            return Reads(number, longest, None, firsts[0] * size, min(steps) * size)
+        rows = [self.places(sequence, 0, length) for sequence, length in zip(sequences, lengths, strict=True)]
+        padded = [row + row[:1] * (longest - len(row)) for row in rows]
+        return Reads(number, longest, torch.tensor(padded, device=self.device))

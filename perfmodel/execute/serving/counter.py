@@ -1,0 +1,89 @@
+"""What a serving step reads, as torch dispatches it: weights, cache, FLOP and collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from perfmodel.execute.audit.count import StepCounter
+from perfmodel.execute.measure.instrument import StorageTracker
+from perfmodel.execute.serving.decoder import Decoder
+from perfmodel.execute.serving.step import Step
+from perfmodel.parallel.results import CollectiveCount
+from perfmodel.parallel.serving.measurement import StepCounts
+
+aten = torch.ops.aten
+#: Operators that read as much of their first tensor as they give, not all of it.
+_LOOKUPS = (aten.embedding, aten.index, aten.index_select)
+
+
+def _is_view(func: Any) -> bool:
+    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _flat(values: Any) -> list[torch.Tensor]:
+    return [each for value in values for each in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(each, torch.Tensor)]
+
+
+class ReadCounter(StepCounter):
+    """Beside what a step of training is counted for: bytes that operators read of weights and of the cache."""
+
+    def __init__(self, decoder: Decoder, tracker: StorageTracker) -> None:
+        super().__init__(lambda ranks, kind: "tp", tracker)
+        cache = decoder.sharding.cache
+        assert cache is not None
+        held = [each.to_local() if isinstance(each, DTensor) else each for each in decoder.parameters()]
+        self._weights = {each.untyped_storage()._cdata for each in held}
+        self._pools = {pool.untyped_storage()._cdata for pools in cache.pools.values() for pool in pools}
+        self.read = {"weights": 0, "cache": 0}
+        self.written = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if result is NotImplemented or _is_view(func):
+            return result
+        if func._overloadpacket is aten.index_copy_ and args[0].untyped_storage()._cdata in self._pools:
+            self.written += _num_bytes(args[3])
+            return result
+        for place, tensor in enumerate(_flat(args)):
+            storage = tensor.untyped_storage()._cdata
+            what = "weights" if storage in self._weights else "cache" if storage in self._pools else ""
+            if what:
+                looks_up = place == 0 and func._overloadpacket in _LOOKUPS
+                self.read[what] += _num_bytes(result if looks_up else tensor)
+        return result
+
+
+def count_step(decoder: Decoder, step: Step) -> StepCounts:
+    """One step of the decoder, counted."""
+    cache = decoder.sharding.cache
+    assert cache is not None
+    tracker = StorageTracker()
+    counter = ReadCounter(decoder, tracker)
+    with tracker.shown(), counter:
+        decoder.run(step)
+    tally = counter.tally
+    weights = {each.untyped_storage()._cdata: each for parameter in decoder.parameters() for each in [_local(parameter)]}
+    return StepCounts(
+        flops=sum(counter.counts.flops.values()),
+        parameter_bytes=float(counter.read["weights"]),
+        cache_bytes=float(counter.read["cache"]),
+        written_bytes=float(counter.written),
+        collectives=tuple(
+            CollectiveCount(kind=kind, axis=axis, count=number, num_bytes=tally.num_bytes[kind, axis])
+            for (kind, axis), number in tally.counts.items()
+        ),
+        held_bytes=float(sum(map(_num_bytes, weights.values()))),
+        held_cache_bytes=float(cache.num_bytes),
+        peak_memory=float(tracker.peak),
+    )
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

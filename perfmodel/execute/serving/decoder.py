@@ -1,0 +1,98 @@
+"""The decoder that serves: the training model's modules and weights, with a cache where training attends to whole sequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from perfmodel.execute.serving.attention import CachedAttention, CachedLatent
+from perfmodel.execute.serving.cache import PagedCache
+from perfmodel.execute.serving.experts import ServedMixture
+from perfmodel.execute.serving.step import Chunk, ServedSharding, Step, make_step
+from perfmodel.execute.uniform.collective_ops import gather_sequence
+from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.experts import ExpertMixture
+from perfmodel.execute.uniform.model import FeedForward, Layer, Transformer, kind_of
+from perfmodel.execute.uniform.sharding import ExpertSharding
+from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
+from perfmodel.execute.uniform.weights import fill
+from perfmodel.workload.config import TransformerConfig
+
+
+class ServedLayer(Layer):
+    sharding: ServedSharding
+
+    def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
+        if kind_of(self.config, index).mixer == "latent":
+            return CachedLatent(self.config, self.sharding, index=index, device=device)
+        return CachedAttention(self.config, self.sharding, index=index, device=device)
+
+    def make_feed_forward(self, *, index: int, device: str) -> FeedForward | ExpertMixture:
+        made = super().make_feed_forward(index=index, device=device)
+        if isinstance(made, ExpertMixture):
+            return ServedMixture(self.config, self.sharding, shared=getattr(made, "shared", None), device=device)
+        return made
+
+
+class Decoder(Transformer):
+    """All layers on one rank, or cut over tp."""
+
+    layer_type = ServedLayer
+    sharding: ServedSharding
+
+    def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, device: str) -> None:
+        super().__init__(config, sharding=sharding, device=device)
+
+    @torch.no_grad()
+    def run(self, step: Step) -> torch.Tensor:
+        """Logits [chunks, vocabulary] of the tokens that follow `step.chunks`; their keys and values are in the cache then."""
+        self.sharding.begin(step)
+        x = self.embed(step.tokens.unsqueeze(0))
+        for index, layer in self.layers.items():
+            self.beat(f"layer {index}")
+            x = layer(x)
+        logits = self.lm_head(self.final_norm(x[:, step.last]))
+        if self.sharding.tp_group is not None:
+            logits = gather_sequence(logits, 2, self.sharding.tp_group)
+        return logits.squeeze(0)[:, : self.config.vocab_size]
+
+    def next_logits(self, *chunks: Chunk) -> torch.Tensor:
+        """Of a step of these chunks, in the order of its own `Step.chunks`."""
+        cache = self.sharding.cache
+        assert cache is not None
+        return self.run(make_step(chunks, cache))
+
+
+def build_decoder(
+    config: TransformerConfig,
+    *,
+    num_blocks: int,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    mesh: DeviceMesh | None = None,
+    experts: ExpertSharding | None = None,
+    fills: bool = True,
+) -> Decoder:
+    """A decoder with an empty cache and the weights with which training begins; modules that predict further tokens are left out.
+
+    mesh      of one axis, tp; None: one rank
+    experts   how experts are cut over the ranks of tp; None: each is cut
+    fills     else weights have what the memory had: enough to time a step
+    """
+    config = replace(config, num_mtp_layers=0)
+    group = mesh.get_group("tp") if mesh is not None else None
+    tp = mesh.size() if mesh is not None else 1
+    rank = mesh.get_local_rank() if mesh is not None else 0
+    sharding = ServedSharding(tp=tp, tp_rank=rank, tp_group=group, experts=experts or ExpertSharding(etp=tp, etp_rank=rank))
+    model = Decoder(config, sharding, device="meta")
+    if mesh is not None:
+        apply_tensor_parallel(model, mesh, sequence_parallel=False)
+    model.to(dtype).to_empty(device=device)
+    model.tie_weights()
+    for name, parameter in model.named_parameters() if fills else ():
+        fill(config, clean_name(name), parameter, sharding)
+    sharding.cache = PagedCache(config, num_blocks, tp=tp, dtype=dtype, device=device)
+    return model.eval()

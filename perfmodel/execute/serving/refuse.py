@@ -1,0 +1,43 @@
+"""Which models the serving executor does not run, each with one sentence. Pure Python."""
+
+from __future__ import annotations
+
+from perfmodel.workload.config import TransformerConfig
+
+_PARTS = {"mamba": "state-space layers", "delta": "gated delta networks", "none": "layers without a mixer or a feed-forward"}
+_FIELDS = {"attention_gate": "gated attention", "attention_chunk": "attention in chunks"}
+
+
+def not_served_reason(config: TransformerConfig, tp: int) -> str:
+    """Why this model cannot be run with a cache on `tp` ranks; "" if it can."""
+    used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
+    lacking = [text for part, text in _PARTS.items() if part in used] + [text for field, text in _FIELDS.items() if getattr(config, field)]
+    if config.latent is not None and config.latent.index_heads:
+        lacking.append("a sparse indexer")
+    if config.attention_sinks:
+        lacking.append("attention sinks")
+    if config.experts is not None and config.experts.bias:
+        lacking.append("experts with biases")
+    if lacking:
+        return (
+            f"model={config.name}: has {' and '.join(lacking)}, which the serving executor does not run; predict it, or use another model"
+        )
+    if config.qk_norm and config.qk_norm_scope not in ("head", "all"):
+        return f"qk_norm_scope={config.qk_norm_scope}: the executor has no such norm; use another model"
+    if tp < 1:
+        return f"tp={tp}: must be at least 1; use 1"
+    if config.latent is not None and config.parallel_block:
+        return f"model={config.name}: has latent attention in a parallel block, which the executor does not run; use another model"
+    if tp == 1:
+        return ""
+    if config.qk_norm and config.qk_norm_scope == "all":
+        return f"tp={tp}: a norm over all heads of {config.name} is not cut by the executor; use tp=1"
+    cuts = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    if "dense" in used:
+        cuts["intermediate_size"] = config.intermediate_size
+    if config.experts is not None:
+        cuts |= {"the width of an expert": config.experts.width, "the width of shared experts": config.experts.shared_width}
+    for name, size in cuts.items():
+        if size % tp:
+            return f"tp={tp}: must divide {name}={size}; use a smaller tp"
+    return ""

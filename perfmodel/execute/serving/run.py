@@ -1,0 +1,113 @@
+"""`run_serving`: steps of a served model on this machine, checked, timed and counted. Imports torch in the workers only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+from perfmodel.execute.launch.launch import Worker, WorkerGroup
+from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.runner import CHECKED_PARAMETERS, num_devices, pick_device
+from perfmodel.execute.serving.refuse import not_served_reason
+from perfmodel.execute.tolerance import worst_error
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.serving.measurement import MeasuredStep, ServingMeasurement, StepCounts, StepShape
+from perfmodel.workload.config import TransformerConfig
+
+#: Largest difference of logits, over the largest logit, that a right fp32 decoder shows, with room: measured ones are below 1e-6.
+LOGIT_TOLERANCE = 1e-5
+#: Steps of each shape: rounds through all of them, and timed steps of one in a round.
+ROUNDS, REPEATS = 5, 4
+
+
+def check_serving(worker: Worker, config: TransformerConfig) -> dict[str, float]:
+    from perfmodel.execute.serving.worker import check_on_rank
+
+    return {"logits": check_on_rank(worker, config)}
+
+
+def time_serving(
+    worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
+) -> list[tuple[list[float], StepCounts]]:
+    from perfmodel.execute.serving.worker import measure_on_rank
+
+    return measure_on_rank(worker, config, shapes, dtype, rounds, repeats)
+
+
+def describe(worker: Worker) -> tuple[str, dict[str, str]]:
+    from perfmodel.execute.measure.measure import describe_on_rank
+
+    return describe_on_rank(worker)
+
+
+def run_serving(
+    config: TransformerConfig,
+    shapes: Sequence[StepShape],
+    *,
+    tp: int = 1,
+    dtype: Dtype = Dtype.FP32,
+    device: str = "auto",
+    rounds: int = ROUNDS,
+    repeats: int = REPEATS,
+    checks: bool = True,
+    hang_timeout: float = 60.0,
+    group: WorkerGroup | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> ServingMeasurement:
+    """Measure steps of these shapes. Raises InputError where they cannot run here, RunError if the run fails or its logits are wrong.
+
+    tp               ranks that share every layer
+    rounds, repeats  rounds through the shapes, and timed steps of each in a round
+    checks           compare logits with the uncached forward pass first (models of up to CHECKED_PARAMETERS parameters)
+    group            a running WorkerGroup of `tp` ranks to use
+    """
+    if not shapes:
+        raise InputError("shapes: none are given; say how many sequences, cached and new tokens a step has")
+    longest = max(shape.cached + shape.new for shape in shapes)
+    if longest > config.max_position_embeddings:
+        raise InputError(
+            f"cached+new={longest}: {config.name} has positions for {config.max_position_embeddings} tokens; use shorter sequences"
+        )
+    if rounds < 1 or repeats < 1:
+        raise InputError(f"rounds={rounds}, repeats={repeats}: must be at least 1; nothing is measured otherwise")
+    reason = not_served_reason(config, tp)
+    if reason:
+        raise InputError(reason)
+    if group is not None and group.num_ranks != tp:
+        raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
+    place = group.device if group is not None else pick_device(device, tp)
+    if tp > num_devices(place):
+        raise InputError(f"tp={tp}: this machine has room for {num_devices(place)} ranks; use a smaller tp")
+    workers = nullcontext(group) if group is not None else WorkerGroup(tp, device=place, hang_timeout=hang_timeout, on_progress=on_progress)
+    with workers as ranks:
+        errors = ranks.call(check_serving, config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
+        error = worst_error(errors, LOGIT_TOLERANCE, _wrong_logits)
+        use = processor_use(ranks.pids)
+        found = ranks.call(time_serving, config, tuple(shapes), dtype, rounds, repeats)
+        busy = processor_use(ranks.pids).others_since(use)
+        chip, software = ranks.call(describe)[0]
+    steps = [
+        MeasuredStep(
+            shape=shape, times=tuple(max(each) for each in zip(*(times for times, _ in by_rank), strict=True)), counts=by_rank[0][1]
+        )
+        for shape, by_rank in zip(shapes, zip(*found, strict=True), strict=True)
+    ]
+    return ServingMeasurement(
+        model=config,
+        tp=tp,
+        dtype=str(dtype),
+        chip=chip,
+        device=place,
+        software=software,
+        steps=tuple(steps),
+        logit_error=error,
+        busy_fraction=busy,
+    )
+
+
+def _wrong_logits(name: str, error: float, others: int) -> str:
+    return (
+        f"cache check: {name} differ from the uncached forward pass by {error:.1e} of the largest (allowed {LOGIT_TOLERANCE:.0e}); "
+        "the steps' times would mean nothing"
+    )

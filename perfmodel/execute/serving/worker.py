@@ -1,0 +1,122 @@
+"""What a rank does of a serving run: check the cache against the uncached forward pass, then time steps and count them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from perfmodel.execute.launch.launch import Worker
+from perfmodel.execute.measure.measure import synchronize
+from perfmodel.execute.serving.cache import PagedCache
+from perfmodel.execute.serving.counter import count_step
+from perfmodel.execute.serving.decoder import Decoder, build_decoder
+from perfmodel.execute.serving.step import Chunk, Step, make_step
+from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.weights import SEED, fill
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.parallel.serving.measurement import StepCounts, StepShape
+from perfmodel.workload.config import TransformerConfig
+
+TORCH_DTYPES = {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}
+#: Tokens of the two sequences that are checked, and where prompts end: the first comes whole, the second in two chunks.
+_CHECKED, _PROMPTS = (24, 37), ((19,), (16, 33))
+
+
+def mesh_of(worker: Worker) -> DeviceMesh | None:
+    """All ranks as one axis, tp; None for one rank."""
+    if worker.world_size == 1:
+        return None
+    if "serving mesh" not in worker.cache:
+        worker.cache["serving mesh"] = init_device_mesh(worker.device, (worker.world_size,), mesh_dim_names=("tp",))
+    return worker.cache["serving mesh"]  # type: ignore[no-any-return]
+
+
+def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
+    """Largest difference of logits from the training model's, which has no cache and is whole on each rank, over the largest logit (fp32).
+
+    Prompts whole and in chunks, then token by token, sequences of different lengths in one step.
+    """
+    config = replace(config, num_mtp_layers=0)
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = [torch.randint(config.vocab_size, (length,), generator=generator).tolist() for length in _CHECKED]
+    decoder = build_decoder(config, num_blocks=6, device=worker.device, mesh=mesh_of(worker))
+    decoder.beat = worker.beat
+    cache = decoder.sharding.cache
+    assert cache is not None
+    for sequence, length in enumerate(_CHECKED):
+        cache.reserve(sequence, length)
+    found: list[tuple[int, int, torch.Tensor]] = []
+    done = [0, 0]
+    while done[0] < _CHECKED[0] or done[1] < _CHECKED[1]:
+        chunks = []
+        for sequence, length in enumerate(_CHECKED):
+            if done[sequence] < length:
+                stop = next((end for end in _PROMPTS[sequence] if end > done[sequence]), done[sequence] + 1)
+                chunks.append(Chunk(sequence, done[sequence], tuple(tokens[sequence][done[sequence] : stop])))
+                done[sequence] = stop
+        step = make_step(chunks, cache)
+        found += [(chunk.sequence, chunk.stop - 1, row) for chunk, row in zip(step.chunks, decoder.run(step), strict=True)]
+    del decoder
+    model = Transformer(config, device=worker.device)
+    for name, parameter in model.named_parameters():
+        worker.beat(f"filling {name}")
+        fill(config, clean_name(name), parameter)
+    with torch.no_grad():
+        whole = [model(torch.tensor([row], device=worker.device))[0] for row in tokens]
+    largest = max(float(each.abs().max()) for each in whole)
+    return max(float((row - whole[sequence][at]).abs().max()) for sequence, at, row in found) / largest
+
+
+def prepared_step(decoder: Decoder, shape: StepShape) -> Step:
+    """A step of that shape on the decoder's cache, which held nothing; what it read before the new tokens is zeros."""
+    cache = decoder.sharding.cache
+    assert cache is not None
+    for sequence in range(shape.sequences):
+        cache.reserve(sequence, shape.cached + shape.new)
+    tokens = tuple(number % decoder.config.vocab_size for number in range(shape.new))
+    return make_step([Chunk(sequence, shape.cached, tokens) for sequence in range(shape.sequences)], cache)
+
+
+def blocks_of(shapes: Sequence[StepShape], block_tokens: int) -> int:
+    """Of a cache that has room for each of them by itself."""
+    return max(shape.sequences * -(-(shape.cached + shape.new) // block_tokens) for shape in shapes)
+
+
+def measure_on_rank(
+    worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
+) -> list[tuple[list[float], StepCounts]]:
+    """Times of steps of each shape in turn, A B C A B C, `repeats` in a row of which the first warms up; and counts of one more each."""
+    made = TORCH_DTYPES[dtype]
+    decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=made, mesh=mesh_of(worker))
+    decoder.beat = worker.beat
+    blocks = blocks_of(shapes, 16)
+    cache = PagedCache(config, blocks, tp=worker.world_size, dtype=made, device=worker.device)
+    decoder.sharding.cache = cache
+    times: list[list[float]] = [[] for _ in shapes]
+    counts: list[StepCounts] = []
+    for index in range(rounds):
+        for place, shape in enumerate(shapes):
+            for repeat in range(repeats + 1):
+                worker.beat(f"step {index} of {shape}")
+                if worker.world_size > 1:
+                    dist.barrier()
+                synchronize(worker.device)
+                start = time.perf_counter()
+                decoder.run(prepared_step(decoder, shape)).argmax(dim=-1).tolist()
+                duration = time.perf_counter() - start
+                if repeat:
+                    times[place].append(duration)
+                for sequence in list(cache.tables):
+                    cache.release(sequence)
+    for shape in shapes:
+        worker.beat(f"counting {shape}")
+        counts.append(count_step(decoder, prepared_step(decoder, shape)))
+        for sequence in list(cache.tables):
+            cache.release(sequence)
+    return list(zip(times, counts, strict=True))

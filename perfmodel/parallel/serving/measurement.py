@@ -1,0 +1,101 @@
+"""What a run of serving steps measured, and what torch counted of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.results import CollectiveCount
+from perfmodel.workload.config import TransformerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """`sequences` of which the cache has `cached` tokens each, and `new` tokens of each: 1 is a decode step, more a prefill or a chunk."""
+
+    sequences: int
+    cached: int
+    new: int
+
+    def __post_init__(self) -> None:
+        for field, least in (("sequences", 1), ("cached", 0), ("new", 1)):
+            if getattr(self, field) < least:
+                raise InputError(f"{field}={getattr(self, field)}: must be at least {least}; a step runs new tokens of some sequences")
+
+    @property
+    def rows(self) -> int:
+        return self.sequences * self.new
+
+    @property
+    def is_decode(self) -> bool:
+        return self.new == 1
+
+    def __str__(self) -> str:
+        return f"{self.sequences} x {self.new} after {self.cached}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """What one rank does in a step, as torch counts it.
+
+    flops             of products and attention, all keys of a sequence for each of its queries, seen or not
+    parameter_bytes   of weights, as often as they are read                           [byte]
+    cache_bytes       of keys and values that attention reads, the new ones included  [byte]
+    written_bytes     of keys and values of new tokens                                [byte]
+    collectives       by kind, over the ranks of tp
+    held_bytes        of weights; held_cache_bytes: of blocks of the cache            [byte]
+    peak_memory       largest sum of live tensors                                     [byte]
+    """
+
+    flops: float
+    parameter_bytes: float
+    cache_bytes: float
+    written_bytes: float
+    collectives: tuple[CollectiveCount, ...]
+    held_bytes: float
+    held_cache_bytes: float
+    peak_memory: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """Steps of one shape: the time of each, of the slowest rank. [s]"""
+
+    shape: StepShape
+    times: tuple[float, ...]
+    counts: StepCounts
+
+    @cached_property
+    def time(self) -> float:
+        return statistics.median(self.times)
+
+    @cached_property
+    def spread(self) -> float:
+        """Between the quartiles."""
+        if len(self.times) < 2:
+            return 0.0
+        first, _, third = statistics.quantiles(self.times, n=4, method="inclusive")
+        return third - first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingMeasurement:
+    """Steps of one model on `tp` ranks of this machine.
+
+    dtype           of weights and cache
+    logit_error     largest difference from the logits of the uncached forward pass, over the largest logit; nan where not checked
+    busy_fraction   share of the machine's processors that other processes took meanwhile; 0 where the system does not say
+    """
+
+    model: TransformerConfig
+    tp: int
+    dtype: str
+    chip: str
+    device: str
+    software: Mapping[str, str]
+    steps: tuple[MeasuredStep, ...]
+    logit_error: float
+    busy_fraction: float
