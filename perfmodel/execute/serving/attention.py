@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from perfmodel.execute.serving.step import Group, ServedSharding
+from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Attention, CoreAttention
 from perfmodel.workload.config import TransformerConfig
 
 
-def seen_keys(group: Group, start: int, window: int) -> torch.Tensor:
+def seen_keys(group: ChunkGroup, start: int, window: int) -> torch.Tensor:
     """[b or 1, q, z]: which keys from `start` on each new token sees, itself the last."""
     keys, queries = group.reads.length, group.queries
     device = None if group.lengths is None else group.lengths.device
@@ -25,7 +25,7 @@ def seen_keys(group: Group, start: int, window: int) -> torch.Tensor:
 class CachedCore(CoreAttention):
     """Queries that are the last tokens of their sequences, against all of a cache that they see."""
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
         """[b, q, n, d], pools of keys and values -> [b, q, n * d]
 
         Query heads that share a key head are rows of one product: the cache is read as it lies, once.
@@ -38,7 +38,7 @@ class CachedCore(CoreAttention):
         context = F.scaled_dot_product_attention(rows, k, v, attn_mask=self._added(group, start, heads, shared, q))
         return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
 
-    def _added(self, group: Group, start: int, heads: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
+    def _added(self, group: ChunkGroup, start: int, heads: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
         """[b or 1, 1 or g, r q, z] to add to the scores; None where a token sees all, or a kernel knows by itself which keys are seen."""
         is_plain = group.queries == 1 and group.lengths is None
         has_alibi = self.config.position == "alibi"
@@ -103,12 +103,12 @@ class CachedLatent(LatentMixer):
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
 
-    def _seen(self, group: Group, like: torch.Tensor) -> torch.Tensor | None:
+    def _seen(self, group: ChunkGroup, like: torch.Tensor) -> torch.Tensor | None:
         if self.sharding.is_abstract or (group.queries == 1 and group.lengths is None):
             return None
         return seen_keys(group, 0, 0).to(like.device).unsqueeze(1)
 
-    def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: Group) -> torch.Tensor:
+    def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
         """[b, 1, n, qk], [b, z, c + r] -> [b, 1, n * v]"""
         latent = self.latent
         plain, turned = q.squeeze(1).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
@@ -125,7 +125,7 @@ class CachedLatent(LatentMixer):
         context = torch.bmm(weights, kept[..., : latent.key_value_rank])  # [b, n, c]
         return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
 
-    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: Group) -> torch.Tensor:
+    def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
         """[b, q, n, qk], [b, z, c + r] -> [b, q, n * v]"""
         latent = self.latent
         compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)

@@ -12,7 +12,7 @@ from perfmodel.foundation.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ServedRequest:
     """A prompt and how many tokens are wanted after it; greedy: each is the most likely one.
 
     arrives   the step before which nobody knows of it
@@ -40,7 +40,7 @@ class StepRecord:
 @dataclass(slots=True)
 class _Running:
     number: int
-    request: Request
+    request: ServedRequest
     cached: int = 0
     made: list[int] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class _Running:
         return Chunk(self.number, self.cached, (self.made[-1],))
 
 
-def serve(decoder: Decoder, requests: Sequence[Request], *, step_tokens: int) -> tuple[list[tuple[int, ...]], list[StepRecord]]:
+def serve(decoder: Decoder, requests: Sequence[ServedRequest], *, step_tokens: int) -> tuple[list[tuple[int, ...]], list[StepRecord]]:
     """The new tokens of each request, and what every step was.
 
     Requests join in the order in which they come, as soon as blocks for all their tokens are free. In a step every running request

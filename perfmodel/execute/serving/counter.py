@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from perfmodel.execute.audit.count import StepCounter
 from perfmodel.execute.measure.instrument import StorageTracker
 from perfmodel.execute.serving.decoder import Decoder
-from perfmodel.execute.serving.step import Step
+from perfmodel.execute.serving.step import ServedStep
 from perfmodel.parallel.results import CollectiveCount
 from perfmodel.parallel.serving.measurement import StepCounts
 
@@ -60,7 +60,7 @@ class ReadCounter(StepCounter):
         return result
 
 
-def count_step(decoder: Decoder, step: Step) -> StepCounts:
+def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
     """One step of the decoder, counted."""
     cache = decoder.sharding.cache
     assert cache is not None

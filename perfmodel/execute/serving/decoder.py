@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from perfmodel.execute.serving.attention import CachedAttention, CachedLatent
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.experts import ServedMixture
-from perfmodel.execute.serving.step import Chunk, ServedSharding, Step, make_step
+from perfmodel.execute.serving.step import Chunk, ServedSharding, ServedStep, make_step
 from perfmodel.execute.uniform.collective_ops import gather_sequence
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.experts import ExpertMixture
@@ -47,7 +47,7 @@ class Decoder(Transformer):
         super().__init__(config, sharding=sharding, device=device)
 
     @torch.no_grad()
-    def run(self, step: Step) -> torch.Tensor:
+    def run(self, step: ServedStep) -> torch.Tensor:
         """Logits [chunks, vocabulary] of the tokens that follow `step.chunks`; their keys and values are in the cache then."""
         self.sharding.begin(step)
         x = self.embed(step.tokens.unsqueeze(0))
@@ -60,7 +60,7 @@ class Decoder(Transformer):
         return logits.squeeze(0)[:, : self.config.vocab_size]
 
     def next_logits(self, *chunks: Chunk) -> torch.Tensor:
-        """Of a step of these chunks, in the order of its own `Step.chunks`."""
+        """Of a step of these chunks, in the order of its own `ServedStep.chunks`."""
         cache = self.sharding.cache
         assert cache is not None
         return self.run(make_step(chunks, cache))

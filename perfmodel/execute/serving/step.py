@@ -25,7 +25,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ChunkGroup:
     """Chunks of as many new tokens each, whose attention is one call.
 
     rows      first row of the step that is theirs
@@ -45,7 +45,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ServedStep:
     """Rows of all chunks one after another: first those of one token, which are one call of attention, then each other by itself.
 
     places       of every row in the cache [t]
@@ -57,11 +57,11 @@ class Step:
     positions: torch.Tensor
     places: torch.Tensor
     last: torch.Tensor
-    groups: tuple[Group, ...]
+    groups: tuple[ChunkGroup, ...]
 
 
-def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> Step:
-    """`chunks` come in another order where one of several tokens is before one of a single token: `Step.chunks` says which."""
+def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> ServedStep:
+    """`chunks` come in another order where one of several tokens is before one of a single token: `ServedStep.chunks` says which."""
     ordered = sorted(chunks, key=lambda chunk: len(chunk.tokens) > 1)
     single = sum(len(chunk.tokens) == 1 for chunk in ordered)
     runs = [ordered[:single]] if single else []
@@ -71,7 +71,7 @@ def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> Step:
         stops = [chunk.stop for chunk in run]
         reads = cache.reads([chunk.sequence for chunk in run], stops)
         lengths = torch.tensor(stops, device=cache.device) if len(set(stops)) > 1 else None
-        groups.append(Group(row, len(run[0].tokens), reads, lengths))
+        groups.append(ChunkGroup(row, len(run[0].tokens), reads, lengths))
         for chunk in run:
             row += len(chunk.tokens)
             last.append(row - 1)
@@ -79,7 +79,7 @@ def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> Step:
     def row_of(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, device=cache.device)
 
-    return Step(
+    return ServedStep(
         chunks=tuple(ordered),
         tokens=row_of([token for chunk in ordered for token in chunk.tokens]),
         positions=row_of([position for chunk in ordered for position in range(chunk.start, chunk.stop)]),
@@ -97,14 +97,14 @@ class ServedSharding(Sharding):
     """
 
     cache: PagedCache | None = None
-    step: Step | None = None
+    step: ServedStep | None = None
     tp_group: torch.distributed.ProcessGroup | None = None
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: ServedStep) -> None:
         self.step, self.positions = step, step.positions
         self.angles.clear()
 
-    def now(self) -> tuple[PagedCache, Step]:
+    def now(self) -> tuple[PagedCache, ServedStep]:
         assert self.cache is not None
         assert self.step is not None
         return self.cache, self.step

@@ -15,7 +15,7 @@ from perfmodel.execute.measure.measure import synchronize
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
-from perfmodel.execute.serving.step import Chunk, Step, make_step
+from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
 from perfmodel.execute.uniform.data_parallel import clean_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import SEED, fill
@@ -73,7 +73,7 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
     return max(float((row - whole[sequence][at]).abs().max()) for sequence, at, row in found) / largest
 
 
-def prepared_step(decoder: Decoder, shape: StepShape) -> Step:
+def prepared_step(decoder: Decoder, shape: StepShape) -> ServedStep:
     """A step of that shape on the decoder's cache, which held nothing; what it read before the new tokens is zeros."""
     cache = decoder.sharding.cache
     assert cache is not None

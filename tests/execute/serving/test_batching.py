@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from perfmodel.execute.serving.batching import Request, serve  # noqa: E402
+from perfmodel.execute.serving.batching import ServedRequest, serve  # noqa: E402
 from perfmodel.execute.serving.cache import BLOCK_TOKENS  # noqa: E402
 from perfmodel.execute.serving.decoder import build_decoder  # noqa: E402
 from perfmodel.foundation.errors import InputError  # noqa: E402
@@ -16,7 +16,7 @@ from tests.execute.jobs import tiny  # noqa: E402
 def some_requests(config, number, *, seed=1):
     pick = random.Random(seed)
     return [
-        Request(
+        ServedRequest(
             tuple(pick.randrange(config.vocab_size) for _ in range(pick.randint(1, 30))), pick.randint(1, 20), arrives=pick.randint(0, 12)
         )
         for _ in range(number)
@@ -29,7 +29,7 @@ def test_tokens_are_those_of_each_request_alone(variant):
     requests = some_requests(config, 7)
     decoder = build_decoder(config, num_blocks=9)
     cache = decoder.sharding.cache
-    alone = [serve(decoder, [Request(each.prompt, each.num_new)], step_tokens=64)[0][0] for each in requests]
+    alone = [serve(decoder, [ServedRequest(each.prompt, each.num_new)], step_tokens=64)[0][0] for each in requests]
     together, records = serve(decoder, requests, step_tokens=12)
     assert together == alone
     # steps were shared, prompts were cut, decoding went on beside them, and all blocks came back
@@ -49,7 +49,7 @@ def test_the_cache_is_blocks_of_sixteen_tokens():
     for sequence, tokens in enumerate((1, 16, 17, 40)):
         cache.reserve(sequence, tokens)
     assert cache.bytes_held == (1 + 1 + 2 + 3) * block
-    _, records = serve(build_decoder(config, num_blocks=10), [Request((1,) * 20, 13), Request((2,) * 10, 7)], step_tokens=64)
+    _, records = serve(build_decoder(config, num_blocks=10), [ServedRequest((1,) * 20, 13), ServedRequest((2,) * 10, 7)], step_tokens=64)
     assert max(record.cache_bytes for record in records) == (2 + 1) * block  # 32 and 16 tokens
     latent = build_decoder(tiny("deepseek"), num_blocks=3).sharding.cache
     assert latent.block_bytes == 4 * (16 + 4) * 4 * BLOCK_TOKENS
@@ -58,4 +58,4 @@ def test_the_cache_is_blocks_of_sixteen_tokens():
 def test_a_request_beyond_the_cache_is_refused():
     decoder = build_decoder(tiny("llama"), num_blocks=2)
     with pytest.raises(InputError, match="take 3 blocks"):
-        serve(decoder, [Request((1,) * 30, 10)], step_tokens=8)
+        serve(decoder, [ServedRequest((1,) * 30, 10)], step_tokens=8)
