@@ -16,6 +16,7 @@ from perfmodel.parallel.request import Request
 
 if TYPE_CHECKING:
     from perfmodel.lab.judgement import ValidationResult
+    from perfmodel.lab.serving.judgement import ServingResult
 
 
 @command(assumed=Words(Request, only="calibration"))
@@ -28,7 +29,8 @@ def validate(
         typer.Option(
             "--by",
             metavar="FIELD[,FIELD...]",
-            help="By source (if left out), chip, framework, model, size, chips, form, tier, precision, profile, experts or dispatcher.",
+            help="By source (if left out), chip, framework, model, size, chips, form, tier, precision, profile, experts or dispatcher; "
+            "runs of serving by engine, concurrency or kind too.",
         ),
     ] = None,
     tier: Annotated[str, typer.Option("--tier", metavar="NAME", help="Only cases of this tier, such as primary.")] = "",
@@ -47,12 +49,13 @@ def validate(
     json: options.Json = False,
 ) -> None:
     """Predict published runs from their inputs alone: errors of time and memory, the choice of plans, and the fit / no-fit record."""
-    from perfmodel.lab.run_labels import check_fields
+    from perfmodel.lab.run_labels import FIELDS
+    from perfmodel.lab.serving.rows import check_serving_fields
     from perfmodel.verbs.api import validate_cases
 
     if out is not None:
         check_can_be_written(out, "out")
-    fields = ("source",) if by is None else check_fields(by.split(","))
+    fields = ("source",) if by is None else check_serving_fields(by.split(","), others=FIELDS)
     total = sum(map(_count_lines, cases))
     with Progress("validate") as progress:
         result = validate_cases(
@@ -89,7 +92,7 @@ def _object(result: ValidationResult) -> dict[str, object]:
     return {
         "num_rows": result.num_rows,
         "num_predicted": result.num_predicted,
-        "kinds": result.kinds,
+        "kinds": {**result.kinds, **({"inference": result.serving.num_rows} if result.serving is not None else {})},
         "overall": result.overall,
         "sources": result.sources,
         "by": result.by,
@@ -112,6 +115,20 @@ def _object(result: ValidationResult) -> dict[str, object]:
         },
         "reasons": result.reasons,
         "settings_passed_over": result.passed_over,
+        **({} if result.serving is None else {"serving": _serving_object(result.serving)}),
+    }
+
+
+def _serving_object(result: ServingResult) -> dict[str, object]:
+    return {
+        "num_rows": result.num_rows,
+        "num_predicted": result.num_predicted,
+        "overall": result.overall,
+        "by": result.by,
+        "secondary": result.secondary,
+        "second_hand": result.second_hand,
+        "num_suspect": result.num_suspect,
+        "reasons": result.reasons,
     }
 
 
@@ -119,8 +136,14 @@ def _show(result: ValidationResult) -> None:
     from perfmodel.lab.tables import choice_lines, fit_lines, headline, result_tables
     from perfmodel.parallel.stated import passed_over_line
 
-    print(headline(result))
-    print_tables(result_tables(result))
+    if result.rows or result.serving is None:
+        print(headline(result))
+        print_tables(result_tables(result))
+    if result.serving is not None:
+        from perfmodel.lab.serving.tables import serving_headline, serving_tables
+
+        print(("\n" if result.rows else "") + serving_headline(result.serving))
+        print_tables(serving_tables(result.serving))
     told = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
     for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(told)] if told else [])]:
         print(line)

@@ -80,7 +80,7 @@ def plan_of_case(
 
     hardware, optimizer, dp_shard   of a run of one's own, which says more than published ones do; None: as the inputs have it
     """
-    _refuse_other_runs(inputs)
+    _check_model(inputs)
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework"))
     settings = inputs.get("settings")
@@ -136,12 +136,10 @@ def plan_of_case(
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
 
-def _refuse_other_runs(inputs: Mapping[str, Any]) -> None:
+def _check_model(inputs: Mapping[str, Any]) -> None:
     model = inputs.get("model")
     if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
         raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
-    if "input_len" in inputs or "output_len" in inputs:
-        raise InputError("input_len: inference is not modelled yet; only training steps are predicted")
     if not isinstance(model, (Mapping, TransformerConfig)):
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
 

@@ -18,10 +18,14 @@ from typing import Any, BinaryIO, cast
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import open_input
 from perfmodel.lab.expert_cases import has_experts
+from perfmodel.lab.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
 #: What describes or judges a run; it never reaches a prediction. Everything else in a case is an input.
-NOT_INPUTS = ("id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect")
+NOT_INPUTS = (
+    "id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect", "metric_note", "repeat_group",
+    "tokens_per_s_counts",
+)  # fmt: skip
 
 _MAX_ID = 200
 MAX_LINE_BYTES = 2**20
@@ -43,6 +47,7 @@ class Case:
     ran             True / False where the run is known to have fitted / to have run out of memory; None: not known
     trains_adapters   it trains adapters only: predicted so, and neither fitted nor scored
     noted_all_reduce   bandwidth of an all-reduce in the node that its notes give (for choosing what to judge only); nan: none   [byte/s]
+    served          of a run of serving what was measured; None: a training run
     reason          what is wrong with the line itself ("" if nothing)
     """
 
@@ -56,6 +61,7 @@ class Case:
     tier: str = ""
     trains_adapters: bool = False
     has_experts: bool = False
+    served: Served | None = None
     reason: str = ""
 
     @property
@@ -113,6 +119,8 @@ def parse_case(line: bytes | str, number: int) -> Case:
         return Case(id=fallback, inputs={}, reason=f"line {number}: must be a JSON object, not a {type(data).__name__}; correct the line")
     name = data.get("id")
     identity = (one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) else "") or fallback
+    if is_serving(data):
+        return _serving_case(data, identity)
     measured = data.get("measured")
     time, memory = _measured(data, measured if isinstance(measured, dict) else {})
     inputs = inputs_of(data)
@@ -128,8 +136,23 @@ def parse_case(line: bytes | str, number: int) -> Case:
         measured_memory=memory,
         ran=_ran(data, time),
         noted_all_reduce=_noted_all_reduce(data.get("notes")),
-        tier=one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else "",
+        tier=_tier(data),
     )
+
+
+def _serving_case(data: Mapping[str, Any], identity: str) -> Case:
+    return Case(
+        id=identity,
+        inputs=inputs_of(data),
+        group=re.split("[-_]", _group(data, identity))[0] or "?",
+        tier=_tier(data),
+        ran=True if data.get("measured") else None,
+        served=served_of(data),
+    )
+
+
+def _tier(data: Mapping[str, Any]) -> str:
+    return one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else ""
 
 
 def _is_lora(data: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from perfmodel.lab.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.lab.run_labels import UNKNOWN, RunLabels, order_of_labels
+from perfmodel.lab.serving.judgement import ServingResult
 
 NO_TIMES = ("mcore",)
 """Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
@@ -21,7 +22,7 @@ NO_TIMES = ("mcore",)
 class ValidationRow:
     """One case: what was predicted (nan and None where it was not, with the reason) and what was measured. Seconds and bytes.
 
-    kind            training, out of memory or inference, as the case is shaped
+    kind            training or out of memory, as the case is shaped
     labels          what the row is counted under
     framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
     step_time_low, step_time_high         80 % interval
@@ -224,6 +225,7 @@ class ValidationResult:
     kinds           how many cases of each kind
     memories        errors of the memory by source, kind and rank
     framework_fits, source_fits   fit or not by framework, and by source
+    serving         runs of serving, which `rows` and all other figures leave out; None where there are none
     """
 
     rows: tuple[ValidationRow, ...]
@@ -240,14 +242,15 @@ class ValidationResult:
     experts: ExpertFigures
     reasons: Mapping[str, int]
     passed_over: Mapping[str, int]
+    serving: ServingResult | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self.rows)
+        return len(self.rows) + (self.serving.num_rows if self.serving is not None else 0)
 
     @property
     def num_predicted(self) -> int:
-        return sum(row.is_predicted for row in self.rows)
+        return sum(row.is_predicted for row in self.rows) + (self.serving.num_predicted if self.serving is not None else 0)
 
 
 def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:

@@ -15,7 +15,8 @@ _NONE = "-"
 
 def headline(result: ValidationResult) -> str:
     """What was predicted, and how far off the scored runs are."""
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in result.kinds.items())
+    counts = {**result.kinds, **({"inference": result.serving.num_rows} if result.serving is not None else {})}
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'})."]
     if result.scored.num_runs:
         each, choice = result.scored.overall, result.scored.choices.overall

@@ -24,8 +24,12 @@ from perfmodel.lab.case_plan import PlannedCase, plan_of_case
 from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.doubts import open_in
 from perfmodel.lab.judgement import ValidationResult, ValidationRow, summarise
-from perfmodel.lab.run_labels import UNKNOWN, check_fields, labels_of, plan_group, plan_of, setting_of
+from perfmodel.lab.run_labels import FIELDS, UNKNOWN, labels_of, plan_group, plan_of, setting_of
 from perfmodel.lab.run_machine import cluster_of_run, machine_of_run
+from perfmodel.lab.serving.columns import SERVING_COLUMNS, serving_cells
+from perfmodel.lab.serving.judgement import summarise_serving
+from perfmodel.lab.serving.predict import ServingCasePredictor
+from perfmodel.lab.serving.rows import SERVING_BY, ServingRow, check_serving_fields
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.residuals import interval, load_residuals, scale_of, shape_of, with_experts
 from perfmodel.parallel.stated import passed_over
@@ -75,32 +79,42 @@ def validate_cases(
     plots        a folder for the figures; it is made where its parent is there
     progress     called with the number of cases done, after each
     """
-    fields = check_fields(by) if by else ()
+    fields = check_serving_fields(by, others=FIELDS) if by else ()
     if plots is not None:
         _check_folder(Path(plots))
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
         load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
-    predictor = CasePredictor(calibration=calibration)
-    rows = []
+    predictor, serving = CasePredictor(calibration=calibration), ServingCasePredictor(calibration=calibration)
+    rows: list[ValidationRow | ServingRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
     for each in files:
         check_path(each, "cases")
         for case in read_cases(each):
             if tier and case.tier != tier:
                 continue
-            rows.append(predictor.row(case))
+            rows.append(predictor.row(case) if case.served is None else serving.row(case))
             if progress is not None:
                 progress(len(rows))
     if tier and not rows:
         raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
-    result = summarise(rows, by=fields, skip_broken_nvlink=skip_broken_nvlink)
+    result = _summarised(rows, fields, skip_broken_nvlink=skip_broken_nvlink)
     if plots is not None:
         from perfmodel.lab.figures import write_figures
 
         write_figures(result, Path(plots))
     if out is not None:
-        write_atomically(out, table_of(result.rows))
+        write_atomically(out, table_of(rows))
     return result
+
+
+def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str], *, skip_broken_nvlink: bool) -> ValidationResult:
+    """Each kind of runs by the fields that it has."""
+    training = [row for row in rows if isinstance(row, ValidationRow)]
+    served = [row for row in rows if isinstance(row, ServingRow)]
+    result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
+    if not served:
+        return result
+    return replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_BY]))
 
 
 def _check_folder(folder: Path) -> None:
@@ -110,30 +124,35 @@ def _check_folder(folder: Path) -> None:
         check_can_be_written(folder, "plots")
 
 
-def table_of(rows: Sequence[ValidationRow]) -> str:
-    """The rows as CSV, one for every case: seconds, bytes, an empty cell where there is nothing."""
+def table_of(rows: Sequence[ValidationRow | ServingRow]) -> str:
+    """The rows as CSV, one for every case: seconds, bytes, an empty cell where there is nothing; columns of the kinds that there are."""
+    kinds = {ServingRow if isinstance(row, ServingRow) else ValidationRow for row in rows} or {ValidationRow}
+    columns = (*(COLUMNS if ValidationRow in kinds else ()), *(SERVING_COLUMNS if ServingRow in kinds else ()))
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer = csv.DictWriter(text, tuple(dict.fromkeys(columns)), restval="", lineterminator="\n")
+    writer.writeheader()
     for row in rows:
-        fits = "" if row.predicted_fits is None else str(row.predicted_fits).lower()
-        numbers = (row.predicted_step_time, row.measured_step_time, row.predicted_memory, row.measured_memory)
-        labels = row.labels
-        writer.writerow(
-            (
-                row.id,
-                *map(_cell, numbers),
-                fits,
-                row.reason,
-                _cell(row.step_time_low),
-                _cell(row.step_time_high),
-                *map(_word, (labels.source, labels.chip, labels.framework, labels.model)),
-                _cell(labels.parameters),
-                _cell(labels.num_chips),
-                *map(_word, (labels.form, labels.tier, labels.precision, labels.experts, labels.dispatcher)),
-            )
-        )
+        writer.writerow(serving_cells(row) if isinstance(row, ServingRow) else _cells(row))
     return text.getvalue()
+
+
+def _cells(row: ValidationRow) -> dict[str, str]:
+    fits = "" if row.predicted_fits is None else str(row.predicted_fits).lower()
+    numbers = (row.predicted_step_time, row.measured_step_time, row.predicted_memory, row.measured_memory)
+    labels = row.labels
+    cells = (
+        row.id,
+        *map(_cell, numbers),
+        fits,
+        row.reason,
+        _cell(row.step_time_low),
+        _cell(row.step_time_high),
+        *map(_word, (labels.source, labels.chip, labels.framework, labels.model)),
+        _cell(labels.parameters),
+        _cell(labels.num_chips),
+        *map(_word, (labels.form, labels.tier, labels.precision, labels.experts, labels.dispatcher)),
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _cell(number: float) -> str:
@@ -258,6 +277,4 @@ def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColum
 
 
 def _kind(case: Case) -> str:
-    if "input_len" in case.inputs or "output_len" in case.inputs:
-        return "inference"
     return "out of memory" if case.ran is False else "training"

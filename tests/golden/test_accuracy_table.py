@@ -1,6 +1,6 @@
 """The table by which accuracy is judged: no line may fall behind what is asked of it.
 
-published_training.jsonl.gz, published_out_of_memory.jsonl.gz   runs that their sources published, each with `source` and `source_ref`; what
+published_training.jsonl.gz, published_serving.jsonl.gz, published_out_of_memory.jsonl.gz   runs that their sources published, each with `source` and `source_ref`; what
 was measured is kept apart from the inputs (`perfmodel.lab.cases.NOT_INPUTS`)
 """
 

@@ -1,0 +1,1 @@
+"""Published runs of serving: read, predicted and judged; what they say of engines."""

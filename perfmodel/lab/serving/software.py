@@ -1,0 +1,56 @@
+"""Which engine a published run was served by: a profile in `strategies/engines/`, by the words of its `framework` and by its version."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+GENERIC = "generic"
+
+#: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
+_EAGER_CHIPS = ("mi210", "mi250", "mi300")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """engine: the name of a profile; is_known: the run's words name one (else it borrows `generic`)."""
+
+    engine: str
+    is_known: bool
+
+
+def software_of(framework: object, *, chip: str = "") -> Software:
+    """framework: "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...; of vLLM and TensorRT-LLM without a version the stacks
+    of 2024, before they said it."""
+    text = framework.lower()[:200] if isinstance(framework, str) else ""
+    engine = _engine(text, chip)
+    return Software(engine=engine, is_known=engine != GENERIC)
+
+
+def _engine(text: str, chip: str) -> str:
+    if "nim" in re.findall(r"[a-z]+", text):
+        return "nim"
+    if "vllm" in text:
+        if _version(text) >= (0, 9) or "nan" in text or "nightly" in text:
+            return "vllm"
+        return "vllm-2024-eager" if chip.startswith(_EAGER_CHIPS) else "vllm-2024"
+    if "trtllm" in text or "tensorrt-llm" in text or "tensorrt llm" in text:
+        modern = _version(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text
+        return "tensorrt-llm" if modern else "tensorrt-llm-2024"
+    for word, engine in (
+        ("sglang", "sglang"),
+        ("fastertransformer", "fastertransformer"),
+        ("gpt-fast", "gpt-fast"),
+        ("mii", "deepspeed-mii"),
+    ):
+        if word in text:
+            return engine
+    if chip.startswith("gaudi") and ("deepspeed" in text or "optimum" in text):
+        return "optimum-habana"
+    return "deepspeed-mii" if "deepspeed" in text else GENERIC
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """(1, 2) of "trtllm 1.2.0rc6.post3"; () where none is said."""
+    found = re.search(r"(?<![\w.])v?(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else ()
