@@ -1,7 +1,8 @@
 """The table by which accuracy is judged: no line may fall behind what is asked of it.
 
 published_training.jsonl.gz, published_out_of_memory.jsonl.gz, published_serving.jsonl.gz   runs that their sources published, each with
-`source` and `source_ref` (of serving: fields that say nothing left out, what was mended in its `notes`); what was measured is kept apart from the inputs (`perfmodel.lab.cases.NOT_INPUTS`)
+`source` and `source_ref` (of serving: fields that say nothing left out; what was mended is told in its `notes`); what was measured is
+kept apart from the inputs (`perfmodel.lab.cases.NOT_INPUTS`)
 """
 
 from pathlib import Path
