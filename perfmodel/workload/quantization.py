@@ -22,6 +22,7 @@ class Quantization:
     product           what its products are computed in
     needs             what a chip must have a FLOP rate in, for its units to take the format
     experts_only      of a model with experts only these are held so, all else in 16 bits
+    skips_attention_beside_experts   attention of a model with experts stays in 16 bits
     """
 
     name: str
@@ -31,6 +32,7 @@ class Quantization:
     needs: Dtype
     source: str
     experts_only: bool = False
+    skips_attention_beside_experts: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -66,6 +68,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             ),
             Quantization(
                 name="w4a16", weight_bytes=0.5 + 2.5 / 128.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
+                skips_attention_beside_experts=True,
                 source="GPTQ, AWQ: groups of 128 with a scale in 16 bits and a zero in 4; widened inside the product (Marlin)",
             ),
             Quantization(
@@ -78,6 +81,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             ),
             Quantization(
                 name="nvfp4", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=0.5 + 1.0 / 16.0, product=Dtype.FP4, needs=Dtype.FP4,
+                skips_attention_beside_experts=True,
                 source="16 entries have one E4M3 scale, a tensor one in fp32 (TensorRT Model Optimizer); of models with experts the "
                 "published checkpoints hold experts and MLPs so, attention wider",
             ),

@@ -41,6 +41,7 @@ def build_graph(
     shares_queries: bool = True,
     dispatcher: str = "alltoall",
     load: float = 1.0,
+    absorbs: bool = False,
 ) -> Graph:
     """The forward graph of `model`.
 
@@ -50,6 +51,7 @@ def build_graph(
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
     load            rows of the experts of the fullest rank, over the mean
     dispatcher      how tokens reach experts: "alltoall" or "allgather"
+    absorbs         latent attention reads the latents themselves (`decoder/absorbed.py`)
     shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
     """
     b = DecoderBuilder(
@@ -63,6 +65,7 @@ def build_graph(
         weight_form_kv=weight_form_kv,
         shares_queries=shares_queries,
         dispatcher=dispatcher,
+        absorbs=absorbs,
     )
 
     table = "embedding.weight"

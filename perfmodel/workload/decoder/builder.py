@@ -128,6 +128,7 @@ class DecoderBuilder:
     shares_queries: bool = True
     dispatcher: str = "alltoall"
     weights_in_experts: bool = False
+    absorbs: bool = False
     region: str = "embedding"
     prefix: str = ""
 

@@ -6,6 +6,7 @@ of them is cut by heads. Every head has keys of its own: they are key-value head
 
 from __future__ import annotations
 
+from perfmodel.workload.decoder.absorbed import absorbed_attention
 from perfmodel.workload.decoder.attention import attention_core
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.decoder.indexer import write_indexer
@@ -28,13 +29,16 @@ def latent_mixer(b: DecoderBuilder, x: str) -> str:
     if latent.index_heads:
         write_indexer(b, x, compressed, "qa" if latent.query_rank else "h")
     q = b.rotary("q_rotary", q, f"{_HEADS} r qk", head_dim=latent.rope_head_dim, start=latent.nope_head_dim)
-    k, v = _keys_and_values(b, x)
-    out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", top=latent.index_top if latent.index_heads else 0)
+    if b.absorbs:
+        out = absorbed_attention(b, q, *_latents(b, x))
+    else:
+        k, v = _keys_and_values(b, x)
+        out = attention_core(b, q, k, v, "b z g qk", width="qk", value="val", top=latent.index_top if latent.index_heads else 0)
     return b.linear("o_proj", out, f"{_HEADS} r val h", f"{_HEADS} r val", "h g r val", 1, "b s h")
 
 
-def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """What attention reads: of each head a key, part of which all heads share, and a value."""
+def _latents(b: DecoderBuilder, x: str) -> tuple[str, str]:
+    """Of each token what keys and values are made of, and the rotary key that all heads share."""
     latent = b.model.latent
     assert latent is not None
     compressed = _from_stream(b, "kv_a_proj", x, "kva")
@@ -42,6 +46,14 @@ def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
     tokens = _norm(b, "kv_a_norm", tokens, "lat", times_larger=b.sizes["kva"] / b.sizes["lat"])
     shared = b.piece("rope_key", compressed, "b s kva", "b s_res kva rope", "b s rope", start=latent.key_value_rank)
     shared = b.rotary("k_rotary", shared, "b s_res rope", tensor_dims="b s rope", head_dim=latent.rope_head_dim, start=0)
+    return tokens, shared
+
+
+def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
+    """What attention reads: of each head a key, part of which all heads share, and a value."""
+    latent = b.model.latent
+    assert latent is not None
+    tokens, shared = _latents(b, x)
     heads = b.linear("kv_b_proj", tokens, f"{_HEADS} kvb lat", "b s lat", "g kvb lat", 2, f"{_HEADS} kvb")
     own = b.piece("nope_key", heads, f"{_HEADS} kvb", f"{_HEADS} kvb nope", f"{_HEADS} nope", start=0)
     dims = f"{_HEADS} nope rope qk"

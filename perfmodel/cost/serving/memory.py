@@ -1,0 +1,184 @@
+"""Memory of a serving chip: weights, what engines hold back, and how many tokens of cache fit in the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perfmodel.cost.serving.program import HeldWeight, ServingProgram
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.quantization import Quantization
+
+_PLAIN_BYTES = 2.0
+_STATE_BYTES = 4.0
+"""[byte] Of an element of a recurrent state: engines keep it in float32 (Mamba-2, delta networks)."""
+
+
+def is_quantized(weight: HeldWeight, quantization: Quantization, *, has_experts: bool) -> bool:
+    """Whether a weight is held in the format, or in 16 bits."""
+    if quantization.is_plain or not weight.layer_weight:
+        return False
+    if quantization.experts_only:
+        return weight.is_expert
+    return not (has_experts and quantization.skips_attention_beside_experts and weight.is_attention)
+
+
+def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Any, pp: Any, expert_cut: Any) -> Any:
+    """Of the fullest stage's chips. [byte]
+
+    Every weight over the axes that cut it; experts over all `expert_cut` chips of a stage. Layers are even over stages, of which the last
+    also has the output matrix and the first the table, whichever is more.
+    """
+    has_experts, model = bool(program.experts), program.model
+    kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
+    layers: Any = 0.0
+    ends: dict[str, Any] = {}
+    for weight in program.weights:
+        each = quantization.weight_bytes if is_quantized(weight, quantization, has_experts=has_experts) else _PLAIN_BYTES
+        parts: Any = expert_cut if weight.is_expert else 1.0
+        if not weight.is_expert:
+            if any(axis.startswith("tp_kv") for axis in weight.axes):
+                parts = parts * kv
+            if any(axis.startswith("tp_q") for axis in weight.axes):
+                parts = parts * (np.asarray(tp) / kv)
+        held = weight.elements * each / parts
+        region = program.regions[weight.region]
+        if region.is_block:
+            layers = layers + held * region.count
+        else:
+            ends[region.name] = ends.get(region.name, 0.0) + held
+    first, last = ends.get("embedding", 0.0), ends.get("head", 0.0)
+    tied = first if model.tie_word_embeddings else 0.0
+    share = np.ceil(model.num_hidden_layers / np.asarray(pp)) / model.num_hidden_layers
+    outer = np.where(np.asarray(pp) > 1, np.maximum(first, last + tied), first + last)
+    return layers * share + outer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """What the layers of a model keep of a sequence, in elements of all layers and before any cut.
+
+    growing       of each token, of layers that see all of them; heads are cut by tp as far as there are key-value heads
+    windowed      of each token, of layers with a window; of which `window` tokens stay
+    latent        of each token, of latent attention: whole on every chip
+    index         bytes of each token, of a sparse indexer: whole on every chip
+    state         of a sequence, of recurrent layers, cut by tp
+    """
+
+    growing: float
+    windowed: float
+    window: int
+    latent: float
+    index: float
+    state: float
+
+    def tokens_bytes(self, tokens: Any, *, tp: Any, kv_heads: int, cache_bytes: float) -> Any:
+        """[byte] Of a sequence with so many tokens, on each chip of a stage with all layers."""
+        kv = np.gcd(np.asarray(tp, dtype=np.int64), kv_heads).astype(float)
+        seen = np.minimum(tokens, self.window) if self.window else tokens
+        heads = (self.growing * tokens + self.windowed * seen) * (cache_bytes / kv)
+        return heads + (self.latent * cache_bytes + self.index) * tokens + self.state * _STATE_BYTES / np.asarray(tp)
+
+
+def cache_shape(model: TransformerConfig) -> CacheShape:
+    """Of all layers. A window's share of the layers is the model's."""
+    growing = windowed = latent = index = state = 0.0
+    for kind in model.layer_kinds:
+        if kind.mixer == "attention":
+            entries = 2.0 * model.num_key_value_heads * model.head_dim * kind.count
+            windowed += entries * model.sliding_layer_fraction
+            growing += entries * (1.0 - model.sliding_layer_fraction)
+        elif kind.mixer == "latent" and model.latent is not None:
+            latent += (model.latent.key_value_rank + model.latent.rope_head_dim) * kind.count
+            index += float(model.latent.index_head_dim) * kind.count
+        elif kind.mixer == "mamba" and model.mamba is not None:
+            state += model.mamba.num_heads * model.mamba.head_dim * model.mamba.state_size * kind.count
+        elif kind.mixer == "delta" and model.delta is not None:
+            state += model.delta.num_value_heads * model.delta.key_head_dim * model.delta.value_head_dim * kind.count
+    window = model.sliding_window or model.attention_chunk
+    return CacheShape(growing=growing, windowed=windowed, window=window, latent=latent, index=index, state=state)
+
+
+def state_elements(model: TransformerConfig, mixer: str) -> float:
+    """Of one layer and sequence."""
+    if mixer == "mamba" and model.mamba is not None:
+        return float(model.mamba.num_heads * model.mamba.head_dim * model.mamba.state_size)
+    if mixer == "delta" and model.delta is not None:
+        return float(model.delta.num_value_heads * model.delta.key_head_dim * model.delta.value_head_dim)
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingMemory:
+    """[byte] of the fullest chip, columns over plans; sequences and tokens of one replica.
+
+    room            for the cache
+    tokens          that fit, of sequences of mean length
+    sequences       of mean length that fit at once
+    """
+
+    weights: Any
+    activations: Any
+    graphs: Any
+    context: Any
+    reserve: Any
+    room: Any
+    sequence_bytes: Any
+    sequences: Any
+    usable: Any
+
+    @property
+    def fits(self) -> Any:
+        return self.sequences >= 1.0
+
+
+def serving_memory(
+    program: ServingProgram,
+    engine: Engine,
+    quantization: Quantization,
+    cache: Dtype,
+    *,
+    capacity: float,
+    tokens_of_sequence: Any,
+    tp: Any,
+    pp: Any,
+    attention_dp: Any,
+    max_tokens: Any,
+    draft_bytes: Any = 0.0,
+) -> ServingMemory:
+    """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
+
+    M = u C - W - A - G - N,   or u (C - W - A - G - N) for an engine whose fraction is of what is free
+    sequences = attention_dp * M / bytes of a sequence on a chip (whole blocks)
+
+    Source: vLLM's and TensorRT-LLM's memory rules as `Engine` has them; A = 2 T max(n d, h) x factor, fitted by aiconfigurator.
+    """
+    model = program.model
+    weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=np.asarray(tp) * attention_dp) + draft_bytes
+    factors = engine.expert_activation_factor if program.experts else engine.activation_factor
+    step = np.clip(np.floor(np.log2(np.asarray(tp, dtype=float))), 0, len(factors) - 1).astype(int)
+    wide = model.num_attention_heads * (model.head_dim if model.latent is None else model.latent.value_head_dim)
+    activations = np.maximum(2.0 * max_tokens * min(wide, 2 * model.hidden_size) * np.asarray(factors)[step], engine.least_activation_bytes)
+    links = np.where(np.asarray(tp) * pp * attention_dp > 1, engine.link_bytes, 0.0)
+    context, graphs = engine.context_bytes + links, engine.graph_bytes
+    beside = weights + activations + graphs + context + engine.reserve_bytes
+    room = engine.memory_fraction * (capacity - beside) if engine.fraction_of_free else engine.memory_fraction * capacity - beside
+    whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / engine.block_tokens) * engine.block_tokens
+    cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache))
+    layers = np.ceil(model.num_hidden_layers / np.asarray(pp)) / model.num_hidden_layers
+    sequence_bytes = cached * layers
+    return ServingMemory(
+        weights=weights,
+        activations=activations,
+        graphs=graphs,
+        context=context,
+        reserve=engine.reserve_bytes,
+        room=room,
+        sequence_bytes=sequence_bytes,
+        sequences=np.maximum(room, 0.0) / sequence_bytes * attention_dp,
+        usable=engine.memory_fraction * capacity,
+    )

@@ -1,0 +1,506 @@
+"""The time of one serving step on columns of plans, from the rows of the forward pass: what `load.py` knows of a model and a machine.
+
+    t = host + sum over layers of (products + experts + attention + passes + collectives) + logits and choice of a token
+
+A step has T rows on a rank of attention: a token for each sequence that decodes (1 + drafted where it verifies), and the new tokens of
+prompts. All but attention only sees T; attention sees each sequence with its cache. Rows of the head are sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.collectives import collective_time
+from perfmodel.cost.compute import attention_decode_time, attention_time, grouped_matmul_time, matmul_time, streaming_time
+from perfmodel.cost.evaluate import members_inside
+from perfmodel.cost.machine import Machine
+from perfmodel.cost.rows import Amounts
+from perfmodel.cost.serving.kernels import small_all_reduce_time
+from perfmodel.cost.serving.machine import ServingMachine
+from perfmodel.cost.serving.memory import cache_shape, state_elements
+from perfmodel.cost.serving.program import PROMPT_LENGTH, ServingProgram
+from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, LATENT_KERNEL, KernelClass
+from perfmodel.parallel.grid import LayoutGrid
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.workload.quantization import Quantization
+
+Array = NDArray[np.float64]
+Num = float | NDArray[Any]
+
+#: Parts of a step, in the order in which they are shown.
+PARTS = ("products", "experts", "attention", "passes", "communication", "logits", "pipeline_sends", "host")
+
+_ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
+_EMBEDDED_BYTES = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """What one step does on one rank of attention, flat columns.
+
+    decoding     sequences with `new_tokens` rows each over `cached` tokens, the new ones included
+    prompts      of `prompt_tokens` new tokens each after `prompt_cached`
+    """
+
+    decoding: Array
+    cached: Array
+    new_tokens: Array
+    prompts: Array
+    prompt_tokens: Array
+    prompt_cached: Array
+
+    @property
+    def rows(self) -> Array:
+        return self.decoding * self.new_tokens + self.prompts * self.prompt_tokens
+
+    @property
+    def outputs(self) -> Array:
+        """Rows that have logits."""
+        return self.decoding * self.new_tokens + self.prompts
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StepCosts:
+    """`StepTimes` of columns of plans: arguments broadcast against them; so do results.
+
+    grid          of a replica's chips: tp and pp, attention ranks as dp_replicate
+    tp, pp, dp    degrees; expert_parts: ranks that experts are dealt over
+    """
+
+    decode_program: ServingProgram
+    prompt_program: ServingProgram
+    machine: ServingMachine
+    engine: Engine
+    quantization: Quantization
+    cache: Dtype
+    grid: LayoutGrid
+    tp: Array
+    pp: Array
+    dp: Array
+    expert_parts: Array
+    distinct_experts: float = 0.0
+    _sizes: dict[tuple[int, int], tuple[Array, list[Array]]] = field(default_factory=dict, init=False, repr=False)
+
+    # --- as loads ask -------------------------------------------------------------------------------------------------------------
+
+    def decode(self, sequences: Num, cached: Num, new_tokens: Num = 1.0) -> Array:
+        """A step in which so many sequences of a replica have `new_tokens` each over `cached` tokens. [s]"""
+        return self.total(self.parts(sequences, cached, new_tokens=new_tokens))
+
+    def prefill(self, tokens: Num, cached: Num = 0.0, prompts: Num = 1.0) -> Array:
+        """A step of `prompts` prompts of `tokens` new tokens each after `cached` ones. [s]"""
+        return self.total(self.parts(0.0, 0.0, prompt_tokens=tokens, prompt_cached=cached, prompts=prompts))
+
+    def mixed(
+        self, sequences: Num, cached: Num, prompt_tokens: Num, prompt_cached: Num = 0.0, prompts: Num = 1.0, new_tokens: Num = 1.0
+    ) -> Array:
+        """A decode step that also takes `prompt_tokens` new tokens of each of `prompts` prompts. [s]"""
+        return self.total(
+            self.parts(
+                sequences,
+                cached,
+                prompt_tokens=prompt_tokens,
+                prompt_cached=prompt_cached,
+                prompts=prompts,
+                new_tokens=new_tokens,
+            )
+        )
+
+    @staticmethod
+    def total(parts: Mapping[str, Array]) -> Array:
+        return sum((parts[name] for name in PARTS), np.zeros(()))
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------------------
+
+    def parts(
+        self,
+        sequences: Num,
+        cached: Num,
+        *,
+        prompt_tokens: Num = 0.0,
+        prompt_cached: Num = 0.0,
+        prompts: Num = 1.0,
+        new_tokens: Num = 1.0,
+    ) -> dict[str, Array]:
+        """Seconds of each of `PARTS`; they add up to the step."""
+        given = (sequences, cached, new_tokens, prompts, prompt_tokens, prompt_cached)
+        columns = len(self.tp)
+        shape = np.broadcast_shapes(*(np.shape(each) for each in given), (columns,))
+        flat = [np.broadcast_to(np.asarray(each, dtype=float), shape).reshape(-1) for each in given]
+        repeats = flat[0].size // columns
+        b, z, new, p, q, x = flat
+        has_prompt = q > 0
+        ranks = np.tile(self.dp * self.pp, repeats)
+        work = Work(
+            decoding=np.where(b > 0, np.maximum(b / ranks, np.minimum(b, 1.0)), 0.0),
+            cached=np.maximum(z, 1.0),
+            new_tokens=new,
+            prompts=np.where(has_prompt, np.maximum(p / ranks, np.minimum(p, 1.0)), 0.0),
+            prompt_tokens=np.where(has_prompt, q, 0.0),
+            prompt_cached=x,
+        )
+        if not has_prompt.any():
+            found = self._evaluate(self.decode_program, work, repeats, is_prompt=False)
+        elif has_prompt.all():
+            found = self._evaluate(self.prompt_program, work, repeats, is_prompt=True)
+        else:
+            one = self._evaluate(self.decode_program, work, repeats, is_prompt=False)
+            other = self._evaluate(self.prompt_program, work, repeats, is_prompt=True)
+            found = {name: np.where(has_prompt, other[name], one[name]) for name in PARTS}
+        return {name: time.reshape(shape) for name, time in found.items()}
+
+    def _evaluate(self, program: ServingProgram, work: Work, repeats: int, *, is_prompt: bool) -> dict[str, Array]:
+        plain, counts = self.machine.plain, program.counts
+        sizes, inside = self._axes(program, repeats, is_prompt)
+        rows = work.rows
+        padded = rows if is_prompt else self._padded(rows)
+        per_row = PROMPT_LENGTH if is_prompt else 1
+        amount = _values(program.rows.amounts, sizes, padded / per_row)
+        of_head = _values(program.rows.amounts, sizes, work.outputs / per_row)
+        products, logits = self._products(program, amount, of_head)
+        passes = self._streaming(program, amount, of_head)
+        attention = self._attention(program, amount, work, repeats, is_prompt=is_prompt)
+        communication = self._communication(program, amount, sizes, inside)
+        experts, exchanges = self._experts(program, padded, repeats)
+        sent, gathered = self._around(program, padded, work, repeats)
+        layers = np.delete(np.arange(len(counts)), program.head)
+        found = {
+            "products": counts[layers] @ products[layers],
+            "experts": experts,
+            "attention": attention,
+            "passes": counts[layers] @ passes[layers],
+            "communication": counts @ communication + exchanges,
+            "logits": logits + passes[program.head] + gathered,
+            "pipeline_sends": sent,
+        }
+        device = sum(found.values(), np.zeros(()))
+        found["host"] = self._host(program, device, work, repeats, plain, is_prompt=is_prompt)
+        return found
+
+    def _axes(self, program: ServingProgram, repeats: int, is_prompt: bool) -> tuple[Array, list[Array]]:
+        key = (repeats, int(is_prompt))
+        if key not in self._sizes:
+            masks = program.rows.amounts.masks
+            sizes = np.array([self.grid.size(mask) for mask in masks])
+            tiers = [np.tile(each, (1, repeats)) for each in members_inside(masks, self.grid)]
+            if len(self._sizes) > 64:
+                self._sizes.clear()
+            self._sizes[key] = np.tile(sizes, (1, repeats)), tiers
+        return self._sizes[key]
+
+    def _padded(self, rows: Array) -> Array:
+        """Rows of a step as captured graphs have them."""
+        known = np.array((*self.engine.graph_sizes, np.inf)) if self.engine.has_graphs else np.array([np.inf])
+        above = known[np.searchsorted(known, rows - 1e-9)]
+        return np.where(np.isfinite(above), np.maximum(above, rows), rows)
+
+    # --- parts --------------------------------------------------------------------------------------------------------------------
+
+    def _products(self, program: ServingProgram, amount: Array, of_head: Array) -> tuple[Array, Array]:
+        """[regions, columns] of the layers' calls, and [columns] of the output matrix."""
+        fused, columns = program.fused, program.rows.matmul.columns
+        total = np.zeros((len(program.regions), amount.shape[1]))
+        first = fused.rows[fused.starts]
+        for is_head in (False, True):
+            values = of_head if is_head else amount
+            width = np.add.reduceat(values[columns["n"][fused.rows]], fused.starts, axis=0)
+            for is_low in (False, True):
+                which = np.flatnonzero(((fused.region == program.head) == is_head) & (self._is_low(program) == is_low))
+                if not len(which):
+                    continue
+                chosen = first[which]
+                time = weight_product_time(
+                    batch=values[columns["batch"][chosen]],
+                    m=values[columns["m"][chosen]],
+                    n=width[which],
+                    k=values[columns["k"][chosen]],
+                    weight_bytes=self.quantization.weight_bytes if is_low else _EMBEDDED_BYTES,
+                    activation_bytes=self.quantization.activation_bytes if is_low else _EMBEDDED_BYTES,
+                    machine=self.machine.low if is_low else self.machine.plain,
+                )
+                np.add.at(total, fused.region[which], time)
+        return total, total[program.head]
+
+    def _is_low(self, program: ServingProgram) -> NDArray[np.bool_]:
+        low = program.fused.layer_weight & (not self.quantization.is_plain and not self.quantization.experts_only)
+        if program.experts and self.quantization.skips_attention_beside_experts:
+            low = low & ~program.fused.is_attention
+        return low
+
+    def _streaming(self, program: ServingProgram, amount: Array, of_head: Array) -> Array:
+        rows, machine = program.rows.streaming, self.machine.plain
+        codes = rows.columns["kernel"][:, None]
+        is_head = (rows.segments == program.head)[:, None]
+
+        def passes(values: Array) -> Any:
+            num_bytes = np.add.reduceat(values[rows.accesses], rows.access_starts, axis=0)
+            return streaming_time(num_bytes=num_bytes, num_elements=values[rows.columns["elements"]], kernel_class=codes, machine=machine)
+
+        time = np.where(is_head, passes(of_head), passes(amount))
+        floors = machine.streaming.table[0][rows.columns["kernel"]][:, None]
+        time = time - np.where(program.along[:, None], floors, 0.0)
+        total = np.zeros((len(program.regions), amount.shape[1]))
+        np.add.at(total, rows.segments, time)
+        return total
+
+    def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int, *, is_prompt: bool) -> Array:
+        """Of all layers: sequences that decode over their cache, prompts over what they have so far, and states that are read and written."""
+        rows, model = program.rows.attention.columns, program.model
+        window = model.sliding_window or model.attention_chunk
+        share = model.sliding_layer_fraction if window else 0.0
+        top = model.latent.index_top if model.latent is not None and model.latent.index_heads else 0
+        total = np.zeros(amount.shape[1])
+        for row, segment in enumerate(program.rows.attention.segments):
+            count = float(program.regions[segment].count)
+            heads, kv_heads = amount[rows["heads"][row]], amount[rows["kv_heads"][row]]
+            head_dim, value_dim = int(rows["head_dim"][row]), int(rows["value_head_dim"][row])
+            one = _AttentionRow(heads, kv_heads, head_dim, value_dim)
+            if work.decoding.any():
+                time = self._over_windows(lambda z, of=one: self._decoding(of, work, z), work.cached, window, share, top)
+                total += count * np.where(work.decoding > 0, time, 0.0)
+            if is_prompt:
+                seen = work.prompt_tokens + work.prompt_cached
+                time = self._over_windows(lambda z, of=one: self._prompts(of, work, z), seen, window, share, top)
+                total += count * np.where(work.prompts > 0, time, 0.0)
+            if top:
+                total += count * self._indexing(work)
+        for region in program.states:
+            mixer = next(kind.mixer for kind in model.layer_kinds if kind.name == program.regions[region].name)
+            num_bytes = 2.0 * 4.0 * state_elements(model, mixer) * work.decoding / np.tile(self.tp, repeats)
+            total += program.regions[region].count * self._pass(num_bytes)
+        return total
+
+    @staticmethod
+    def _over_windows(time: Callable[[Array], Array], tokens: Array, window: int, share: float, top: int) -> Array:
+        """Layers that see all tokens and those that see a window of them."""
+        if top:
+            return time(np.minimum(tokens, float(top)))
+        if not share:
+            return time(tokens)
+        cut = time(np.minimum(tokens, float(window)))
+        return cut if share == 1.0 else share * cut + (1.0 - share) * time(tokens)
+
+    def _decoding(self, of: _AttentionRow, work: Work, cached: Array) -> Array:
+        machine = self.machine.plain
+        if of.head_dim != of.value_dim:
+            return latent_decode_time(of, work.decoding, work.new_tokens, cached, itemsize(self.cache), machine)
+        # a query of the step more is like a head more: the cache is read once for all of them
+        return np.asarray(
+            attention_decode_time(
+                batch=work.decoding,
+                heads=of.heads * work.new_tokens,
+                kv_heads=of.kv_heads,
+                key_length=cached,
+                head_dim=of.head_dim,
+                itemsize=itemsize(self.cache),
+                machine=machine,
+            )
+        )
+
+    def _prompts(self, of: _AttentionRow, work: Work, seen: Array) -> Array:
+        """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds."""
+        q = np.maximum(work.prompt_tokens, 1.0)
+        keys = np.maximum(seen, 1.0)
+        whole = work.prompt_tokens + work.prompt_cached
+        share = np.where(seen < whole, 1.0, (keys - 0.5 * (np.minimum(q, keys) - 1.0)) / keys)
+        machine = self.machine.plain
+        is_latent = of.head_dim != of.value_dim and LATENT_KERNEL in machine.attention
+        kernel = LATENT_KERNEL if is_latent else "flash"
+        return np.asarray(
+            attention_time(
+                batch=work.prompts,
+                heads=of.heads,
+                kv_heads=of.kv_heads,
+                query_length=q,
+                key_length=keys,
+                head_dim=of.head_dim,
+                causal_fraction=share,
+                itemsize=2.0,
+                machine=machine,
+                kernel=kernel,
+                value_head_dim=of.value_dim,
+            )
+        )
+
+    def _indexing(self, work: Work) -> Array:
+        """A sparse indexer's scores: its keys, a byte each, read once for a sequence; a few heads' products in 8 bits."""
+        latent = self.decode_program.model.latent
+        assert latent is not None
+        width, heads = latent.index_head_dim, latent.index_heads
+        queries = work.decoding * work.new_tokens * work.cached + work.prompts * work.prompt_tokens * work.prompt_tokens * 0.5
+        read = (work.decoding * work.cached + work.prompts * work.prompt_tokens) * width
+        computed = 2.0 * queries * heads * width / (0.5 * self.machine.plain.peak_flop_rate)
+        return np.maximum(self._pass(read), computed)
+
+    def _pass(self, num_bytes: Array) -> Array:
+        machine = self.machine.plain
+        return np.asarray(
+            streaming_time(num_bytes=num_bytes, num_elements=num_bytes, kernel_class=KernelClass.DEFAULT, machine=machine)
+        )
+
+    def _communication(self, program: ServingProgram, amount: Array, sizes: Array, inside: list[Array]) -> Array:
+        """[regions, columns] of collectives between the operators."""
+        rows = program.rows.traffic
+        total = np.zeros((len(program.regions), amount.shape[1]))
+        if not rows.names:
+            return total
+        group = rows.columns["group"]
+        time = self._collective(rows.columns["kind"][:, None], amount[rows.columns["amount"]], sizes[group], [each[group] for each in inside])
+        np.add.at(total, rows.segments, np.where(sizes[group] > 1, time, 0.0))
+        return total
+
+    def _collective(self, code: Any, num_bytes: Array, size: Array, inside: list[Array]) -> Array:
+        """By the library, or by the engine's own kernels where these are quicker."""
+        machine = self.machine.plain
+        time = collective_time(code, num_bytes, group_size=size, inside=inside, machine=machine)
+        if self.engine.fuses_all_reduce:
+            time = np.where(code == _ALL_REDUCE, np.minimum(time, small_all_reduce_time(num_bytes, size, machine)), time)
+        return np.asarray(time)
+
+    def _experts(self, program: ServingProgram, rows: Array, repeats: int) -> tuple[Array, Array]:
+        """Routed experts of all layers and what tokens send to them and back. [s]
+
+        T tokens of all attention ranks meet; distinct experts that they choose: E (1 - (1 - k / E)^T), of which a chip has its part. Tokens
+        are gathered from the attention ranks and their sums scattered to them, and reduced over the ranks that share them (tp); or each
+        row travels to its expert and back, whichever is quicker.
+        """
+        model, experts = program.model, program.model.experts
+        nothing = np.zeros_like(rows)
+        if experts is None:
+            return nothing, nothing
+        tp, dp, ep = (np.tile(each, repeats) for each in (self.tp, self.dp, self.expert_parts))
+        tokens = rows * dp
+        shared_by = tp * dp / ep
+        met = self.distinct_experts or experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens)
+        here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.minimum(1.0, tokens * experts.top_k))
+        quantized = not self.quantization.is_plain
+        time = expert_time(
+            experts=here,
+            rows=np.maximum(tokens * experts.top_k / ep, here),
+            tokens=tokens,
+            hidden=float(model.hidden_size),
+            width=experts.width / shared_by,
+            up_projections=2 if experts.gated else 1,
+            weight_bytes=self.quantization.weight_bytes if quantized else _EMBEDDED_BYTES,
+            machine=self.machine.low if quantized else self.machine.plain,
+        )
+        num = sum(float(program.regions[region].count) for region in program.experts)
+        return num * time, num * self._exchange(rows, tokens, repeats)
+
+    def _exchange(self, rows: Array, tokens: Array, repeats: int) -> Array:
+        model = self.decode_program.model
+        experts = model.experts
+        assert experts is not None
+        hidden = 2.0 * model.hidden_size
+        kinds = CollectiveKind
+        of_tp, of_dp = self._group("tp", repeats), self._group("dp", repeats)
+        everywhere = tokens * hidden
+        summed = np.where(of_tp[0] > 1, self._collective(_ALL_REDUCE, rows * hidden, *of_tp), 0.0)
+        gathered = sum(
+            self._collective(COLLECTIVE_CODE[kind], everywhere, *of_dp) for kind in (kinds.ALL_GATHER, kinds.REDUCE_SCATTER)
+        )
+        sent = rows * experts.top_k * hidden
+        each = 2.0 * self._collective(COLLECTIVE_CODE[kinds.ALL_TO_ALL], sent, *of_dp)
+        return summed + np.where(of_dp[0] > 1, np.minimum(gathered, each), 0.0)
+
+    def _group(self, which: str, repeats: int) -> tuple[Array, list[Array]]:
+        axes = ("tp_kv", "tp_q") if which == "tp" else ("dp_replicate", "dp_shard")
+        inside = [np.tile(each, repeats) for each in self.grid.group_inside(axes)]
+        return np.tile(self.grid.size(axes), repeats), inside
+
+    def _around(self, program: ServingProgram, rows: Array, work: Work, repeats: int) -> tuple[Array, Array]:
+        """Sends between stages, and the gather of logits."""
+        model = program.model
+        of_tp, pp = self._group("tp", repeats), np.tile(self.pp, repeats)
+        logits = self._collective(COLLECTIVE_CODE[CollectiveKind.ALL_GATHER], work.outputs * (2.0 * model.vocab_size), *of_tp)
+        gathered = np.where(of_tp[0] > 1, logits, 0.0)
+        pair = np.where(pp > 1, 2.0, 1.0)
+        inside = [np.minimum(np.tile(hop, repeats), pair) for hop in self.grid.hop[:-1]] + [pair]
+        code = COLLECTIVE_CODE[CollectiveKind.SEND_RECV]
+        send = collective_time(code, rows * (2.0 * model.hidden_size), group_size=pair, inside=inside, machine=self.machine.plain)
+        return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
+
+    def _host(self, program: ServingProgram, device: Array, work: Work, repeats: int, machine: Machine, *, is_prompt: bool) -> Array:
+        """What shows of the host: launches where nothing is replayed, and the engine's own time of a step and of each sequence."""
+        engine, pp = self.engine, np.tile(self.pp, repeats)
+        sequences = (work.decoding + work.prompts) * pp
+        own = engine.step_time + engine.sequence_time * sequences
+        launched = np.zeros_like(device)
+        if is_prompt:
+            launched = np.full_like(device, program.model.num_hidden_layers * engine.layer_prefill_time)
+        elif not engine.has_graphs:
+            kernels = len(program.fused.names) + len(program.rows.streaming.names) + len(program.rows.attention.names)
+            blocks = max(sum(1 for region in program.regions if region.is_block), 1)
+            launched = np.full_like(device, kernels / blocks * program.model.num_hidden_layers * engine.launch_time)
+        waits = np.maximum(launched - device, 0.0)
+        return np.where(is_prompt & engine.overlaps_host, waits + engine.step_time, waits + own)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionRow:
+    heads: Array
+    kv_heads: Array
+    head_dim: int
+    value_dim: int
+
+
+def weight_product_time(
+    *, batch: Num, m: Num, n: Num, k: Num, weight_bytes: float, activation_bytes: float, machine: Machine
+) -> Array:
+    """A product with a weight of other bytes than what it multiplies: `matmul_time` with the mean bytes of an element of all three. [s]"""
+    weights, others = n * k, m * (k + n)
+    mean = (weights * weight_bytes + m * k * activation_bytes + m * n * 2.0) / (weights + others)
+    return np.asarray(matmul_time(batch=batch, m=m, n=n, k=k, itemsize=mean, machine=machine))
+
+
+def expert_time(
+    *,
+    experts: Num,
+    rows: Num,
+    tokens: Num,
+    hidden: Num,
+    width: Num,
+    up_projections: int,
+    weight_bytes: float,
+    machine: Machine,
+) -> Array:
+    """Routed experts of a layer on one chip in one fused call. [s]"""
+    return np.asarray(
+        grouped_matmul_time(
+            experts=experts,
+            rows=rows,
+            tokens=tokens,
+            hidden_size=hidden,
+            intermediate_size=width,
+            itemsize=weight_bytes,
+            machine=machine,
+            up_projections=up_projections,
+        )
+    )
+
+
+def latent_decode_time(of: _AttentionRow, batch: Array, new_tokens: Array, cached: Array, cache_bytes: float, machine: Machine) -> Array:
+    """Queries of all heads over one latent for each token. [s]"""
+    rates = machine.decode_attention["flash"]
+    num_bytes = batch * (cached * of.head_dim * cache_bytes + of.heads * new_tokens * (of.head_dim + of.value_dim) * 2.0)
+    flops = 2.0 * batch * new_tokens * of.heads * cached * (of.head_dim + of.value_dim)
+    compute = flops / (0.6 * machine.peak_flop_rate)
+    return np.asarray(rates.floor_time + ((num_bytes / rates.bandwidth) ** 4 + compute**4) ** 0.25)
+
+
+def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:
+    """[amounts, columns] as `evaluate.amount_values`, of sizes that are known."""
+    samples = np.where(amounts.per_sample, microbatch, 1.0)
+    padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
+    values = amounts.base * samples * padded / sizes[amounts.axes]
+    return values if amounts.times is None else values * sizes[amounts.times]
+
+
+__all__ = ["PARTS", "StepCosts", "Work", "cache_shape", "weight_product_time"]
