@@ -67,8 +67,8 @@ class Speculation:
 class ServingJob:
     """What is served, whatever the cluster and the plan.
 
-    concurrency  requests in flight of all replicas together (closed loop: each answer is followed by the next request); None: see rate
-    rate         requests a second of all replicas together (open loop, Poisson); None: see concurrency
+    concurrency  requests in flight of all replicas together (closed loop: each answer is followed by the next request)
+    rate         requests a second of all replicas together (open loop, Poisson); neither: as many at once as fit
     prefix_hit   share of a prompt's tokens that the cache holds already
     kv_precision of the cache
     is_static    all requests start together and run to the end, as offline benchmarks do; the batch is `concurrency`
@@ -88,8 +88,10 @@ class ServingJob:
     def __post_init__(self) -> None:
         if not isinstance(self.model, TransformerConfig):
             raise bad_field("model", type(self.model).__name__, "must be a TransformerConfig", "load_model reads one")
-        if (self.concurrency is None) == (self.rate is None):
-            raise bad_field("concurrency", self.concurrency, "one of concurrency and rate must be given", "give --concurrency or --rate")
+        if self.concurrency is not None and self.rate is not None:
+            raise bad_field("rate", self.rate, "cannot be given beside a concurrency: clients wait for answers, or they do not", "give one")
+        if self.is_static and self.concurrency is None:
+            raise bad_field("concurrency", None, "a static batch needs the number of its requests", "give a concurrency")
         if self.concurrency is not None and (
             not isinstance(self.concurrency, int) or isinstance(self.concurrency, bool) or not 1 <= self.concurrency <= MAX_SIZE
         ):

@@ -39,7 +39,9 @@ _STATE_SCANS = ("state_scan", "delta_scan")
 _OF_EXPERTS = ("permute", "unpermute", "gated")
 _INDEXER = "index_scores"
 #: Launched with their neighbour by the engines' kernels.
-_LAUNCHED_ALONG = ("attention_add", "mlp_add", "experts_add", "parallel_add", "block_add", "k_rotary", "k_norm", "shared_product", "gate_product")
+_LAUNCHED_ALONG = (
+    "attention_add", "mlp_add", "experts_add", "parallel_add", "block_add", "k_rotary", "k_norm", "shared_product", "gate_product",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,7 +129,12 @@ def serving_program(model: TransformerConfig, *, is_prompt: bool) -> ServingProg
                 compiler.work(op, derivation.shardings[op.name], work, segment=place[op.layer], name=op.name, is_backward=False)
     routed = _after_routers(graph)
     for traffic in derivation.traffic:
-        if traffic.phase is Pass.FORWARD and traffic.kind is not CollectiveKind.SEND_RECV and traffic.operator not in routed and traffic.region != "head":
+        if (
+            traffic.phase is Pass.FORWARD
+            and traffic.kind is not CollectiveKind.SEND_RECV
+            and traffic.operator not in routed
+            and traffic.region != "head"
+        ):
             compiler.collective(traffic.kind, traffic.axes, traffic.amount, segment=place[traffic.region], name=traffic.tensor)
     weights = _weights(derivation, compiler, place)
     rows = compiler.rows(attention_kernel="flash", num_segments=len(graph.regions), num_traffic_segments=len(graph.regions))

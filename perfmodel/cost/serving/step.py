@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from perfmodel.cost.serving.memory import cache_shape, state_elements
 from perfmodel.cost.serving.program import PROMPT_LENGTH, ServingProgram
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
-from perfmodel.hardware.calibration import COLLECTIVE_CODE, KERNEL_CODE, LATENT_KERNEL, KernelClass
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.quantization import Quantization
@@ -251,7 +252,7 @@ class StepCosts:
         return total
 
     def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int, *, is_prompt: bool) -> Array:
-        """Of all layers: sequences that decode over their cache, prompts over what they have so far, and states that are read and written."""
+        """Of all layers: sequences that decode over their cache, prompts over what they have so far, states that are read and written."""
         rows, model = program.rows.attention.columns, program.model
         window = model.sliding_window or model.attention_chunk
         share = model.sliding_layer_fraction if window else 0.0
@@ -263,11 +264,11 @@ class StepCosts:
             head_dim, value_dim = int(rows["head_dim"][row]), int(rows["value_head_dim"][row])
             one = _AttentionRow(heads, kv_heads, head_dim, value_dim)
             if work.decoding.any():
-                time = self._over_windows(lambda z, of=one: self._decoding(of, work, z), work.cached, window, share, top)
+                time = self._over_windows(partial(self._decoding, one, work), work.cached, window, share, top)
                 total += count * np.where(work.decoding > 0, time, 0.0)
             if is_prompt:
                 seen = work.prompt_tokens + work.prompt_cached
-                time = self._over_windows(lambda z, of=one: self._prompts(of, work, z), seen, window, share, top)
+                time = self._over_windows(partial(self._prompts, one, work), seen, window, share, top)
                 total += count * np.where(work.prompts > 0, time, 0.0)
             if top:
                 total += count * self._indexing(work)
@@ -341,9 +342,7 @@ class StepCosts:
 
     def _pass(self, num_bytes: Array) -> Array:
         machine = self.machine.plain
-        return np.asarray(
-            streaming_time(num_bytes=num_bytes, num_elements=num_bytes, kernel_class=KernelClass.DEFAULT, machine=machine)
-        )
+        return np.asarray(streaming_time(num_bytes=num_bytes, num_elements=num_bytes, kernel_class=KernelClass.DEFAULT, machine=machine))
 
     def _communication(self, program: ServingProgram, amount: Array, sizes: Array, inside: list[Array]) -> Array:
         """[regions, columns] of collectives between the operators."""
@@ -352,7 +351,9 @@ class StepCosts:
         if not rows.names:
             return total
         group = rows.columns["group"]
-        time = self._collective(rows.columns["kind"][:, None], amount[rows.columns["amount"]], sizes[group], [each[group] for each in inside])
+        time = self._collective(
+            rows.columns["kind"][:, None], amount[rows.columns["amount"]], sizes[group], [each[group] for each in inside]
+        )
         np.add.at(total, rows.segments, np.where(sizes[group] > 1, time, 0.0))
         return total
 
@@ -403,9 +404,7 @@ class StepCosts:
         of_tp, of_dp = self._group("tp", repeats), self._group("dp", repeats)
         everywhere = tokens * hidden
         summed = np.where(of_tp[0] > 1, self._collective(_ALL_REDUCE, rows * hidden, *of_tp), 0.0)
-        gathered = sum(
-            self._collective(COLLECTIVE_CODE[kind], everywhere, *of_dp) for kind in (kinds.ALL_GATHER, kinds.REDUCE_SCATTER)
-        )
+        gathered = sum(self._collective(COLLECTIVE_CODE[kind], everywhere, *of_dp) for kind in (kinds.ALL_GATHER, kinds.REDUCE_SCATTER))
         sent = rows * experts.top_k * hidden
         each = 2.0 * self._collective(COLLECTIVE_CODE[kinds.ALL_TO_ALL], sent, *of_dp)
         return summed + np.where(of_dp[0] > 1, np.minimum(gathered, each), 0.0)
@@ -423,8 +422,9 @@ class StepCosts:
         gathered = np.where(of_tp[0] > 1, logits, 0.0)
         pair = np.where(pp > 1, 2.0, 1.0)
         inside = [np.minimum(np.tile(hop, repeats), pair) for hop in self.grid.hop[:-1]] + [pair]
-        code = COLLECTIVE_CODE[CollectiveKind.SEND_RECV]
-        send = collective_time(code, rows * (2.0 * model.hidden_size), group_size=pair, inside=inside, machine=self.machine.plain)
+        send = collective_time(
+            CollectiveKind.SEND_RECV, rows * (2.0 * model.hidden_size), group_size=pair, inside=inside, machine=self.machine.plain
+        )
         return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
 
     def _host(self, program: ServingProgram, device: Array, work: Work, repeats: int, machine: Machine, *, is_prompt: bool) -> Array:
@@ -451,9 +451,7 @@ class _AttentionRow:
     value_dim: int
 
 
-def weight_product_time(
-    *, batch: Num, m: Num, n: Num, k: Num, weight_bytes: float, activation_bytes: float, machine: Machine
-) -> Array:
+def weight_product_time(*, batch: Num, m: Num, n: Num, k: Num, weight_bytes: float, activation_bytes: float, machine: Machine) -> Array:
     """A product with a weight of other bytes than what it multiplies: `matmul_time` with the mean bytes of an element of all three. [s]"""
     weights, others = n * k, m * (k + n)
     mean = (weights * weight_bytes + m * k * activation_bytes + m * n * 2.0) / (weights + others)

@@ -44,6 +44,7 @@ class Engine:
     step_time           of a step, beside the device
     sequence_time       of a step, for each sequence
     request_time        h0: from a request's arrival to its prefill, and back with its first token
+    border_steps        decode steps that pass between the end of a prefill and the first token
     layer_prefill_time  host time of a layer in a prefill without graphs: prefill takes no less
     has_graphs          decoding replays graphs; else each kernel is launched
     launch_time         of a kernel that is launched
@@ -76,6 +77,7 @@ class Engine:
     step_time: float = 0.0
     sequence_time: float = 0.0
     request_time: float = 0.0
+    border_steps: float = 0.0
     layer_prefill_time: float = 0.0
     has_graphs: bool = True
     launch_time: float = 0.0

@@ -1,0 +1,282 @@
+"""Predicts plans of serving: one estimator for a model in its formats on a cluster under an engine, columns of plans at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
+from perfmodel.cost.serving.machine import ServingMachine, serving_machine
+from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
+from perfmodel.cost.serving.program import serving_program
+from perfmodel.cost.serving.requests import Requests, Scheduling
+from perfmodel.cost.serving.speculation import SpeculativeTimes
+from perfmodel.cost.serving.step import PARTS, StepCosts
+from perfmodel.cost.serving.times import StepTimes
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import bad_field
+from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.grid import make_grid
+from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.serving import ServingJob, Speculation
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedPlans:
+    """Columns of plans under one load; figures of a replica, but where they say otherwise.
+
+    capacity   sequences that a replica runs at once: by its memory and by the engine's limit
+    """
+
+    load: ServedLoad
+    memory: ServingMemory
+    capacity: Array
+    num_chips: Array
+    replicas: Array
+    times: StepCosts
+
+    @property
+    def tokens_per_second_per_chip(self) -> Array:
+        """Output tokens, over all chips. [1/s]"""
+        return self.load.tokens_per_second * self.replicas / self.num_chips
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServingEstimator:
+    """Predicts plans of one model in its formats on one cluster under one engine.
+
+    `distinct_experts` of its methods: experts that the tokens of a step meet, where all requests are one prompt; 0: as even routing has it
+    """
+
+    model: TransformerConfig
+    cluster: Cluster
+    calibration: Calibration
+    engine: Engine
+    quantization: Quantization
+    cache: Dtype
+    machine: ServingMachine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = serving_machine(self.cluster, self.calibration, self.engine, self.quantization)
+
+    # --- pieces -------------------------------------------------------------------------------------------------------------------
+
+    def times(self, plans: Sequence[ServingPlan], *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
+        """Times of steps of columns of plans; of another model on the same chips, one that drafts."""
+        of = model or self.model
+        degrees = {"tp": [p.tp for p in plans], "pp": [p.pp for p in plans], "dp_replicate": [p.attention_dp for p in plans]}
+        degrees |= dict.fromkeys(("dp_shard", "cp"), [1] * len(plans))
+        tiers = self.machine.plain.tier_sizes
+        grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
+        return StepCosts(
+            decode_program=serving_program(of, is_prompt=False),
+            prompt_program=serving_program(of, is_prompt=True),
+            machine=self.machine,
+            engine=self.engine,
+            quantization=self.quantization,
+            cache=self.cache,
+            grid=grid,
+            tp=grid.degree["tp"],
+            pp=grid.degree["pp"],
+            dp=grid.degree["dp_replicate"],
+            expert_parts=np.array([float(p.ep) for p in plans]),
+            distinct_experts=distinct_experts,
+        )
+
+    def memory(self, plans: Sequence[ServingPlan], tokens: float, speculation: Speculation | None = None) -> ServingMemory:
+        """Where sequences hold so many tokens each."""
+        tp, pp, dp = (np.array([float(getattr(p, name)) for p in plans]) for name in ("tp", "pp", "attention_dp"))
+        draft: Any = 0.0
+        if speculation is not None:
+            drafting = serving_program(self.drafting(speculation), is_prompt=False)
+            draft = weight_bytes(drafting, self.quantization, tp=tp, pp=1.0, expert_cut=tp * dp)
+        return serving_memory(
+            serving_program(self.model, is_prompt=False),
+            self.engine,
+            self.quantization,
+            self.cache,
+            capacity=self.cluster.chip.memory.capacity,
+            tokens_of_sequence=tokens,
+            tp=tp,
+            pp=pp,
+            attention_dp=dp,
+            max_tokens=np.array([float(p.max_tokens or self.engine.max_tokens) for p in plans]),
+            draft_bytes=draft,
+        )
+
+    def drafting(self, speculation: Speculation) -> TransformerConfig:
+        """What drafts: a model of its own, or one layer of this model with its head."""
+        if speculation.draft is not None:
+            return speculation.draft
+        kind = replace(self.model.main_kind, count=1, turn="")
+        return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
+
+    # --- columns ------------------------------------------------------------------------------------------------------------------
+
+    def serve(self, job: ServingJob, plans: Sequence[ServingPlan], *, distinct_experts: float = 0.0) -> ServedPlans:
+        """The load of `job` on every plan."""
+        costs = self.times(plans, distinct_experts=distinct_experts)
+        times: StepTimes = costs
+        scheduling = self.scheduling(plans, job.speculation)
+        if job.speculation is not None:
+            draft = self.times(plans, model=self.drafting(job.speculation))
+            draft.engine = replace(self.engine, step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
+            times = SpeculativeTimes(target=costs, draft=draft, drafted=float(job.speculation.draft_tokens))
+        requests = Requests.of_job(job)
+        memory = self.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
+        dp = np.array([float(p.attention_dp) for p in plans])
+        limit = np.array([float(p.max_batch or self.engine.max_batch) for p in plans]) * dp
+        fits = memory.sequences >= 1.0
+        capacity = np.where(fits, np.minimum(memory.sequences, limit), limit)  # one that does not fit is timed as if it did
+        replicas = np.array([float(p.replicas) for p in plans])
+        if job.is_static and job.concurrency is not None:
+            load = static_batch(times, requests, scheduling, batch=job.concurrency / replicas, capacity=capacity)
+        elif job.concurrency is not None:
+            load = closed_loop(times, requests, scheduling, concurrency=np.maximum(job.concurrency / replicas, 1.0), capacity=capacity)
+        elif job.rate is not None:
+            load = open_loop(times, requests, scheduling, rate=job.rate / replicas, capacity=capacity)
+        else:
+            load = maximum_load(times, requests, scheduling, capacity=capacity)
+        chips = np.array([float(p.num_chips) for p in plans])
+        return ServedPlans(load=load, memory=memory, capacity=capacity, num_chips=chips, replicas=replicas, times=costs)
+
+    def scheduling(self, plans: Sequence[ServingPlan], speculation: Speculation | None = None) -> Scheduling:
+        """How the engine fills its steps; tokens of a step are those of all attention ranks."""
+        tokens = np.array([float(p.max_tokens or self.engine.max_tokens) * p.attention_dp for p in plans])
+        found = Scheduling.of_engine(self.engine, step_tokens=tokens, speculation=speculation)
+        return replace(found, border_steps=self.engine.border_steps)
+
+    # --- one plan -----------------------------------------------------------------------------------------------------------------
+
+    def predict(self, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
+        """One plan under one load. Raises InputError where the plan cannot be."""
+        check_plan(self.model, plan)
+        if plan.pools is not None:
+            raise bad_field("pools", "given", "are predicted by `disaggregated`", "predict the pools by themselves")
+        served = self.serve(job, [plan], distinct_experts=distinct_experts)
+        return prediction_of(self, job, plan, served, 0)
+
+
+def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
+    """Degrees that cut what the model has. Raises InputError."""
+    if model.num_attention_heads % plan.tp:
+        rule = f"must divide the {model.num_attention_heads} attention heads of {model.name}"
+        raise bad_field("tp", plan.tp, rule, f"use {_divisors(model.num_attention_heads)}")
+    if plan.pp > model.num_hidden_layers:
+        raise bad_field("pp", plan.pp, f"must be at most the {model.num_hidden_layers} layers of {model.name}", "use fewer stages")
+    experts = model.experts
+    if experts is None:
+        if plan.ep > 1:
+            raise bad_field("ep", plan.ep, f"{model.name} has no experts", "use ep=1")
+        return
+    if experts.num_experts % plan.ep:
+        raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_divisors(experts.num_experts)}")
+    if experts.width % plan.expert_tp:
+        rule = f"leaves {plan.expert_tp} chips to share an expert, whose width is {experts.width}"
+        raise bad_field("ep", plan.ep, rule, "deal experts over more chips")
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(each) for each in (1, 2, 4, 8, 16, 32, 64, 128) if number % each == 0)
+
+
+def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
+    """Of the column `at`, with all that people read."""
+    load, memory = served.load, served.memory
+    full = float(job.input_len.most + job.output_len.most)
+    fits = bool(memory.sequences[at] * (job.input_len.mean + job.output_len.mean) >= full)
+    running = float(load.running[at])
+    parts = served.times.parts(max(running, 1.0), job.mean_context, new_tokens=_rows(job))
+    wanted = _wanted(job, plan)
+    notes = []
+    if not fits:
+        notes.append(_does_not_fit(memory, at))
+    elif wanted > served.capacity[at]:
+        notes.append(f"{_count(served.capacity[at])} of {_count(wanted)} sequences of a replica run at once; the others wait")
+    kv_heads = estimator.model.num_key_value_heads
+    if estimator.model.latent is None and plan.tp > kv_heads:
+        notes.append(f"tp {plan.tp} over {kv_heads} key-value heads keeps {plan.tp // kv_heads} copies of the cache")
+    if estimator.model.latent is not None and plan.tp > 1:
+        notes.append(f"the latent cache is whole on each of {plan.tp} chips: attention dp would cut it")
+    held = {
+        "weights": memory.weights, "cache": memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp,
+        "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
+    }  # fmt: skip
+    by_class = {name: _at(value, at) for name, value in held.items()}
+    by_class["total"] = sum(by_class.values())
+    return ServingPrediction(
+        job=job,
+        plan=plan,
+        cluster=estimator.cluster.name,
+        ttft=Spread(mean=_at(load.ttft, at)),
+        tpot=Spread(mean=_at(load.tpot, at)),
+        inter_token=Spread(mean=_at(load.tpot, at)),
+        request_latency=Spread(mean=_at(load.request_latency, at)),
+        decode_step=sum(float(parts[name][at]) for name in PARTS),
+        prefill_time=_at(load.prefill_time, at),
+        running=running,
+        queued=_at(load.queue, at),
+        max_sequences=float(memory.sequences[at]),
+        tokens_per_second_per_chip=float(served.tokens_per_second_per_chip[at]),
+        requests_per_second=_at(load.requests_per_second, at) * plan.replicas,
+        memory=by_class,
+        memory_usable=_at(memory.usable, at),
+        parts={name: float(parts[name][at]) for name in PARTS},
+        rests_on=rests_on(estimator),
+        fits=fits,
+        fits_load=fits and wanted <= served.capacity[at],
+        is_saturated=bool(load.is_saturated[at]),
+        notes=tuple(notes),
+    )
+
+
+def rests_on(estimator: ServingEstimator) -> dict[str, str]:
+    """Part -> what its numbers come from."""
+    rests = estimator.machine.plain.rests_on
+    links = rests.get(SCALE_UP) or rests.get(SCALE_OUT) or "spec sheet"
+    engine = f"engine: {estimator.engine.name}"
+    of = dict.fromkeys(("products", "experts", "logits"), rests["matmul"])
+    of |= {"attention": rests["attention"], "passes": rests["streaming"], "communication": links, "pipeline_sends": links}
+    return of | {"host": engine, "memory": f"derived from the model and the plan; {engine}"}
+
+
+def _rows(job: ServingJob) -> float:
+    return 1.0 if job.speculation is None else 1.0 + job.speculation.draft_tokens
+
+
+def _wanted(job: ServingJob, plan: ServingPlan) -> float:
+    return 0.0 if job.concurrency is None else job.concurrency / plan.replicas
+
+
+def _does_not_fit(memory: ServingMemory, at: int) -> str:
+    from perfmodel.foundation.units import format_bytes
+
+    weights, usable = _at(memory.weights, at), _at(memory.usable, at)
+    if _at(memory.room, at) <= 0:
+        taken = f"weights take {format_bytes(weights)} of {format_bytes(usable)} usable on each chip"
+        return f"does not fit: {taken}; use more tp or pp, or fewer bits"
+    return f"does not fit: no request of full length has room in the {format_bytes(_at(memory.room, at))} that weights leave on each chip"
+
+
+def _count(value: Any) -> str:
+    return f"{int(value):,}"
+
+
+def _at(value: Any, at: int) -> float:
+    array = np.ravel(np.asarray(value, dtype=float))
+    return float(array[at] if array.size > 1 else array[0])
+
+
+__all__ = ["ServedPlans", "ServingEstimator", "check_plan", "prediction_of", "rests_on"]
