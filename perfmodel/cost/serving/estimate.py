@@ -16,7 +16,7 @@ from perfmodel.cost.serving.program import serving_program
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.speculation import SpeculativeTimes
 from perfmodel.cost.serving.step import PARTS, StepCosts
-from perfmodel.cost.serving.times import StepTimes
+from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
@@ -128,7 +128,7 @@ class ServingEstimator:
     def serve(self, job: ServingJob, plans: Sequence[ServingPlan], *, distinct_experts: float = 0.0) -> ServedPlans:
         """The load of `job` on every plan."""
         costs = self.times(plans, distinct_experts=distinct_experts)
-        times: StepTimes = costs
+        times: ServingTimes = costs
         scheduling = self.scheduling(plans, job.speculation)
         if job.speculation is not None:
             draft = self.times(plans, model=self.drafting(job.speculation))

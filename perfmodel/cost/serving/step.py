@@ -17,20 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_decode_time, attention_time, grouped_matmul_time, matmul_time, streaming_time
+from perfmodel.cost.compute import attention_decode_time, attention_time, grouped_matmul_time, streaming_time
 from perfmodel.cost.evaluate import members_inside
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import Amounts
-from perfmodel.cost.serving.kernels import small_all_reduce_time
+from perfmodel.cost.serving.kernels import small_all_reduce_time, weight_product_time
 from perfmodel.cost.serving.machine import ServingMachine
-from perfmodel.cost.serving.memory import cache_shape, state_elements
+from perfmodel.cost.serving.memory import state_elements
 from perfmodel.cost.serving.program import PROMPT_LENGTH, ServingProgram
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.hardware.calibration import COLLECTIVE_CODE, LATENT_KERNEL, KernelClass
 from perfmodel.parallel.grid import LayoutGrid
 from perfmodel.parallel.serving.engine import Engine
-from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
 Num = float | NDArray[Any]
@@ -69,7 +69,7 @@ class Work:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepCosts:
-    """`StepTimes` of columns of plans: arguments broadcast against them; so do results.
+    """`ServingTimes` of columns of plans: arguments broadcast against them; so do results.
 
     grid          of a replica's chips: tp and pp, attention ranks as dp_replicate
     tp, pp, dp    degrees; expert_parts: ranks that experts are dealt over
@@ -222,9 +222,8 @@ class StepCosts:
                     m=values[columns["m"][chosen]],
                     n=width[which],
                     k=values[columns["k"][chosen]],
-                    weight_bytes=self.quantization.weight_bytes if is_low else _EMBEDDED_BYTES,
-                    activation_bytes=self.quantization.activation_bytes if is_low else _EMBEDDED_BYTES,
-                    machine=self.machine.low if is_low else self.machine.plain,
+                    quantization=self.quantization if is_low else QUANTIZATIONS["bf16"],
+                    machine=self.machine.plain,
                 )
                 np.add.at(total, fused.region[which], time)
         return total, total[program.head]
@@ -451,13 +450,6 @@ class _AttentionRow:
     value_dim: int
 
 
-def weight_product_time(*, batch: Num, m: Num, n: Num, k: Num, weight_bytes: float, activation_bytes: float, machine: Machine) -> Array:
-    """A product with a weight of other bytes than what it multiplies: `matmul_time` with the mean bytes of an element of all three. [s]"""
-    weights, others = n * k, m * (k + n)
-    mean = (weights * weight_bytes + m * k * activation_bytes + m * n * 2.0) / (weights + others)
-    return np.asarray(matmul_time(batch=batch, m=m, n=n, k=k, itemsize=mean, machine=machine))
-
-
 def expert_time(
     *,
     experts: Num,
@@ -501,4 +493,4 @@ def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:
     return values if amounts.times is None else values * sizes[amounts.times]
 
 
-__all__ = ["PARTS", "StepCosts", "Work", "cache_shape", "weight_product_time"]
+__all__ = ["PARTS", "StepCosts", "Work"]

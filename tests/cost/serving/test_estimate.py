@@ -1,0 +1,128 @@
+"""Steps and plans of serving against sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.memory import cache_shape
+from perfmodel.cost.serving.program import serving_program
+from perfmodel.cost.serving.step import PARTS
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.workload.models import load_model
+from perfmodel.workload.quantization import quantization_named
+from perfmodel.workload.serving import ServingJob, constant
+
+
+def estimator(model: str, *, cluster: str = "dgx-h100", quantization: str = "bf16", cache: Dtype = Dtype.BF16) -> ServingEstimator:
+    found = load_cluster(cluster, num_chips=8)
+    return ServingEstimator(
+        model=load_model(model),
+        cluster=found,
+        calibration=choose_calibration(found.chip),
+        engine=load_engine("vllm"),
+        quantization=quantization_named(quantization),
+        cache=cache,
+    )
+
+
+def job_of(of: ServingEstimator, **words: object) -> ServingJob:
+    given = {"input_len": constant(1024), "output_len": constant(1024), "concurrency": 16} | words
+    return ServingJob(model=of.model, quantization=of.quantization, kv_precision=of.cache, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-next-80b-a3b", "nemotron-h-8b"])
+def test_weights_of_a_step_are_those_of_the_model(name: str) -> None:
+    model = load_model(name)
+    for is_prompt in (False, True):
+        program = serving_program(model, is_prompt=is_prompt)
+        assert sum(weight.elements * program.regions[weight.region].count for weight in program.weights) == model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "kib"),
+    [
+        ("llama-3-70b", 320),
+        ("llama-3.1-405b", 504),
+        ("qwen3-32b", 256),
+        ("qwen3-30b-a3b", 96),
+        ("deepseek-v3", 68.625),
+        ("gpt-oss-120b", 72),
+    ],
+)
+def test_cache_of_a_token(name: str, kib: float) -> None:
+    model = load_model(name)
+    one = cache_shape(model).tokens_bytes(1, tp=1, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
+    assert one == kib * 1024
+
+
+def test_a_decode_step_reads_weights_and_cache_once() -> None:
+    """Llama 3 8B, 64 sequences of 2,048 tokens: no less than its bytes at the memory's rate, no more than half more."""
+    of = estimator("llama-3-8b")
+    costs = of.times([ServingPlan(engine="vllm")])
+    device = costs.decode(64.0, 2048.0)[0] - costs.parts(64.0, 2048.0)["host"][0]
+    least = (2.0 * 7.5e9 + 64 * 2048 * 131072) / of.cluster.chip.memory.bandwidth
+    assert least < device < 1.5 * least
+
+
+def test_parts_add_up_and_plans_are_columns() -> None:
+    of = estimator("mixtral-8x7b", quantization="fp8")
+    plans = [
+        ServingPlan(engine="vllm", tp=2),
+        ServingPlan(engine="vllm", tp=4, ep=4),
+        ServingPlan(engine="vllm", tp=2, attention_dp=2, ep=4),
+    ]
+    together = of.serve(job_of(of), plans)
+    for at, plan in enumerate(plans):
+        alone = of.predict(job_of(of), plan)
+        assert sum(alone.parts[name] for name in PARTS) == pytest.approx(alone.decode_step, rel=1e-12)
+        assert alone.tpot.mean == together.load.tpot[at]
+        assert alone.ttft.mean == together.load.ttft[at]
+        assert sum(value for name, value in alone.memory.items() if name != "total") == pytest.approx(alone.memory["total"])
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v2-lite", "gemma-3-12b", "gpt-oss-20b", "qwen3-next-80b-a3b"])
+def test_no_step_gets_quicker_with_more_to_do(name: str) -> None:
+    costs = estimator(name).times([ServingPlan(engine="vllm", tp=2)])
+    by_batch = costs.decode(np.array([[1.0], [8.0], [64.0], [256.0]]), 2048.0)[:, 0]
+    by_cache = costs.decode(32.0, np.array([[128.0], [1024.0], [8192.0]]))[:, 0]
+    by_prompt = costs.prefill(np.array([[128.0], [1024.0], [8192.0]]))[:, 0]
+    for times in (by_batch, by_cache, by_prompt):
+        assert np.all(np.diff(times) >= 0)
+    assert costs.mixed(8.0, 1024.0, 512.0)[0] >= costs.decode(8.0, 1024.0)[0]
+
+
+def test_a_plan_that_does_not_fit_is_timed_all_the_same() -> None:
+    of = estimator("llama-3-70b")
+    found = of.predict(job_of(of), ServingPlan(engine="vllm"))
+    assert not found.fits
+    assert "weights take" in found.notes[0]
+    assert found.tpot.mean > 0
+    assert of.predict(job_of(of), ServingPlan(engine="vllm", tp=4)).fits
+
+
+def test_latent_caches_are_whole_on_every_chip_but_for_attention_dp() -> None:
+    of = estimator("deepseek-v3", cluster="hgx-h200", quantization="fp8-block")
+    by_tp = of.predict(job_of(of), ServingPlan(engine="vllm", tp=8, ep=8))
+    by_dp = of.predict(job_of(of), ServingPlan(engine="vllm", attention_dp=8, ep=8))
+    assert by_dp.max_sequences > 4 * by_tp.max_sequences
+    assert by_dp.memory["weights"] > by_tp.memory["weights"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    of = estimator("mixtral-8x7b")
+    for plan, words in ((ServingPlan(engine="vllm", tp=3), "tp=3"), (ServingPlan(engine="vllm", tp=16, ep=16), "experts")):
+        with pytest.raises(InputError, match=words):
+            of.predict(job_of(of), plan)
+    with pytest.raises(InputError, match="longer than"):
+        job_of(of, input_len=constant(40_000))
+    with pytest.raises(InputError, match="no units"):
+        replace(of, quantization=quantization_named("nvfp4"))
