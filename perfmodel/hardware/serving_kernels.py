@@ -1,4 +1,6 @@
-"""Parameters of the kernels that serving runs and training does not: small all-reduces of the engines, products with narrow weights.
+"""Parameters of the kernels that serving runs and training does not.
+
+Small all-reduces of the engines, products with narrow weights, attention to a cache that is narrow or latent.
 
 A part of a calibration (`Calibration.serving`), fractions of the chip's and its links' own rates as everything there. The formulas that
 they belong to are in `perfmodel.cost.serving.kernels`.
@@ -19,6 +21,10 @@ ALL_REDUCE_KERNELS = (ONE_SHOT, TWO_SHOT)
 
 WEIGHT_FORMATS = ("fp8", "fp8-block", "int8", "int8-weights", "w4a16", "w4a8", "mxfp4", "nvfp4")
 """How weights are held, as `perfmodel.workload.quantization` names it."""
+
+LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE = "latent", "latent.fp8", "flash.fp8"
+CACHED_KERNELS = (LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE)
+"""Decode attention to a latent cache (one vector a token for all heads), in 16 and in 8 bits; to keys and values in 8 bits."""
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
@@ -74,7 +80,35 @@ class WeightProductModel:
         _require(self.cast_time >= 0, "cast_time", self.cast_time, "must not be negative")
 
 
-_MAPPINGS = ("small_all_reduce", "weight_product", "points", "errors")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAttentionModel:
+    """Parameters of `cached_attention_time` and `latent_decode_time`, for one kernel.
+
+    memory_fraction  b   of the memory bandwidth, for a large cache
+    query_fraction   bq  of the memory bandwidth, for queries and outputs
+    peak_fraction    e   of the dense peak in 16 bits; 8 bits may exceed 1
+    floor_time       t0  [s]
+    ramp_time        t1  [s] more where the cache no longer comes from the chip's own
+    ramp_bytes       V1  size at which half of that shows
+    wave_time        w   [s] of a compute unit for one sequence and key-value head, however short
+    """
+
+    memory_fraction: float = 0.8
+    query_fraction: float = 0.8
+    peak_fraction: float = 0.6
+    floor_time: float = 0.0
+    ramp_time: float = 0.0
+    ramp_bytes: float = 1e6
+    wave_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive = (self.memory_fraction, self.query_fraction, self.peak_fraction, self.ramp_bytes)
+        _require(min(positive) > 0, "cached_attention", positive, "must be positive")
+        times = (self.floor_time, self.ramp_time, self.wave_time)
+        _require(min(times) >= 0, "cached_attention", times, "must not be negative")
+
+
+_MAPPINGS = ("small_all_reduce", "weight_product", "cached_attention", "points", "errors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +117,13 @@ class ServingKernels:
 
     small_all_reduce   by algorithm (`ALL_REDUCE_KERNELS`)
     weight_product     by format (`WEIGHT_FORMATS`)
+    cached_attention   by kernel (`CACHED_KERNELS`); keys and values in 16 bits are the calibration's `decode_attention`
     points, errors     number of measurements and held-out median errors, by part
     """
 
     small_all_reduce: Mapping[str, SmallAllReduceModel] = field(default_factory=dict)
     weight_product: Mapping[str, WeightProductModel] = field(default_factory=dict)
+    cached_attention: Mapping[str, CachedAttentionModel] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
 
@@ -98,6 +134,8 @@ class ServingKernels:
             _require(kernel in ALL_REDUCE_KERNELS, "small_all_reduce", kernel, f"must be one of {', '.join(ALL_REDUCE_KERNELS)}")
         for name in self.weight_product:
             _require(name in WEIGHT_FORMATS, "weight_product", name, f"must be one of {', '.join(WEIGHT_FORMATS)}")
+        for name in self.cached_attention:
+            _require(name in CACHED_KERNELS, "cached_attention", name, f"must be one of {', '.join(CACHED_KERNELS)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""
@@ -137,6 +175,18 @@ TYPICAL = ServingKernels(
             cast_time=3.9e-6, cast_fraction=0.47,
         ),
     },
+    cached_attention={
+        LATENT_CACHE: CachedAttentionModel(
+            memory_fraction=0.9, query_fraction=0.5, peak_fraction=0.8, floor_time=13.5e-6, ramp_time=9e-6, ramp_bytes=80e6, wave_time=1e-6
+        ),
+        LATENT_FP8_CACHE: CachedAttentionModel(
+            memory_fraction=0.8, query_fraction=0.33, peak_fraction=1.0, floor_time=13e-6, ramp_time=6e-6, ramp_bytes=25e6, wave_time=1e-6
+        ),
+        FP8_CACHE: CachedAttentionModel(
+            memory_fraction=0.95, query_fraction=0.4, floor_time=9.4e-6, ramp_time=11e-6, ramp_bytes=60e6, wave_time=1e-6
+        ),
+    },
 )  # fmt: skip
-"""Of a chip that nobody measured: small all-reduces and fp8 are the means of A100 or H100, H200 and B200 (geometric; their shipped
-calibrations), int8 and widened weights the A100's, nvfp4 the B200's. Not measured anywhere: w4a8 as fp8, mxfp4 as w4a16."""
+"""Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200, fp8 and attention
+to caches of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured anywhere: w4a8 as fp8, mxfp4
+as w4a16."""

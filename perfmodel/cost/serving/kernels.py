@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.cost.compute import compute_part, matmul_time, smooth_maximum
+from perfmodel.cost.compute import SMOOTH_MAXIMUM, attention_decode_time, compute_part, matmul_time, smooth_maximum
 from perfmodel.cost.link_rates import NEVER
+from perfmodel.hardware.serving_kernels import FP8_CACHE, LATENT_CACHE, LATENT_FP8_CACHE
 
 if TYPE_CHECKING:
     from perfmodel.cost.compute import Num
@@ -77,3 +78,83 @@ def weight_product_time(*, m: Num, n: Num, k: Num, quantization: Quantization, m
         return time
     cast = model.cast_time + batch * m * k * (WIDE_ITEMSIZE + a) / (model.cast_fraction * serving.memory_bandwidth)
     return time + casts * cast
+
+
+def cached_attention_time(
+    *,
+    batch: Num,
+    heads: Num,
+    kv_heads: Num,
+    key_length: Num,
+    head_dim: Num,
+    machine: Machine,
+    cache_itemsize: float = WIDE_ITEMSIZE,
+    queries: Num = 1.0,
+) -> Any:
+    """Attention of a few new tokens a sequence with its cache of keys and values, in 16 or in 8 bits. [s]
+
+    t = t0 + (W^p + C^p + M^p)^(1/p) + Q / (bq B0),   p = 4
+    M = V / (b B0) + t1 s(V / V1),   s(x) = x^2 / (1 + x^2),   V = 2 c b d g z,   Q = 4 b d h q
+    C = 4 b h q z d / (e R0),   W = w b g / S
+
+    key_length      z  tokens in the cache, the new ones included     kv_heads  g     heads  h     head_dim  d     batch  b
+    queries         q  new tokens a sequence, more than 1 where drafted ones are verified
+    cache_itemsize  c  2 or 1                                                       [byte]
+    B0, R0, S       memory bandwidth, FLOP rate in 16 bits, compute units of the chip; the rest of `CachedAttentionModel`
+
+    In 16 bits it is `attention_decode_time`. Queries and outputs have 16 bits.
+    Source: as that function; fitted by `perfmodel.lab.kernels.cached` to aiconfigurator's generation attention with an fp8 cache (lengths
+    from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Errors on heads that no fit saw: docs/kernels.md.
+    """
+    if cache_itemsize == WIDE_ITEMSIZE:
+        return attention_decode_time(
+            batch=batch, heads=heads * queries, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, itemsize=2.0, machine=machine
+        )
+    flops = (4.0 * batch * head_dim) * (heads * queries) * key_length
+    cache = (2.0 * cache_itemsize) * batch * head_dim * kv_heads * key_length
+    others = (2.0 * WIDE_ITEMSIZE) * batch * head_dim * (heads * queries)
+    return _cached_time(FP8_CACHE, flops, cache, others, batch * kv_heads, machine)
+
+
+def latent_decode_time(
+    *,
+    batch: Num,
+    heads: Num,
+    key_length: Num,
+    machine: Machine,
+    latent_dim: Num = 512,
+    rotary_dim: Num = 64,
+    cache_itemsize: float = WIDE_ITEMSIZE,
+    queries: Num = 1.0,
+) -> Any:
+    """Attention of a few new tokens a sequence with its latent cache, its projections absorbed into query and output (MLA). [s]
+
+    As `cached_attention_time`, with one vector a token for all heads, which is key and value at once:
+    V = c b z (l + r),   Q = 2 b h q (2 l + r),   C = 2 b h q z (2 l + r) / (e R0),   W = w b / S
+
+    heads  h  of this chip: all where attention runs data parallel, and then computing is the limit; a share with tensor parallelism, and
+              then every chip reads the whole cache      latent_dim  l     rotary_dim  r
+
+    The two small products with the absorbed weights are others' (`weight_product_time`, a batch of heads).
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, absorbed; fitted to aiconfigurator's generation MLA of DeepSeek's dims, 1 to 128
+    heads, lengths from 128. The A100's table, of a kernel that reaches a quarter of its memory bandwidth, is not fitted.
+    """
+    width = 2.0 * latent_dim + rotary_dim
+    flops = (2.0 * batch) * (heads * queries) * key_length * width
+    cache = cache_itemsize * batch * key_length * (latent_dim + rotary_dim)
+    others = WIDE_ITEMSIZE * batch * (heads * queries) * width
+    return _cached_time(LATENT_CACHE if cache_itemsize == WIDE_ITEMSIZE else LATENT_FP8_CACHE, flops, cache, others, batch, machine)
+
+
+def _cached_time(kernel: str, flops: Num, cache: Num, others: Num, sequences: Num, machine: Machine) -> Any:
+    """flops: of both products; cache, others: bytes of the cache, of queries and outputs; sequences: with their key-value heads. [s]"""
+    serving = machine.serving
+    model, bandwidth = serving.cached_attention[kernel], serving.memory_bandwidth
+    outgrown = cache * (1.0 / model.ramp_bytes)
+    square = outgrown * outgrown
+    memory = cache / (bandwidth * model.memory_fraction) + model.ramp_time * (square / (1.0 + square))
+    compute = flops / (serving.peak_flop_rate * model.peak_fraction)
+    units = sequences * (model.wave_time / serving.compute_units)
+    p = SMOOTH_MAXIMUM
+    longest = np.power(np.power(units, p) + np.power(compute, p) + np.power(memory, p), 1.0 / p)
+    return model.floor_time * serving.exposed_floor + longest + others / (bandwidth * model.query_fraction)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import SCALE_UP
 from perfmodel.hardware.fabric import Topology
-from perfmodel.hardware.serving_kernels import ONE_SHOT, TWO_SHOT, TYPICAL, ServingKernels, SmallAllReduceModel, WeightProductModel
+from perfmodel.hardware.serving_kernels import (
+    ONE_SHOT,
+    TWO_SHOT,
+    TYPICAL,
+    CachedAttentionModel,
+    ServingKernels,
+    SmallAllReduceModel,
+    WeightProductModel,
+)
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import MatmulRates
@@ -40,6 +48,7 @@ class ServingRates:
     relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype that it has no units for is missing
     memory_bandwidth  of the data sheet     [byte/s]
     exposed_floor     share of a kernel's floor that shows
+    peak_flop_rate    in 16 bits, at the clock of attention     [FLOP/s]
     """
 
     all_reduce: AllReduceRates
@@ -47,7 +56,10 @@ class ServingRates:
     relative_rate: Mapping[Dtype, float]
     memory_bandwidth: float
     exposed_floor: float
+    peak_flop_rate: float
+    compute_units: float
     weight_product: Mapping[str, WeightProductModel]
+    cached_attention: Mapping[str, CachedAttentionModel]
 
     def product_rates(self, name: str, dtype: Dtype) -> MatmulRates:
         """Products with weights in format `name`, computed in `dtype` (in 16 bits where the chip has no units for it)."""
@@ -78,7 +90,10 @@ def serving_rates(
         relative_rate=MappingProxyType({dtype: rate / whole for dtype, rate in rates.items()}),
         memory_bandwidth=memory_bandwidth,
         exposed_floor=calibration.exposed_floor_fraction,
+        peak_flop_rate=whole / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
+        compute_units=float(max(cluster.chip.compute_units, 1)),
         weight_product={**TYPICAL.weight_product, **calibration.serving.weight_product},
+        cached_attention={**TYPICAL.cached_attention, **calibration.serving.cached_attention},
     )
 
 

@@ -10,8 +10,16 @@ from perfmodel.calibrate.fits import Array
 from perfmodel.hardware.calibration import MatmulModel
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.hardware.serving_kernels import ServingKernels, SmallAllReduceModel, WeightProductModel
+from perfmodel.hardware.serving_kernels import (
+    CACHED_KERNELS,
+    FP8_CACHE,
+    CachedAttentionModel,
+    ServingKernels,
+    SmallAllReduceModel,
+    WeightProductModel,
+)
 from perfmodel.lab.kernels.all_reduce import fit_small_all_reduce, read_small_all_reduces, small_all_reduce_errors
+from perfmodel.lab.kernels.cached import cached_errors, fit_cached, read_cached
 from perfmodel.lab.kernels.held_out import sample
 from perfmodel.lab.kernels.weight_products import fit_weight_products, measured_formats, read_weight_products, weight_product_errors
 
@@ -20,6 +28,9 @@ if TYPE_CHECKING:
 
 MANY_ROWS = 128
 """Products of fewer rows are told apart: those of decoding."""
+
+UNFIT = ("a100_sxm",)
+"""Whose table of latent decoding is of a kernel that no engine would be run with: a quarter of the memory bandwidth, 47 % off any form."""
 
 Note = Callable[[str, Array], None]
 
@@ -38,6 +49,7 @@ def fit_serving(folder: Path, tables: "ChipTables", plain: MatmulModel, *, say: 
     return ServingKernels(
         small_all_reduce=_fit_all_reduces(folder, tables, cluster, note),
         weight_product=_fit_weight_products(folder, tables, cluster, plain, note),
+        cached_attention=_fit_cached(folder, tables, cluster, note),
         points=points,
         errors=errors,
     )
@@ -59,4 +71,16 @@ def _fit_weight_products(
         note(f"weight_product.{name}", found[table.m >= MANY_ROWS])
         note(f"weight_product.{name}.m<{MANY_ROWS}", found[table.m < MANY_ROWS])
         models[name] = fit_weight_products(table.rows(sample(len(table.time))), name, plain, cluster)
+    return models
+
+
+def _fit_cached(folder: Path, tables: "ChipTables", cluster: Cluster, note: Note) -> dict[str, CachedAttentionModel]:
+    models = {}
+    for kernel in CACHED_KERNELS:
+        if kernel != FP8_CACHE and tables.folder in UNFIT:
+            continue
+        table = read_cached(folder, tables.folder, kernel, tables.attention if kernel == FP8_CACHE else tables.latent)
+        if len(table.time):
+            note(f"cached_attention.{kernel}", cached_errors(table, kernel, cluster))
+            models[kernel] = fit_cached(table.rows(sample(len(table.time))), kernel, cluster)
     return models

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import matmul_time
+from perfmodel.cost.compute import attention_decode_time, matmul_time
 from perfmodel.cost.link_rates import NEVER
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.serving.kernels import small_all_reduce_time, weight_product_time
+from perfmodel.cost.serving.kernels import cached_attention_time, latent_decode_time, small_all_reduce_time, weight_product_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -133,3 +133,43 @@ def test_formats_do_not_depend_on_what_else_the_machine_computes_in():
     wide, narrow = (shipped_machine("h100", dtype=dtype) for dtype in (Dtype.BF16, Dtype.FP8))
     shape = {"m": 64.0, "n": 4096.0, "k": 4096.0, "quantization": QUANTIZATIONS["fp8"]}
     assert weight_product_time(machine=wide, **shape) == weight_product_time(machine=narrow, **shape)
+
+
+LATENT = {  # aiconfigurator's tables: chip, bytes of an element, batch, heads, tokens, us
+    ("h100", 2, 256, 16, 8192): 813.1, ("h100", 2, 256, 128, 8192): 981.0, ("h100", 2, 64, 128, 1024): 55.9,
+    ("h100", 1, 256, 16, 8192): 457.4, ("h100", 2, 1, 16, 1024): 14.7, ("h100", 1, 128, 128, 4096): 236.2,
+    ("b200", 2, 256, 16, 8192): 442.1, ("b200", 1, 256, 128, 8192): 258.8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chip", "itemsize", "batch", "heads", "tokens"), LATENT)
+def test_latent_decoding_takes_what_was_measured(chip, itemsize, batch, heads, tokens):
+    machine = shipped_machine(chip, clock=False)
+    time = latent_decode_time(batch=batch, heads=heads, key_length=tokens, cache_itemsize=itemsize, machine=machine)
+    assert time * 1e6 == pytest.approx(LATENT[chip, itemsize, batch, heads, tokens], rel=0.2)
+
+
+def test_latent_decoding_is_at_the_ridge_with_all_heads_alone():
+    machine = shipped_machine("h100", clock=False)
+    few, all_heads = (latent_decode_time(batch=256.0, heads=heads, key_length=8192.0, machine=machine) for heads in (16.0, 128.0))
+    half = latent_decode_time(batch=256.0, heads=16.0, key_length=4096.0, machine=machine)
+    assert half == pytest.approx(few / 2, rel=0.1)
+    assert few < all_heads < 1.5 * few
+
+
+def test_keys_and_values_in_16_bits_are_plain_decode_attention():
+    machine, tokens = shipped_machine("h100"), np.array([128.0, 4096.0])
+    shape = {"batch": 8.0, "kv_heads": 8.0, "key_length": tokens, "head_dim": 128.0, "machine": machine}
+    np.testing.assert_array_equal(
+        cached_attention_time(heads=64.0, queries=1.0, **shape), attention_decode_time(heads=64.0, itemsize=2.0, **shape)
+    )
+    assert (cached_attention_time(heads=64.0, queries=4.0, **shape) > cached_attention_time(heads=64.0, **shape)).all()
+
+
+def test_a_cache_of_8_bits_is_read_in_half_the_time():
+    machine = shipped_machine("h100", clock=False)
+    shape = {"batch": 64.0, "heads": 64.0, "kv_heads": 8.0, "key_length": 8192.0, "head_dim": 128.0, "machine": machine}
+    wide, narrow = (float(cached_attention_time(cache_itemsize=itemsize, **shape)) for itemsize in (2.0, 1.0))
+    assert narrow == pytest.approx(wide / 2, rel=0.15)
+    assert narrow * 1e6 == pytest.approx(372, rel=0.05)
+    assert float(cached_attention_time(cache_itemsize=1.0, queries=4.0, **shape)) < 1.2 * narrow
