@@ -66,9 +66,9 @@ def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, 
     n = np.maximum(np.ceil(new / room_tokens), 1.0)
     piece = new / n
     offset = found + (new - piece) / 2
-    room = np.clip(np.floor(room_tokens / new), 1.0, None)
+    room = np.maximum(room_tokens / new, 1.0)
     together = np.maximum(b * n / np.maximum(D + n, 1.0), scheduling.prompts_together)
-    q = np.clip(together, 1.0, np.minimum(room, b))
+    q = np.clip(together, 1.0, np.minimum(np.floor(room), b))
 
     with_prompts = b * n / q
     decoding = np.where(with_prompts > D + n, b * D / with_prompts, np.maximum(b - q, 0.0))

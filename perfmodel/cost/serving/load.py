@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
+from perfmodel.cost.serving.filling import decode_steps, fill_steps
+from perfmodel.cost.serving.percentiles import NORMAL_99, RARE, chunked_gap, count_99, longer_99, met_variance, short_of, wait_tail_99
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
 from perfmodel.cost.serving.times import Array, Num, ServingTimes
 
-#: Standard deviations from the mean to the 99th percentile of a normal distribution.
-NORMAL_99 = 2.326
 #: Steps of the search for a fixed point; each halves the bracket at worst, and most agree to six digits after five.
 _ROOT_STEPS = 30
 _ROOT_TOLERANCE = 1e-7
@@ -68,8 +67,9 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     h0 `first_token_time`, m `border_steps`, s `lockstep`, q prompts that share a step (1 but under heavy load). The latency without
     its queue does not depend on s: marching in step moves time from the decode steps to the first token.
 
-    99th percentiles: of TTFT over the places of a wave; of TPOT likewise, and by how many prompts fall into one answer (renewals:
-    variance (b - q) var(O) / O^2); of gaps: whether one step in a hundred has a prompt.
+    99th percentiles: of TTFT over the places of a wave and the lengths of prompts; of TPOT over the places, and by how many prompts
+    fall into a short answer; of gaps: chunked the largest step that comes once in a hundred; prefill first the prompts that fall into
+    one gap, spread (Poisson) or, of a wave, into the first gap of each request, evenly from none to all, which is seen where D < 100.
     """
     c, K = np.asarray(concurrency, dtype=float), np.asarray(capacity, dtype=float)
     b = np.minimum(c, K)
@@ -87,13 +87,21 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         wait = np.where(c > K, np.maximum(c - K, 0.0) / rate, 0.0)
     ttft = front + wave / 2 + wait
     tpot = np.maximum(decode_time - wave / 2, 0.0) / tokens_after
-    deviation = np.sqrt(others * squared_variation(requests.output)) * served.alongside
+    short = np.maximum(short_of(requests.output) - 1, 1.0)
+    strays = NORMAL_99 * np.sqrt(others * met_variance(requests.output)) * served.alongside / short
+
+    share = others * served.steps / np.maximum(D, 1.0)
+    step_time = decode_time / np.maximum(D, 1.0)
+    in_chunks = chunked_gap(served, share=share, arriving=rate * step_time)
+    spread = served.decode + count_99(np.where(share > RARE, share, 0.0)) * served.alongside / served.steps
+    in_wave = served.decode + others * served.alongside * np.clip(1 - RARE * D, 0.0, 1.0)
+    gap = np.where(np.asarray(scheduling.chunked), in_chunks, (1 - s) * spread + s * in_wave)
     return _broadcast(
         ttft=ttft,
-        ttft_p99=ttft + 0.49 * wave,
+        ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * longer_99(requests.prompt)),
         tpot=tpot,
-        tpot_p99=tpot + (0.49 * wave + NORMAL_99 * deviation) / tokens_after,
-        inter_token_p99=_gap_p99(served, scheduling, D, others),
+        tpot_p99=tpot + 0.49 * wave / tokens_after + strays,
+        inter_token_p99=gap,
         request_latency=latency + wait,
         running=np.where(feasible, b, 0.0),
         queue=np.maximum(c - K, 0.0),
@@ -166,12 +174,16 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     (a request finds b others), solved by a bracketed secant, elementwise. Saturated where b would pass K, or r t_p' reach 1:
     r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of as many clients as places.
 
-        TTFT = h0 + (half a step) P(busy) + t_p + W_p + W_K + m t_d
+        TTFT = h0 + (half a step) P(busy) + t_p + r L t_p' + W_p + W_K + m t_d
         W_p = r S^2 (1 + cv^2) / (2 (1 - r S))     M/G/1 of prompts, S the time in which one leaves the queue of prompts
         W_K = rho^(sqrt(2 (K + 1)) - 1) / (K (1 - rho)) E2E(K) (1 + cv_O^2) / 2,  rho = r / r_max     places in the cache
 
-    S is t_p, of chunked prompts that fit into one step over how many of them do. 99th percentiles: of waits by an exponential tail;
-    of b by a normal one of variance b / (1 - r D dt_d/db), of which 2 / 3 are left in the average over a request's own time.
+    S is t_p, of chunked prompts that fit into one step over how many of them do. Half a step is half of that which runs when a request
+    comes, of length L on average over time; chunked prompts then share their step with those that came in the same L.
+
+    99th percentiles: of waits by an exponential tail (and of prompts by their lengths); of b by a normal law of variance
+    b / (1 - r D dt_d/db), of which 2 / 3 are left in the average over a request's own time; of the prompts that a short answer meets,
+    and of those in one gap (`percentiles.py`).
 
     Sources: Pollaczek-Khinchine; Sakasegawa, Ann. Inst. Stat. Math. 29, 1977 (M/G/K); Bonald & Proutiere, Queueing Systems 44, 2003
     (insensitivity of processor sharing with a speed that depends on the state).
@@ -184,35 +196,51 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     highest = np.where(np.greater_equal(K, 1.0), places / full_latency, 0.0)
     saturated = r >= highest
 
-    def short_of(b: Array) -> Array:
+    def balance(b: Array) -> Array:
         with_one = fill_steps(times, requests, scheduling, b + 1)
         return np.asarray(b * (1 - r * with_one.alongside) - r * D * with_one.decode)
 
-    b = np.where(saturated, places, np.minimum(_root(short_of, 0 * highest + 0 * r, places + 0 * r), places))
+    b = np.where(saturated, places, np.minimum(_root(balance, 0 * highest + 0 * r, places + 0 * r), places))
     at = fill_steps(times, requests, scheduling, np.minimum(b + 1, np.maximum(places, 1.0)))
     stable, answered = np.where(saturated, 0.0, r), np.where(saturated, highest, r)
     used = np.minimum(answered * at.alongside, 1 - 1e-9)
     decode_time = D * at.decode / (1 - used)
     tpot = np.where(D > 0, decode_time / tokens_after, 0.0)
 
-    leaving = np.where(np.asarray(scheduling.chunked), at.prompt / at.room, at.prompt)
+    chunked = np.asarray(scheduling.chunked)
+    in_prompts = np.where(chunked, np.minimum(stable * at.prompt / at.together, 1.0), 0.0)
+    step = in_prompts * at.stalled + (1 - in_prompts) * at.decode
+    room = np.maximum(at.room - at.together, 0.0)
+    beside = np.where(chunked, np.minimum(stable * step, room) * at.alongside, 0.0)
+    residual = step / 2 * (1 - np.exp(-b))
+
+    leaving = np.where(chunked, at.prompt / at.room, at.prompt)
     busy_prompts = np.minimum(stable * leaving, 1 - 1e-9)
     wait_prompts = stable * leaving**2 * (1 + squared_variation(requests.prompt)) / (2 * (1 - busy_prompts))
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = np.where(saturated, 0.0, np.minimum(r / highest, 1 - 1e-9))
-    wait_place = rho ** (np.sqrt(2 * (places + 1)) - 1) / (places * (1 - rho)) * full_latency * (1 + squared_variation(requests.output)) / 2
-    step = at.decode / (1 - used)
-    residual = step / 2 * (1 - np.exp(-b))
-    ttft = scheduling.first_token_time + residual + at.prompt + wait_prompts + wait_place + scheduling.border_steps * at.decode
-    tail = _tail_99(wait_prompts, busy_prompts) + _tail_99(wait_place, rho) + residual
+    varied = (1 + squared_variation(requests.output)) / 2
+    wait_place = rho ** (np.sqrt(2 * (places + 1)) - 1) / (places * (1 - rho)) * full_latency * varied
+    ttft = scheduling.first_token_time + residual + at.prompt + beside + wait_prompts + wait_place + scheduling.border_steps * at.decode
+    crowded = np.where(chunked, np.minimum(count_99(stable * step), room) * at.alongside - beside, 0.0)
+    tail = wait_tail_99(wait_prompts, busy_prompts) + wait_tail_99(wait_place, rho) + residual + np.maximum(crowded, 0.0)
+    tail = np.hypot(tail, at.prompt * longer_99(requests.prompt))
 
-    above = fill_steps(times, requests, scheduling, b + 1 + NORMAL_99 * np.sqrt(b) + 1e-3)
-    slope = (above.decode - at.decode) / (NORMAL_99 * np.sqrt(b) + 1e-3)
-    crowd = np.minimum(np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05)), np.maximum(places - b, 0.0) / NORMAL_99)
-    tpot_p99 = tpot + D * slope * NORMAL_99 * np.sqrt(2 / 3) * crowd / (1 - used) / tokens_after
-    met = answered * decode_time
-    tpot_p99 = np.where(D > 0, tpot_p99 + NORMAL_99 * np.sqrt(met) * at.alongside / tokens_after, 0.0)
-    gaps = _gap_p99(at, scheduling, D, met) + slope * NORMAL_99 * crowd
+    spread = NORMAL_99 * np.sqrt(b) + 1e-3
+    above = fill_steps(times, requests, scheduling, b + 1 + spread)
+    slope = np.maximum(above.decode - at.decode, 0.0) / spread
+    crowd = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
+    crowd = NORMAL_99 * np.minimum(crowd, np.maximum(places - b, 0.0) / NORMAL_99)
+    short = np.maximum(short_of(requests.output) - 1, 1.0)
+    met = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
+    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * crowd * D / tokens_after + NORMAL_99 * met) / (1 - used)
+    at_most = (full_latency - full.prompt) / tokens_after + NORMAL_99 * np.sqrt(
+        places * met_variance(requests.output)
+    ) * full.alongside / short
+    tpot_p99 = np.where(D > 0, np.maximum(np.minimum(tpot_p99, at_most), tpot), 0.0)
+    in_chunks = chunked_gap(at, share=np.minimum(answered * decode_time * at.steps / np.maximum(D, 1.0), 1.0), arriving=answered * step)
+    first = at.decode + count_99(answered * at.decode, answered * at.alongside) * at.alongside
+    gaps = np.where(chunked, in_chunks, first) + slope * crowd
 
     endless = np.where(saturated, np.inf, 0.0)
     waiting = wait_prompts + wait_place
@@ -237,41 +265,6 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 def _broadcast(**columns: NDArray[Any] | float) -> ServedLoad:
     """The record of columns that broadcast with one another."""
     return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))
-
-
-def _gap_p99(served: Filling, scheduling: Scheduling, steps: Array, prompts: Array) -> Array:
-    """99th percentile of gaps between a sequence's steps, of which its D steps share the work of so many other prompts. [s]
-
-    Chunked: a step with prompts, where one step in a hundred has one. Prefill first: spread prompts fall at random into gaps
-    (Poisson); a wave's fall into one gap of each request, the first: evenly from none to all of them, seen where D < 100.
-    """
-    D = np.maximum(steps, 1.0)
-    chunked = np.asarray(scheduling.chunked)
-    share = prompts * served.steps / D
-    in_chunks = np.where(share > 0.01, np.maximum(served.stalled, served.decode), served.decode)
-    alone = served.decode + _poisson_99(np.where(share > 0.01, share, 0.0)) * served.alongside / served.steps
-    wave = served.decode + prompts * served.alongside * np.clip(1 - 0.01 * D, 0.0, 1.0)
-    s = np.asarray(scheduling.lockstep)
-    return np.asarray(np.where(chunked, in_chunks, (1 - s) * alone + s * wave))
-
-
-def _poisson_99(mean: Array) -> Array:
-    """The least number that a Poisson variable passes at most once in a hundred; by the normal law where the mean is over 8."""
-    mean = np.asarray(mean, dtype=float)
-    small = np.minimum(mean, 8.0)
-    term = np.exp(-small)
-    total, number = term.copy(), np.zeros_like(mean)
-    for k in range(1, 20):
-        number = np.where(total < 0.99, float(k), number)
-        term = term * small / k
-        total = total + term
-    return np.where(mean > 8, mean + NORMAL_99 * np.sqrt(mean), number)
-
-
-def _tail_99(wait: Array, busy: Array) -> Array:
-    """From the mean of a wait to its 99th percentile, where P(W > t) = rho exp(-rho t / W). [s]"""
-    rho = np.maximum(busy, 1e-12)
-    return np.asarray(np.maximum(wait / rho * np.log(np.maximum(rho / 0.01, 1.0)) - wait, 0.0))
 
 
 def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
