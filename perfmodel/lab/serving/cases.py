@@ -43,6 +43,7 @@ class PlannedServing:
 
     kind     which of its times are compared (`measured.KINDS`)
     engine   the name of a profile; is_engine_known: the run names it
+    distinct_experts   that a layer meets where every sequence is the same prompt; 0: as routing has it
     assumed  what the run does not state
     """
 
@@ -52,6 +53,7 @@ class PlannedServing:
     job: ServingJob
     plan: ServingPlan
     kind: str
+    distinct_experts: float = 0.0
     assumed: tuple[str, ...]
 
 
@@ -73,6 +75,7 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
         job=job,
         plan=plan,
         kind=kind,
+        distinct_experts=_distinct_experts(inputs, job),
         assumed=tuple(assumed),
     )
 
@@ -190,6 +193,12 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
         speculation=speculation,
         is_static=kind in ("static_batch", "ttft_only"),
     )
+
+
+def _distinct_experts(inputs: Mapping[str, Any], job: ServingJob) -> float:
+    """Equal sequences choose equal experts."""
+    experts = job.model.experts
+    return float(experts.top_k) if inputs.get("repeated_prompts") is True and experts is not None else 0.0
 
 
 def _concurrency(inputs: Mapping[str, Any], kind: str) -> int:

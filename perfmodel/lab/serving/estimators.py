@@ -6,15 +6,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.foundation.errors import InputError
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.lab.serving.cases import PlannedServing
+from perfmodel.parallel.serving.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 
 
 @dataclass(slots=True, kw_only=True)
 class Estimators:
-    calibration: str | Path | None = None
-    made: dict[Any, Any] = field(default_factory=dict)
+    """Predicts planned runs. calibration: as `calibration_of_run` is asked."""
 
-    def predict(self, planned: PlannedServing) -> ServingPrediction:
-        raise InputError("serving: is not predicted yet; only training steps are")
+    calibration: str | Path | None = None
+    made: dict[Any, ServingEstimator] = field(default_factory=dict)
+
+    def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
+        """engine: in place of the run's own."""
+        return self.estimator(planned, engine or load_engine(planned.engine)).predict(
+            planned.job, planned.plan, distinct_experts=planned.distinct_experts
+        )
+
+    def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
+        job = planned.job
+        key = (job.model, job.quantization, job.kv_precision, planned.hardware, _key(engine))
+        if key not in self.made:
+            if len(self.made) > 4096:
+                self.made.clear()
+            self.made[key] = ServingEstimator(
+                model=job.model,
+                cluster=cluster_of_run(planned.hardware),
+                calibration=calibration_of_run(planned.hardware, self.calibration),
+                engine=engine,
+                quantization=job.quantization,
+                cache=job.kv_precision,
+            )
+        return self.made[key]
+
+
+def _key(engine: Engine) -> tuple[Any, ...]:
+    """An engine's fields, but for its notes, which have no hash."""
+    return tuple(getattr(engine, name) for name in engine.__dataclass_fields__ if name != "notes")
