@@ -64,7 +64,10 @@ class FittedNumber:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFit:
-    """names, values    what was fitted; predicted: log of each target's prediction with them; slopes: its derivatives by the logs of the numbers"""
+    """names, logs   what was fitted, by the logarithms of the numbers
+    predicted     log of each target's prediction with them
+    slopes        its derivatives by those logarithms
+    """
 
     engine: Engine
     rows: tuple[ServingRow, ...]
@@ -128,7 +131,7 @@ def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine
 
 
 def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 160) -> EngineFit | None:
-    """The numbers of an engine by its scored runs; at most `most` of them, spread evenly, while it searches. None where they are too few."""
+    """The numbers of an engine by its scored runs; None where they are too few. While it searches at most `most` of them, spread evenly."""
     from scipy.optimize import least_squares
 
     rows = [row for row in rows if row.is_scored]
