@@ -6,7 +6,7 @@ import pytest
 
 from perfmodel.lab.cases import parse_case
 from perfmodel.lab.serving.predict import ServingCasePredictor
-from tests.lab.serving.serving_cases import CASE, DEEPSEEK, changed
+from tests.lab.serving.serving_cases import DEEPSEEK, changed
 
 
 @pytest.fixture(scope="module")
