@@ -53,7 +53,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedNumber:
+class EngineNumber:
     """low, high: 80 % of fits without one model lie between, and the fit's own spread at least."""
 
     name: str
@@ -209,13 +209,13 @@ def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) 
     return residuals, found
 
 
-def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[FittedNumber, ...]:
+def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, ...]:
     """others: the numbers of fits with one model left out each."""
     spread = np.array(others) if len(others) > 1 else fit.logs[None, :]
     low, high = np.quantile(spread, 0.1, axis=0), np.quantile(spread, 0.9, axis=0)
     own = 1.28 * _standard_errors(fit)
     return tuple(
-        FittedNumber(
+        EngineNumber(
             name=name,
             value=_rounded(math.exp(fit.logs[i])),
             low=_rounded(max(math.exp(min(low[i], fit.logs[i] - own[i])), NUMBERS[name][1])),
