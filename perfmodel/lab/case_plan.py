@@ -17,6 +17,7 @@ from perfmodel.lab.expert_cases import as_recipes_run, check_expert_ranks, exper
 from perfmodel.lab.frameworks import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.lab.published import config_from_case
 from perfmodel.parallel.crowding import stage_layers_by_cost
+from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.parallel.recompute_modules import operators_of, read_modules
@@ -256,10 +257,11 @@ def _virtual_stages(
 
 
 def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
-    """As the framework cuts them; None: evenly."""
+    """As the framework cuts them: evenly where that comes out, whatever layers are; None: as a plan that leaves it out."""
     if profile.places_layers_by_cost and virtual_stages == 1:
         return stage_layers_by_cost(model, pp)
-    return stage_layers_with_ends(model.num_hidden_layers, pp * virtual_stages)
+    layers, stages = model.num_hidden_layers, pp * virtual_stages
+    return even_stage_layers(layers, stages) if layers % stages == 0 else stage_layers_with_ends(layers, stages)
 
 
 def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:

@@ -111,17 +111,11 @@ def check_order(order: object) -> tuple[str, ...]:
 STAGES_WITHOUT_LAYERS = 2
 
 
-def even_stage_layers(num_layers: int, num_stages: int, *, beside_head: int = 0) -> tuple[int, ...]:
+def even_stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Layers of each virtual stage, as even as they go.
 
     What is left over goes to the inner stages first: the first one also holds the embedding, the last one the head.
-
-    beside_head   what the last stage runs besides, in layers (modules that predict further tokens): it has so many fewer, if it has them
     """
-    if beside_head and num_stages > 1:
-        more = even_stage_layers(num_layers + beside_head, num_stages)
-        if more[-1] >= beside_head:
-            return (*more[:-1], more[-1] - beside_head)
     most = num_layers + STAGES_WITHOUT_LAYERS
     if num_stages > most:
         raise InputError(

@@ -26,11 +26,11 @@ from perfmodel.parallel.layout import (
     Recompute,
     ZeroStage,
     check_order,
-    even_stage_layers,
 )
 from perfmodel.parallel.per_operator.assignment import Assignment
 from perfmodel.parallel.recompute_modules import lacking
 from perfmodel.parallel.settings import framework_named
+from perfmodel.parallel.stage_cuts import default_stage_layers
 from perfmodel.parallel.stated import settings_in, settings_text
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -490,8 +490,7 @@ def make_plan(
             raise bad_field("stage_layers", shown(stage_layers), "must be the layers of each stage", "leave it out for even stages")
         stage_layers = tuple(whole(each, "stage_layers", least=0) for each in stage_layers)
     else:
-        model, num_stages = job.transformer, pp * said.get("virtual_stages", 1)
-        stage_layers = even_stage_layers(model.num_hidden_layers, num_stages, beside_head=model.layers_beside_head)
+        stage_layers = default_stage_layers(job, pp, said.get("virtual_stages", 1))
     if said.get("etp") is None:
         said["etp"] = tp if said.get("ep", 1) == 1 and job.transformer.experts is not None else 1
     return Plan(

@@ -255,14 +255,6 @@ class TransformerConfig:
         return self.num_active_parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
 
     @property
-    def layers_beside_head(self) -> int:
-        """What modules that predict further tokens take, each a layer and the head once more, in layers as long as theirs."""
-        if not self.num_mtp_layers:
-            return 0
-        layer = sum(shape.num_elements for shape in self.mtp_shapes()) - self._num_passed_over(self.mtp_kind)
-        return round(self.num_mtp_layers * (1.0 + self.vocab_size * self.hidden_size / layer))
-
-    @property
     def num_mtp_parameters(self) -> int:
         """Of the modules that predict further tokens, all of them; they share the token table and the output matrix."""
         return self.num_mtp_layers * sum(shape.num_elements for shape in self.mtp_shapes())

@@ -305,26 +305,27 @@ class Operator:
     @property
     def flops(self) -> float:
         """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
-        return self._flops(causal=True)
+        return sum(map(flops_of, self.forward))
 
     @property
     def square_flops(self) -> float:
         """The same with all the scores of fused attention, as far as windows let queries see. [FLOP]"""
-        return self._flops(causal=False)
-
-    def _flops(self, *, causal: bool) -> float:
-        total = 0.0
-        for work in self.forward:
-            match work:
-                case Product():
-                    total += 2.0 * work.repeats * _count(work.batch) * _count(work.m) * _count(work.n) * _count(work.k)
-                case FusedAttention():
-                    scores = _count(work.batch) * _count(work.heads) * _count(work.queries) * _count(work.keys)
-                    total += 4.0 * scores * work.width * (work.causal_fraction if causal else work.visible_fraction)
-        return total
+        return sum(flops_of(work, causal=False) for work in self.forward)
 
 
-def _count(extent: Extent) -> float:
+def flops_of(work: Work, *, causal: bool = True) -> float:
+    """Of products, a multiply-add as 2. [FLOP]"""
+    match work:
+        case Product():
+            return 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
+        case FusedAttention():
+            scores = count_of(work.batch) * count_of(work.heads) * count_of(work.queries) * count_of(work.keys)
+            return 4.0 * scores * work.width * (work.causal_fraction if causal else work.visible_fraction)
+    return 0.0
+
+
+def count_of(extent: Extent) -> float:
+    """Its elements, of a decoder's those of one sequence."""
     return float(prod(size for size, _ in extent))
 
 

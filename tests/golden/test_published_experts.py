@@ -62,8 +62,7 @@ def test_memory_of_deepseek_v3_on_256_chips():
 
 
 def test_step_of_deepseek_v3_on_2048_h800():
-    """Stages cut to take alike, as DualPipe evens them out (stages r and 15 - r share a rank): the first has three dense layers among its
-    five, the last only the module that predicts a second token and both heads."""
+    """Stages take alike, as DualPipe evens them out (stages r and 15 - r share a rank)."""
     job = TrainingJob(model=load_model("deepseek-v3"), global_batch=15360, seq_len=TOKENS, precision=Precision.FP8_BLOCK)
     plan = make_plan(
         job,
@@ -73,8 +72,7 @@ def test_step_of_deepseek_v3_on_2048_h800():
         dp=128,
         ep=64,
         zero=1,
-        stage_layers=(5,) + (4,) * 14 + (0,),
         dispatcher="flex",
         profile="megatron+moe_overlap",
     )
-    assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.12)
+    assert perfmodel.predict(plan).step_time == pytest.approx(19.9, rel=0.06)

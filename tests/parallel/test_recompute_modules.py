@@ -4,7 +4,6 @@ import pytest
 
 import perfmodel
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.layout import even_stage_layers
 from perfmodel.parallel.plan_file import read_plan, write_plan
 from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.workload.models import load_model
@@ -73,12 +72,3 @@ def test_a_search_has_them_too():
 def test_what_is_no_module_is_refused(knobs, sentence):
     with pytest.raises(InputError, match=sentence):
         perfmodel.predict(**PLAN | knobs)
-
-
-def test_the_last_stage_has_fewer_layers_beside_modules_that_predict_further_tokens():
-    """DeepSeek-V3 on 16 stages: 15 of four layers; the last one's module and second head are as long as two."""
-    model = load_model("deepseek-v3")
-    assert even_stage_layers(61, 16, beside_head=model.layers_beside_head) == (*(4,) * 15, 1)
-    assert even_stage_layers(61, 1, beside_head=2) == (61,)
-    assert even_stage_layers(4, 4, beside_head=2) == even_stage_layers(4, 4)
-    assert load_model("llama-3-8b").layers_beside_head == 0

@@ -30,8 +30,8 @@ from perfmodel.parallel.layout import (
 )
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, divisors
 from perfmodel.parallel.runs import ANYTHING, Runs
+from perfmodel.parallel.stage_cuts import are_alike, default_stage_layers
 from perfmodel.workload.adapters import regions_in_training
-from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 
 #: Orders of the axes on the network that a search tries, innermost first. Megatron's default; pipeline inside the data axes
@@ -234,15 +234,19 @@ def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
     return [t for t in found if any(admits(rules, job.transformer, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
 
 
-def stage_layouts(model: TransformerConfig, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
-    """Layers of each virtual stage: as even as they go, and with shorter ends where that may help.
+def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
+    """Layers of each virtual stage: as even as they go, and with shorter ends where that may help; of unlike layers so that stages take
+    alike, and as even as they go.
 
-    It may where an end gets fewer layers, and no other rank more, or the head outweighs a layer.
+    Shorter ends may help where an end gets fewer layers, and no other rank more, or the head outweighs a layer.
     """
-    layers, num_stages = model.num_hidden_layers, num_ranks * virtual_stages
+    model, num_stages = job.transformer, num_ranks * virtual_stages
+    layers = model.num_hidden_layers
     if num_stages > layers + STAGES_WITHOUT_LAYERS:
         return []
-    even = even_stage_layers(layers, num_stages, beside_head=model.layers_beside_head)
+    even = even_stage_layers(layers, num_stages)
+    if not are_alike(model):
+        return list(dict.fromkeys((default_stage_layers(job, num_ranks, virtual_stages), even)))
     shorter = shorter_ends_stage_layers(layers, num_stages)
     if shorter == even:
         return [even]
@@ -265,7 +269,7 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             continue
         if pp > 1 and str(schedule) not in space.runs.schedules:
             continue
-        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job.transformer, pp, virtual)
+        given = [space.stage_layers] if len(space.stage_layers) == pp * virtual else stage_layouts(job, pp, virtual)
         for layers in given:
             if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
                 continue

@@ -77,7 +77,7 @@ def test_layers_of_stages(layers, ranks, virtual, heavy, light):
     """As even as they go; with one layer less at the ends where no rank gets more for it, or the head outweighs a layer."""
     for vocabulary, expected in ((100_000, heavy), (1000, heavy if light is None else light)):
         model = make_model(num_hidden_layers=layers, vocab_size=vocabulary)
-        assert stage_layouts(model, ranks, virtual) == expected
+        assert stage_layouts(make_job(model), ranks, virtual) == expected
 
 
 def plans(space=EVERYTHING, **job):

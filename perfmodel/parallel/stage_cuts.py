@@ -1,0 +1,131 @@
+"""Layers of each stage of a pipeline where a plan leaves them out: as many each where layers are alike, else so that stages take alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.dtypes import Dtype, itemsize
+from perfmodel.parallel.layout import AttentionKernel, even_stage_layers
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.graph import FusedAttention, Graph, Operator, Product, Stream, Work, count_of, flops_of
+from perfmodel.workload.job import PRECISION_POLICIES, Precision, TrainingJob
+from perfmodel.workload.layer_specs import layer_order
+from perfmodel.workload.low_precision import with_recipe
+from perfmodel.workload.transformer import build_graph
+
+Array = NDArray[np.float64]
+
+FLOP_PER_BYTE = 250.0
+"""[FLOP/byte] What a chip multiplies in 16 bits while it moves a byte: 200 of an A100, 295 of an H100, 281 of a B200, by their data
+sheets."""
+
+BACKWARD_ATTENTION = 2.5
+"""Products of fused attention backward over those forward: it computes the scores again (Dao et al. 2022)."""
+
+
+def default_stage_layers(job: TrainingJob, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+    """Of each virtual stage, in model order: stage k is on rank k % num_ranks."""
+    model, num_stages = job.transformer, num_ranks * virtual_stages
+    even = even_stage_layers(model.num_hidden_layers, num_stages)
+    if num_stages == 1 or are_alike(model):
+        return even
+    return _by_cost(model, job.seq_len, job.precision, num_ranks, virtual_stages)
+
+
+def are_alike(model: TransformerConfig) -> bool:
+    """Whether all layers are of one make, and beside the head there is nothing but the loss."""
+    return len(model.layer_kinds) == 1 and not model.num_mtp_layers
+
+
+@lru_cache(maxsize=4096)
+def _by_cost(model: TransformerConfig, seq_len: int, precision: Precision, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+    """Of the two ways the one whose slowest rank takes less."""
+    costs = _costs(model, seq_len, precision)
+    until = np.cumsum([0.0, *(costs[name] for name in layer_order(model.layer_kinds))])
+    beside = np.zeros(num_ranks)
+    beside[0] += costs["embedding"]
+    beside[-1] += costs["head"]
+    mean = (until[-1] + beside.sum()) / num_ranks
+    until, beside = until / mean, beside / mean
+    ways = [_balanced_stages(until, beside, virtual_stages)]
+    if virtual_stages > 1:
+        ways.append(_balanced_ranks(until, beside, virtual_stages))
+
+    def slowest(layers: tuple[int, ...]) -> float:
+        taken = np.diff(until[np.cumsum([0, *layers])]).reshape(virtual_stages, num_ranks).sum(axis=0) + beside
+        return float(_sharp(taken).sum())
+
+    return min(ways, key=slowest)
+
+
+def _sharp(taken: Array) -> Array:
+    """The eighth power, of which a sum stands for the slowest: high enough to mean the largest, low enough that all count. Products, as a
+    power may be another one on another machine."""
+    squared = taken * taken
+    fourth = squared * squared
+    return fourth * fourth
+
+
+def _balanced_stages(until: Array, beside: Array, virtual_stages: int) -> tuple[int, ...]:
+    """The least sum of a high power of what stages take, what the ends have beside layers shared out to all stages of their rank.
+
+    until    what the layers before each take, and all; beside: what ranks take beside layers
+    """
+    of_stage = np.round(until[None, :] - until[:, None], 9)  # [first layer, layer after the last]; like layers are equal to the bit
+    shared = beside / virtual_stages
+    powers = {each: _sharp(np.where(of_stage >= 0, of_stage + each, np.inf)) for each in set(shared.tolist())}
+    least = np.full(len(until), np.inf)
+    least[0] = 0.0
+    begins = []
+    for each in np.tile(shared, virtual_stages).tolist():
+        total = least[:, None] + powers[each]
+        begins.append(len(until) - 1 - total[::-1].argmin(axis=0))  # of ways as good the one with fewer layers at the end
+        least = total.min(axis=0)
+    found, end = [], len(until) - 1
+    for begin in reversed(begins):
+        found.append(end - int(begin[end]))
+        end = int(begin[end])
+    return tuple(reversed(found))
+
+
+def _balanced_ranks(until: Array, beside: Array, virtual_stages: int) -> tuple[int, ...]:
+    """Mean layers dealt out one by one to the rank that takes least, inner ones first, and of each rank to its stages in turn."""
+    num_layers, ranks = len(until) - 1, [*range(1, len(beside) - 1), 0, len(beside) - 1]
+    held, taken = [0] * len(beside), beside.tolist()
+    for _ in range(num_layers):
+        rank = min(ranks, key=taken.__getitem__)
+        held[rank] += 1
+        taken[rank] += float(until[-1]) / num_layers
+    return tuple(
+        held[rank] // virtual_stages + (turn < held[rank] % virtual_stages) for turn in range(virtual_stages) for rank in sorted(ranks)
+    )
+
+
+@lru_cache(maxsize=64)
+def _costs(model: TransformerConfig, seq_len: int, precision: Precision) -> Mapping[str, float]:
+    """What a sequence takes in each region, forward and backward. [FLOP in 16 bits]"""
+    graph = build_graph(
+        model, seq_len=seq_len, attention=AttentionKernel.FLASH, dropout=False, activation_bytes=2.0, parameter_bytes=2.0
+    )  # fmt: skip
+    recipe, low = PRECISION_POLICIES[precision].recipe, 1.0
+    if recipe is not None:
+        graph, low = with_recipe(graph, recipe), itemsize(recipe.product) / itemsize(Dtype.BF16)
+    costs = dict.fromkeys((region.name for region in graph.regions), 0.0)
+    for op in graph.operators:
+        costs[op.layer] += sum(_cost(work, op, graph, low) for work in op.forward)
+        costs[op.layer] += sum(_cost(work, op, graph, low, attention=BACKWARD_ATTENTION) for work in op.backward)
+    return costs
+
+
+def _cost(work: Work, op: Operator, graph: Graph, low: float, attention: float = 1.0) -> float:
+    match work:
+        case Product():
+            return flops_of(work) * (low if work.is_low else 1.0)
+        case FusedAttention():
+            return flops_of(work) * attention
+        case Stream():
+            return FLOP_PER_BYTE * work.repeats * sum(count_of(data.extent) * graph.itemsize(op, data) for data in work.accesses)

@@ -1,0 +1,61 @@
+"""Stages of pipelines whose layers are not alike."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from perfmodel.parallel.layout import even_stage_layers
+from perfmodel.parallel.stage_cuts import _balanced_stages, _costs, _sharp, default_stage_layers
+from perfmodel.workload.job import Precision, TrainingJob
+from perfmodel.workload.models import load_model
+
+
+def job_of(name, precision=Precision.BF16_MIXED):
+    return TrainingJob(model=load_model(name), global_batch=64, seq_len=4096, precision=precision)
+
+
+@pytest.mark.parametrize("stages", [(16, 1), (8, 1), (4, 3)])
+def test_like_layers_are_cut_as_evenly_as_they_go(stages):
+    for name in ("llama-3-8b", "qwen3-235b-a22b"):
+        job = job_of(name)
+        assert default_stage_layers(job, *stages) == even_stage_layers(job.model.num_hidden_layers, stages[0] * stages[1])
+
+
+def test_deepseek_v3_is_cut_as_published():
+    """In 16 stages as DualPipe evens them out: the first has three dense layers among its five, the last the module that predicts a second
+    token and both heads (arXiv 2412.19437). In 32: the first has the three dense ones, all others two, the last of them no layer beside
+    the head (Megatron-Core's report, arXiv 2603.07685, which puts the module on the rank before)."""
+    job = job_of("deepseek-v3", Precision.FP8_BLOCK)
+    assert default_stage_layers(job, 16, 1) == (5, *(4,) * 14, 0)
+    first, *inner, last = default_stage_layers(job, 16, 2)
+    assert (first, last) == (3, 0)
+    assert sorted(inner) == [0, *(2,) * 29]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "llama-4-maverick", "qwen3-next-80b-a3b", "nemotron-h-8b"])
+@pytest.mark.parametrize("stages", [(2, 1), (8, 1), (4, 4), (16, 2)])
+def test_no_rank_takes_longer_than_with_as_many_layers_each(name, stages):
+    job, (ranks, virtual) = job_of(name), stages
+    costs = _costs(job.model, job.seq_len, job.precision)
+    mean = sum(costs[kind.name] * kind.count for kind in job.model.layer_kinds) / job.model.num_hidden_layers
+
+    def slowest(layers):
+        taken = np.array(layers).reshape(virtual, ranks).sum(axis=0) * mean
+        return taken.max() if taken[-1] + costs["head"] < taken.max() else taken[-1] + costs["head"]
+
+    layers = default_stage_layers(job, ranks, virtual)
+    assert sum(layers) == job.model.num_hidden_layers
+    assert slowest(layers) <= 1.15 * slowest(even_stage_layers(job.model.num_hidden_layers, ranks * virtual))
+
+
+def test_stages_are_the_best_of_all_cuts():
+    """Of all ways to cut eight layers of three kinds into four stages."""
+    until = np.cumsum([0.0, 0.5, 0.5, 1.0, 1.3, 1.0, 1.3, 1.0, 1.3])
+    beside = np.array([0.1, 0.0, 0.0, 1.7])
+
+    def total(layers):
+        return float(_sharp(np.diff(until[np.cumsum([0, *layers])]) + beside).sum())
+
+    cuts = [np.diff([0, *inner, 8]) for inner in combinations(range(9), 3)]
+    assert total(_balanced_stages(until, beside, 1)) == pytest.approx(min(map(total, cuts)))
