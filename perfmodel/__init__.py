@@ -47,6 +47,10 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.verbs.fitting": ("fit_runs",),
     "perfmodel.verbs.limits": ("find_limits",),
+    "perfmodel.verbs.serving": ("serve",),
+    "perfmodel.parallel.serving.plan": ("ServingPlan",),
+    "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
+    "perfmodel.workload.serving": ("ServingJob",),
     "perfmodel.verbs.networks": ("predict_network_plan", "run_network_plan", "shard_network", "shard_pipeline"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -28,6 +28,7 @@ EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # whoever read standard output has g
 VERBS = {
     "predict": ("predict", "Step time, its parts, memory and utilisation of one plan."),
     "search": ("search", "The best plans of a job on a cluster, and why the others are not."),
+    "serve": ("serve", "How fast a service answers, how many at once, what bounds it, and which plan is best."),
     "limits": ("limits", "The largest batch, the longest sequence and the fewest chips that fit."),
     "explain": ("explain", "Where a plan's time and memory go, and why not another."),
     "compare": ("explain", "Plans side by side."),

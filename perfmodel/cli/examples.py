@@ -11,6 +11,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         f"search {_JOB} --save plan.yaml",
         "search --model config.json --cluster dgx-h100 --nodes 4,8 --batch-tokens 4M --seq 8k",
     ),
+    "serve": (
+        "serve --model llama-3.3-70b --cluster dgx-h100 --chips 8 --input-len 1k --output-len 1k --concurrency 64",
+        "serve --model deepseek-v3 --cluster hgx-h200 --chips 8 --input-len 1k --output-len 1k --concurrency 64 --operators",
+    ),
     "explain": ("explain llama-3.1-405b --why-not tp=16,pp=8", "explain plan.yaml --trust"),
     "compare": ("compare plan.yaml fsdp", "compare a.yaml b.yaml --plot plans.png"),
     "run": ("run plan.yaml --shrink", "run plan.yaml --steps 50 --save runs.jsonl"),

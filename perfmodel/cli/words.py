@@ -16,7 +16,8 @@ Result = TypeVar("Result")
 #: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
 _ORDER = (
     "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "precision",
-    "optimizer", "train", "routing", "capacity_factor",
+    "input_len", "output_len", "concurrency", "rate", "prefix_hit", "engine", "quantization", "kv_precision", "draft_tokens",
+    "acceptance", "draft_model", "optimizer", "train", "routing", "capacity_factor",
     "dp", "fsdp", "tp", "pp", "cp", "dp_replicate", "dp_shard", "ep", "etp", "dispatcher",
     "zero", "micro_batch", "virtual_stages", "schedule", "recompute", "recompute_modules",
     "sequence_parallel", "rules", "order", "attention",

@@ -90,6 +90,23 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
 )  # fmt: skip
 
 
+#: Families whose makers publish the weights in fewer bits: what a model has where nobody says it. Their cards on Hugging Face.
+PUBLISHED: Mapping[str, str] = MappingProxyType(
+    {
+        "deepseek_v3": "fp8-block",
+        "deepseek_v32": "fp8-block",
+        "kimi_k2": "fp8-block",
+        "minimax_m2": "fp8-block",
+        "gpt_oss": "mxfp4",
+    }
+)
+
+
+def published_format(architecture: str) -> Quantization:
+    """Of a family, as its makers publish it: in 16 bits unless they say otherwise."""
+    return QUANTIZATIONS[PUBLISHED.get(architecture, "bf16")]
+
+
 def quantization_named(name: str | Quantization) -> Quantization:
     if isinstance(name, Quantization):
         return name

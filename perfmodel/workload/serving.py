@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.values import whole
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
@@ -41,6 +42,25 @@ class Lengths:
 
 def constant(length: int) -> Lengths:
     return Lengths(least=length, most=length)
+
+
+def lengths_of(value: object, field: str) -> Lengths:
+    """1024, 8k, or 800:1024 where they vary evenly. Raises InputError."""
+    if isinstance(value, Lengths):
+        return value
+    parts = str(value).split(":")
+    if len(parts) > 2:
+        raise bad_field(field, value, "must be a number of tokens or two with a colon between them", "write 1024 or 800:1024")
+    numbers = [whole(part, field, most=MAX_SIZE) for part in parts]
+    return Lengths(least=numbers[0], most=numbers[-1])
+
+
+def cache_dtype(value: object, field: str) -> Dtype:
+    """A format of a cache by name. Raises InputError."""
+    found = next((each for each in CACHE_DTYPES if str(each) == str(value)), None)
+    if found is None:
+        raise bad_field(field, value, "is no format of a cache", f"use one of {', '.join(CACHE_DTYPES)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ prompts. All but attention only sees T; attention sees each sequence with its ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -65,6 +65,33 @@ class Work:
     def outputs(self) -> Array:
         """Rows that have logits."""
         return self.decoding * self.new_tokens + self.prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Calls:
+    """Fused products of one format: [calls, columns]. which: their places among `FusedProducts`."""
+
+    which: NDArray[np.int64]
+    is_low: bool
+    batch: Array
+    m: Array
+    n: Array
+    k: Array
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """Attention of one kind of layer on a chip: heads and key-value heads, entries of a query and of a value."""
+
+    name: str
+    heads: Array
+    kv_heads: Array
+    head_dim: int
+    value_dim: int
+
+    @property
+    def is_latent(self) -> bool:
+        return self.head_dim != self.value_dim
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -206,27 +233,49 @@ class StepCosts:
 
     def _products(self, program: ServingProgram, amount: Array, of_head: Array) -> tuple[Array, Array]:
         """[regions, columns] of the layers' calls, and [columns] of the output matrix."""
-        fused, columns = program.fused, program.rows.matmul.columns
         total = np.zeros((len(program.regions), amount.shape[1]))
-        first = fused.rows[fused.starts]
-        for is_head in (False, True):
-            values = of_head if is_head else amount
-            width = np.add.reduceat(values[columns["n"][fused.rows]], fused.starts, axis=0)
-            for is_low in (False, True):
-                which = np.flatnonzero(((fused.region == program.head) == is_head) & (self._is_low(program) == is_low))
-                if not len(which):
-                    continue
-                chosen = first[which]
-                time = weight_product_time(
-                    batch=values[columns["batch"][chosen]],
-                    m=values[columns["m"][chosen]],
-                    n=width[which],
-                    k=values[columns["k"][chosen]],
-                    quantization=self.quantization if is_low else QUANTIZATIONS["bf16"],
-                    machine=self.machine.plain,
-                )
-                np.add.at(total, fused.region[which], time)
+        for call in self._calls(program, amount, of_head):
+            time = weight_product_time(
+                batch=call.batch,
+                m=call.m,
+                n=call.n,
+                k=call.k,
+                quantization=self.quantization if call.is_low else QUANTIZATIONS["bf16"],
+                machine=self.machine.plain,
+            )
+            np.add.at(total, program.fused.region[call.which], time)
         return total, total[program.head]
+
+    def _calls(self, program: ServingProgram, amount: Array, of_head: Array) -> Iterator[Calls]:
+        """Fused calls of one format each, those of the layers and those of the head."""
+        fused, columns = program.fused, program.rows.matmul.columns
+        first = fused.rows[fused.starts]
+        is_low = self._is_low(program)
+        for values, here in ((amount, fused.region != program.head), (of_head, fused.region == program.head)):
+            width = np.add.reduceat(values[columns["n"][fused.rows]], fused.starts, axis=0)
+            for low in (False, True):
+                which = np.flatnonzero(here & (is_low == low))
+                if len(which):
+                    batch, m, k = (values[columns[name][first[which]]] for name in ("batch", "m", "k"))
+                    yield Calls(which=which, is_low=low, batch=batch, m=m, n=width[which], k=k)
+
+    def calls(self, program: ServingProgram, work: Work) -> list[Calls]:
+        """The products of a step of one plan."""
+        sizes, _ = self._axes(program, 1, program is self.prompt_program)
+        per_row = PROMPT_LENGTH if program is self.prompt_program else 1
+        amounts = program.rows.amounts
+        return list(self._calls(program, *(_values(amounts, sizes, rows / per_row) for rows in (work.rows, work.outputs))))
+
+    def attention_rows(self, program: ServingProgram, work: Work) -> list[tuple[AttentionRow, float, float]]:
+        """Of a step of one plan: each kind of attention, how many layers have it, and what one of them takes. [s]"""
+        sizes, _ = self._axes(program, 1, program is self.prompt_program)
+        amount = _values(program.rows.amounts, sizes, work.rows)
+        found = []
+        for row, segment in enumerate(program.rows.attention.segments):
+            one = _attention_row(program, row, amount)
+            time = self._attention_time(one, work, program, is_prompt=program is self.prompt_program)
+            found.append((one, float(program.regions[segment].count), float(time[0])))
+        return found
 
     def _is_low(self, program: ServingProgram) -> NDArray[np.bool_]:
         low = program.fused.layer_weight & (not self.quantization.is_plain and not self.quantization.experts_only)
@@ -252,30 +301,32 @@ class StepCosts:
 
     def _attention(self, program: ServingProgram, amount: Array, work: Work, repeats: int, *, is_prompt: bool) -> Array:
         """Of all layers: sequences that decode over their cache, prompts over what they have so far, states that are read and written."""
-        rows, model = program.rows.attention.columns, program.model
-        window = model.sliding_window or model.attention_chunk
-        share = model.sliding_layer_fraction if window else 0.0
-        top = model.latent.index_top if model.latent is not None and model.latent.index_heads else 0
+        model = program.model
         total = np.zeros(amount.shape[1])
         for row, segment in enumerate(program.rows.attention.segments):
-            count = float(program.regions[segment].count)
-            heads, kv_heads = amount[rows["heads"][row]], amount[rows["kv_heads"][row]]
-            head_dim, value_dim = int(rows["head_dim"][row]), int(rows["value_head_dim"][row])
-            one = _AttentionRow(heads, kv_heads, head_dim, value_dim)
-            if work.decoding.any():
-                time = self._over_windows(partial(self._decoding, one, work), work.cached, window, share, top)
-                total += count * np.where(work.decoding > 0, time, 0.0)
-            if is_prompt:
-                seen = work.prompt_tokens + work.prompt_cached
-                time = self._over_windows(partial(self._prompts, one, work), seen, window, share, top)
-                total += count * np.where(work.prompts > 0, time, 0.0)
-            if top:
-                total += count * self._indexing(work)
+            one = _attention_row(program, row, amount)
+            total += float(program.regions[segment].count) * self._attention_time(one, work, program, is_prompt=is_prompt)
         for region in program.states:
             mixer = next(kind.mixer for kind in model.layer_kinds if kind.name == program.regions[region].name)
             num_bytes = 2.0 * 4.0 * state_elements(model, mixer) * work.decoding / np.tile(self.tp, repeats)
             total += program.regions[region].count * self._pass(num_bytes)
         return total
+
+    def _attention_time(self, one: AttentionRow, work: Work, program: ServingProgram, *, is_prompt: bool) -> Array:
+        """Of one layer. [s]"""
+        model = program.model
+        window = model.sliding_window or model.attention_chunk
+        share = model.sliding_layer_fraction if window else 0.0
+        top = model.latent.index_top if model.latent is not None and model.latent.index_heads else 0
+        total = np.zeros_like(work.cached)
+        if work.decoding.any():
+            time = self._over_windows(partial(self._decoding, one, work), work.cached, window, share, top)
+            total = np.where(work.decoding > 0, time, 0.0)
+        if is_prompt:
+            seen = work.prompt_tokens + work.prompt_cached
+            time = self._over_windows(partial(self._prompts, one, work), seen, window, share, top)
+            total = total + np.where(work.prompts > 0, time, 0.0)
+        return total + self._indexing(work) if top else total
 
     @staticmethod
     def _over_windows(time: Callable[[Array], Array], tokens: Array, window: int, share: float, top: int) -> Array:
@@ -287,9 +338,9 @@ class StepCosts:
         cut = time(np.minimum(tokens, float(window)))
         return cut if share == 1.0 else share * cut + (1.0 - share) * time(tokens)
 
-    def _decoding(self, of: _AttentionRow, work: Work, cached: Array) -> Array:
+    def _decoding(self, of: AttentionRow, work: Work, cached: Array) -> Array:
         machine = self.machine.plain
-        if of.head_dim != of.value_dim:
+        if of.is_latent:
             return latent_decode_time(of, work.decoding, work.new_tokens, cached, itemsize(self.cache), machine)
         # a query of the step more is like a head more: the cache is read once for all of them
         return np.asarray(
@@ -304,14 +355,14 @@ class StepCosts:
             )
         )
 
-    def _prompts(self, of: _AttentionRow, work: Work, seen: Array) -> Array:
+    def _prompts(self, of: AttentionRow, work: Work, seen: Array) -> Array:
         """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds."""
         q = np.maximum(work.prompt_tokens, 1.0)
         keys = np.maximum(seen, 1.0)
         whole = work.prompt_tokens + work.prompt_cached
         share = np.where(seen < whole, 1.0, (keys - 0.5 * (np.minimum(q, keys) - 1.0)) / keys)
         machine = self.machine.plain
-        is_latent = of.head_dim != of.value_dim and LATENT_KERNEL in machine.attention
+        is_latent = of.is_latent and LATENT_KERNEL in machine.attention
         kernel = LATENT_KERNEL if is_latent else "flash"
         return np.asarray(
             attention_time(
@@ -442,12 +493,11 @@ class StepCosts:
         return np.where(is_prompt & engine.overlaps_host, waits + engine.step_time, waits + own)
 
 
-@dataclass(frozen=True, slots=True)
-class _AttentionRow:
-    heads: Array
-    kv_heads: Array
-    head_dim: int
-    value_dim: int
+def _attention_row(program: ServingProgram, row: int, amount: Array) -> AttentionRow:
+    rows = program.rows.attention
+    heads, kv_heads = (amount[rows.columns[name][row]] for name in ("heads", "kv_heads"))
+    widths = (int(rows.columns[name][row]) for name in ("head_dim", "value_head_dim"))
+    return AttentionRow(rows.names[row], heads, kv_heads, *widths)
 
 
 def expert_time(
@@ -476,7 +526,7 @@ def expert_time(
     )
 
 
-def latent_decode_time(of: _AttentionRow, batch: Array, new_tokens: Array, cached: Array, cache_bytes: float, machine: Machine) -> Array:
+def latent_decode_time(of: AttentionRow, batch: Array, new_tokens: Array, cached: Array, cache_bytes: float, machine: Machine) -> Array:
     """Queries of all heads over one latent for each token. [s]"""
     rates = machine.decode_attention["flash"]
     num_bytes = batch * (cached * of.head_dim * cache_bytes + of.heads * new_tokens * (of.head_dim + of.value_dim) * 2.0)
@@ -493,4 +543,4 @@ def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:
     return values if amounts.times is None else values * sizes[amounts.times]
 
 
-__all__ = ["PARTS", "StepCosts", "Work"]
+__all__ = ["PARTS", "AttentionRow", "Calls", "StepCosts", "Work"]

@@ -1,0 +1,67 @@
+"""`perfmodel serve`: how fast a service answers, how many at once, what bounds it, and which plan is best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli import options
+from perfmodel.cli.output import print_facts, print_json, print_tables
+from perfmodel.cli.words import command, flag
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.serving.request import ServingRequest
+
+
+@command(asked=ServingRequest, chip=options.ChipWords)
+def serve(
+    *,
+    asked: ServingRequest,
+    chip: options.ChipWords,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Every operator of a decode step and of a prefill: work, time, and what bounds it.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure: with --operators the roofline.")
+    ] = None,
+    json: options.Json = False,
+) -> None:
+    """Time to the first token and of each token, throughput, and how many requests fit, of one plan of serving.
+
+    What is left out: tp is the smallest whose replicas have room for the requests, replicas fill the chips, the format is that in which the
+    model is published. Without --concurrency and --rate as many requests run as fit.
+    """
+    from perfmodel.report.serving import headline, memory_table, operator_object, operators_table, parts_table, service_line, serving_object
+    from perfmodel.verbs.serving import NEEDED, operators_asked, serve_asked
+
+    options.check_figure(plot)
+    asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
+    options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in NEEDED.items()))
+    if plot is not None and not operators:
+        raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
+    if not operators:
+        _, prediction = serve_asked(asked)
+        if json:
+            print_json(serving_object(prediction))
+            return
+        print_facts(service_line(prediction), headline(prediction))
+        print_tables([parts_table(prediction), memory_table(prediction)])
+        return
+    _, prediction, rows = operators_asked(asked)
+    if plot is not None:
+        from perfmodel.report.serving_figures import plot_roofline
+
+        plot_roofline(rows, service_line(prediction), plot)
+    if json:
+        print_json({**serving_object(prediction), "operators": [operator_object(row) for row in rows]})
+        return
+    print_facts(service_line(prediction), headline(prediction))
+    print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")])
+    if plot is not None:
+        print(f"\nfigure: {plot}")
+
+
+def _given(value: object) -> str | None:
+    return None if value is None else str(value)

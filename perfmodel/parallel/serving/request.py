@@ -1,0 +1,105 @@
+"""What `serve` is asked about, written once: the model, its load and formats, where it runs, and the knobs of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from perfmodel.foundation.words import word
+
+
+def _whole(value: Any, name: str) -> int:
+    from perfmodel.foundation.values import whole
+
+    return whole(value, name, most=2**31 - 1)
+
+
+def _lengths(value: Any, name: str) -> Any:
+    from perfmodel.workload.serving import lengths_of
+
+    return lengths_of(value, name)
+
+
+def _rate(value: Any, name: str) -> float:
+    from perfmodel.foundation.errors import bad_field
+
+    try:
+        found = float(str(value).strip().removesuffix("/s"))
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < 1e9:
+        raise bad_field(name, value, "must be a positive number of requests a second", "write 2.5")
+    return found
+
+
+def _share(value: Any, name: str) -> float:
+    from perfmodel.foundation.values import share
+
+    return share(value, name)
+
+
+def _quantization(value: Any, name: str) -> Any:
+    from perfmodel.workload.quantization import quantization_named
+
+    return quantization_named(value)
+
+
+def _cache(value: Any, name: str) -> Any:
+    from perfmodel.workload.serving import cache_dtype
+
+    return cache_dtype(value, name)
+
+
+_count = partial(word, kind=int)
+_size = partial(word, read=_whole, takes="int | str")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ServingRequest:
+    """None is the default: of the engine, of the model's checkpoint, or the smallest plan that fits."""
+
+    model: Any = word("A model's name (`perfmodel models`) or a config.json", metavar="NAME|PATH", takes="Name | TransformerConfig")
+    cluster: Any = word("A cluster's name (`perfmodel clusters`) or file", metavar="NAME|PATH", takes="Name | Cluster")
+    chips: Any = _size("Chips to use", aliases=("--gpus",))
+    input_len: Any = word(
+        "Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly", metavar="N|N:N", read=_lengths,
+        takes="int | str | Lengths",
+    )  # fmt: skip
+    output_len: Any = word("Tokens of an answer, as --input-len", metavar="N|N:N", read=_lengths, takes="int | str | Lengths")
+    concurrency: Any = _size("Requests in flight, of all replicas together; each answer is followed by the next request")
+    rate: Any = word("In place of --concurrency: requests a second, whenever they come", metavar="X", read=_rate, takes="float | str")
+    prefix_hit: Any = word(
+        "Share of a prompt's tokens that the cache holds already", metavar="SHARE", read=_share, takes="float | str"
+    )  # fmt: skip
+    engine: Any = word(
+        "The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file", otherwise="vllm if left out", metavar="NAME|PATH",
+        takes="Name | Engine",
+    )  # fmt: skip
+    quantization: Any = word(
+        "Format of weights: bf16, fp16, fp8, fp8-block, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4",
+        otherwise="as the model is published if left out", metavar="NAME", read=_quantization, takes="str | Quantization",
+    )  # fmt: skip
+    kv_precision: Any = word(
+        "Format of the cache: bf16, fp16 or fp8", otherwise="bf16 if left out", metavar="NAME", read=_cache, takes="str | Dtype"
+    )  # fmt: skip
+    draft_tokens: int | None = _count("Tokens drafted a step (speculative decoding)")
+    acceptance: Any = word(
+        "Of drafted tokens the share that is accepted, each given those before it", otherwise=".7 if left out", metavar="SHARE",
+        read=_share, takes="float | str",
+    )  # fmt: skip
+    draft_model: Any = word(
+        "The model that drafts", otherwise="the model's own module for further tokens if left out", metavar="NAME|PATH",
+        takes="Name | TransformerConfig",
+    )  # fmt: skip
+    tp: int | None = _count("Tensor-parallel degree", otherwise="the smallest that leaves room for the requests if left out")
+    pp: int | None = _count("Pipeline-parallel degree")
+    ep: int | None = _count("Expert-parallel degree: experts are dealt over so many of a replica's chips")
+    attention_dp: int | None = _count("Attention ranks of a replica that have sequences of their own (data-parallel attention)")
+    replicas: int | None = _count("Independent copies", otherwise="as many as the chips hold if left out")
+    max_batch: Any = _size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")
+    max_tokens: Any = _size("Tokens of a step: how prompts are cut into chunks", otherwise="the engine's if left out")
+    calibration: Any = word(
+        "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
+        metavar="NAME|PATH", takes="Name | Calibration",
+    )  # fmt: skip

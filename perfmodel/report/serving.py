@@ -1,0 +1,199 @@
+"""What is said of a served load: for people as lines and tables, for programs as one object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.foundation.units import format_bytes, format_count, format_time
+from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
+from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.workload.serving import Lengths, ServingJob
+
+#: What is shown of each time.
+TIMES = ("ttft", "tpot", "request_latency")
+
+
+def lengths_text(lengths: Lengths) -> str:
+    return f"{lengths.least:,}" if lengths.least == lengths.most else f"{lengths.least:,} to {lengths.most:,}"
+
+
+def load_text(job: ServingJob) -> str:
+    """How many requests there are."""
+    if job.concurrency is not None:
+        return f"{job.concurrency:,} {'in a batch' if job.is_static else 'in flight'}"
+    return f"{job.rate:g} a second" if job.rate is not None else "as many in flight as fit"
+
+
+def service_line(prediction: ServingPrediction) -> str:
+    """The model, its load and where it runs."""
+    job, plan = prediction.job, prediction.plan
+    chips = "1 chip" if plan.num_chips == 1 else f"{plan.num_chips:,} chips"
+    lengths = f"{lengths_text(job.input_len)} tokens in, {lengths_text(job.output_len)} out"
+    return f"{job.model.name} in {job.quantization.name}, {lengths}, {load_text(job)}, on {chips} of {short_name(prediction.cluster)}"
+
+
+def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
+    """The few lines that answer most questions: (name, value)."""
+    job, plan = prediction.job, prediction.plan
+    user = prediction.tokens_per_second_per_user
+    lines = [
+        ("plan", f"{plan.label()}, {plan.engine}"),
+        ("first token", _spread(prediction.ttft, prediction, "ttft")),
+        ("each token", f"{_spread(prediction.tpot, prediction, 'tpot')}, {user:,.1f} tokens/s for a user"),
+        ("request", _spread(prediction.request_latency, prediction, "request_latency")),
+        (
+            "throughput",
+            f"{prediction.tokens_per_second_per_chip:,.0f} output tokens/s a chip, "
+            f"{format_count(prediction.tokens_per_second_per_chip * plan.num_chips)} in all, "
+            f"{prediction.requests_per_second:,.2f} requests/s",
+        ),
+        ("at once", _running(prediction)),
+        ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
+        ("cache", f"{job.kv_precision}; {_verdict(prediction)}"),
+        ("rests on", "; ".join(f"{words(name)} {source}" for name, source in _grouped(prediction.rests_on).items())),
+    ]
+    return lines + [("note", note) for note in prediction.notes]
+
+
+def _verdict(prediction: ServingPrediction) -> str:
+    if not prediction.fits:
+        return "does not fit"
+    return f"{prediction.max_sequences:,.0f} sequences of mean length fit in a replica"
+
+
+def _running(prediction: ServingPrediction) -> str:
+    replicas = prediction.plan.replicas
+    each = " in each replica" if replicas > 1 else ""
+    text = f"{prediction.running:,.1f} sequences run{each}"
+    return text if not prediction.queued else f"{text}, {prediction.queued:,.1f} wait"
+
+
+def _grouped(rests: dict[str, str] | Any) -> dict[str, str]:
+    """Parts that rest on the same thing are named once."""
+    by_source: dict[str, list[str]] = {}
+    for name, source in rests.items():
+        by_source.setdefault(source, []).append(name)
+    return {", ".join(names): source for source, names in by_source.items()}
+
+
+def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:
+    text = format_time(spread.mean)
+    shown = [(label, value) for label, value in (("p50", spread.p50), ("p90", spread.p90), ("p99", spread.p99)) if value is not None]
+    if shown:
+        text += f" ({', '.join(f'{label} {format_time(value)}' for label, value in shown)})"
+    interval = prediction.intervals.get(name)
+    return text if interval is None else f"{text}; 80 % interval {format_time(interval[0])} to {format_time(interval[1])}"
+
+
+def parts_table(prediction: ServingPrediction) -> Table:
+    step, text = prediction.decode_step, times_like(prediction.decode_step)
+    shown = sorted(((name, time) for name, time in prediction.parts.items() if time > 0), key=lambda item: -item[1])
+    return Table(
+        title=f"Where a decode step of {prediction.running:,.1f} sequences goes",
+        headers=("part", "time", "share", ""),
+        rows=(
+            *((words(name), text(time), percent(time / step), bar(time / step)) for name, time in shown),
+            ("step", text(step), "100 %", ""),
+        ),
+        right=("time", "share"),
+    )
+
+
+def memory_table(prediction: ServingPrediction) -> Table:
+    usable = prediction.memory_usable
+    text = bytes_like(usable)
+    shown = sorted(((name, size) for name, size in prediction.memory.items() if size > 0 and name != "total"), key=lambda item: -item[1])
+    total = prediction.memory["total"]
+    return Table(
+        title=f"Memory of a chip, of {format_bytes(usable)} that the engine may use",
+        headers=("class", "size", "share", ""),
+        rows=(
+            *((words(name), text(size), percent(size / usable), bar(size / usable)) for name, size in shown),
+            ("total", text(total), percent(total / usable), bar(total / usable)),
+        ),
+        right=("size", "share"),
+    )
+
+
+def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
+    """Every product and operator of a step on one chip; the longest first."""
+    of_phase = sorted((row for row in rows if row.phase == phase), key=lambda row: -row.time)
+    total = sum(row.time for row in of_phase)
+    text = times_like(total)
+    return Table(
+        title=f"{'A decode step' if phase == 'decode' else 'The prefill of a prompt'} on one chip, operator by operator: {text(total)}",
+        headers=("operator", "calls", "shape", "GFLOP", "MB", "FLOP/B", "ridge", "time", "bound", "compute from"),
+        rows=tuple(
+            (
+                row.name,
+                str(row.calls),
+                row.shape,
+                f"{row.flops / 1e9:,.1f}" if row.flops else "",
+                f"{row.bytes / 1e6:,.1f}" if row.bytes else "",
+                f"{row.intensity:,.1f}" if row.bytes else "",
+                f"{row.ridge:,.0f}" if row.ridge else "",
+                text(row.time),
+                row.bound,
+                f"{row.crossover:,.0f} rows" if row.crossover else "",
+            )
+            for row in of_phase
+        ),
+        right=("calls", "GFLOP", "MB", "FLOP/B", "ridge", "time", "compute from"),
+        fold=("operator", "shape"),
+    )
+
+
+def operator_object(row: OperatorRow) -> dict[str, Any]:
+    return {
+        "name": row.name, "phase": row.phase, "shape": row.shape, "calls": row.calls, "flops": row.flops, "bytes": row.bytes,
+        "intensity": row.intensity, "ridge": row.ridge, "time": row.time, "bound": row.bound, "crossover_rows": row.crossover or None,
+    }  # fmt: skip
+
+
+def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
+    """One prediction as plain values, SI units."""
+    job = prediction.job
+    return {
+        "ttft": _spread_object(prediction.ttft),
+        "tpot": _spread_object(prediction.tpot),
+        "inter_token": _spread_object(prediction.inter_token),
+        "request_latency": _spread_object(prediction.request_latency),
+        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
+        "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
+        "requests_per_second": prediction.requests_per_second,
+        "running": prediction.running,
+        "queued": prediction.queued,
+        "max_sequences": prediction.max_sequences,
+        "decode_step": prediction.decode_step,
+        "prefill_time": prediction.prefill_time,
+        "memory": dict(prediction.memory),
+        "memory_usable": prediction.memory_usable,
+        "fits": prediction.fits,
+        "fits_load": prediction.fits_load,
+        "is_saturated": prediction.is_saturated,
+        "parts": dict(prediction.parts),
+        "intervals": {name: list(interval) for name, interval in prediction.intervals.items()},
+        "plan": {
+            **prediction.plan.to_dict(),
+            "model": job.model.name,
+            "cluster": prediction.cluster,
+            "input_len": [job.input_len.least, job.input_len.most],
+            "output_len": [job.output_len.least, job.output_len.most],
+            "concurrency": job.concurrency,
+            "rate": job.rate,
+            "prefix_hit": job.prefix_hit,
+            "quantization": job.quantization.name,
+            "kv_precision": str(job.kv_precision),
+            "draft_tokens": None if job.speculation is None else job.speculation.draft_tokens,
+            "acceptance": None if job.speculation is None else job.speculation.acceptance,
+        },
+        "rests_on": dict(prediction.rests_on),
+        "notes": list(prediction.notes),
+    }
+
+
+def _spread_object(spread: Spread) -> dict[str, float | None]:
+    return {"mean": spread.mean, "p50": spread.p50, "p90": spread.p90, "p99": spread.p99}

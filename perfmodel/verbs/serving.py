@@ -1,0 +1,203 @@
+"""The verb `serve`, for Python: how fast a service answers, how many at once, and what bounds it.
+
+import perfmodel
+
+found = perfmodel.serve(model="llama-3.3-70b", cluster="dgx-h100", chips=8, input_len=1024, output_len=1024, concurrency=64, tp=4)
+print(found.ttft.mean, found.tpot.mean, found.tokens_per_second_per_chip)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.values import check_name
+from perfmodel.foundation.words import Words, takes, words_of
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.verbs.setting import find_cluster
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.quantization import published_format
+from perfmodel.workload.serving import ServingJob, Speculation
+
+if TYPE_CHECKING:
+    from perfmodel.cost.serving.boundness import OperatorRow
+    from perfmodel.cost.serving.estimate import ServingEstimator
+
+Name: TypeAlias = str | Path
+
+DEFAULT_ACCEPTANCE = 0.7
+#: What cannot be left out, and what to give.
+NEEDED = {
+    "model": "a name from `perfmodel models` or the path of a config.json",
+    "cluster": "a name from `perfmodel clusters` or the path of a cluster file",
+    "chips": "how many chips serve",
+    "input_len": "the tokens of a prompt",
+    "output_len": "the tokens of an answer",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingSetting:
+    """A job on a cluster under an engine, with what predicts its plans. notes: what a person should know of how it was put together."""
+
+    estimator: ServingEstimator
+    job: ServingJob
+    reference: str
+    num_chips: int
+    notes: tuple[str, ...] = ()
+
+
+@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
+def serve(*, asked: ServingRequest) -> ServingPrediction:
+    """A served load on one plan: time to the first token, time of each token, throughput and memory.
+
+    What is left out: tp is the smallest that fits, replicas fill the chips, formats are those in which the model is published. Without
+    concurrency and rate as many requests run as fit.
+    """
+    return serve_asked(asked)[1]
+
+
+def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
+    """What `serve` answers, with its setting."""
+    setting = serving_setting(asked)
+    plan, notes = serving_plan(setting, asked)
+    prediction = setting.estimator.predict(setting.job, plan)
+    return setting, with_notes(prediction, (*setting.notes, *notes))
+
+
+def with_notes(prediction: ServingPrediction, notes: tuple[str, ...]) -> ServingPrediction:
+    return replace(prediction, notes=(*prediction.notes, *notes))
+
+
+def serving_setting(asked: ServingRequest) -> ServingSetting:
+    """The job, the cluster, the engine and their estimator. What is missing is refused all at once. Raises InputError."""
+    from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.cost.serving.estimate import ServingEstimator
+    from perfmodel.hardware.calibration import Calibration
+    from perfmodel.parallel.serving.engine import load_engine
+
+    absent = [f"{name}: is missing; give {meaning}" for name, meaning in NEEDED.items() if getattr(asked, name) is None]
+    if absent:
+        raise InputError("; ".join(absent))
+    given = {name: each.value(getattr(asked, name), name) for name, each in words_of(ServingRequest).items() if _is_text(asked, name)}
+    model = _model(asked.model, "model")
+    quantization = given.get("quantization") or published_format(model.architecture)
+    speculation = None
+    if asked.draft_tokens is not None:
+        draft = None if asked.draft_model is None else _model(asked.draft_model, "draft_model")
+        if draft is None and not model.num_mtp_layers:
+            rule = f"{model.name} has no module for further tokens"
+            raise bad_field("draft_tokens", asked.draft_tokens, rule, "name a model that drafts with draft_model")
+        acceptance = given.get("acceptance", DEFAULT_ACCEPTANCE)
+        speculation = Speculation(draft_tokens=asked.draft_tokens, acceptance=acceptance, draft=draft)
+    words: dict[str, Any] = {} if given.get("kv_precision") is None else {"kv_precision": given["kv_precision"]}
+    job = ServingJob(
+        model=model,
+        input_len=given["input_len"],
+        output_len=given["output_len"],
+        concurrency=given.get("concurrency"),
+        rate=given.get("rate"),
+        prefix_hit=given.get("prefix_hit", 0.0),
+        quantization=quantization,
+        speculation=speculation,
+        **words,
+    )
+    reference, cluster = find_cluster(asked.cluster, given["chips"])
+    calibration = (
+        asked.calibration if isinstance(asked.calibration, Calibration) else choose_calibration(cluster.chip, asked.calibration or "")
+    )
+    estimator = ServingEstimator(
+        model=model,
+        cluster=cluster,
+        calibration=calibration,
+        engine=load_engine(asked.engine or "vllm"),
+        quantization=quantization,
+        cache=job.kv_precision,
+    )
+    notes = []
+    if asked.quantization is None and not quantization.is_plain:
+        notes.append(f"quantization: nobody said, and {model.name} is published in {quantization.name}")
+    return ServingSetting(estimator=estimator, job=job, reference=reference, num_chips=cluster.num_chips, notes=tuple(notes))
+
+
+#: Words that are read as they come in; the others are records, names or numbers of `serving_plan`.
+_READ = (
+    "chips", "input_len", "output_len", "concurrency", "rate", "prefix_hit", "quantization", "kv_precision", "acceptance",
+)  # fmt: skip
+
+
+def _is_text(asked: ServingRequest, name: str) -> bool:
+    return name in _READ and getattr(asked, name) is not None
+
+
+def _model(name: Any, field: str) -> TransformerConfig:
+    from perfmodel.workload.models import load_model
+
+    check_name(name, field, TransformerConfig, "see `perfmodel models`")
+    return name if isinstance(name, TransformerConfig) else load_model(name)
+
+
+def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingPlan, tuple[str, ...]]:
+    """The plan that was asked for; what nobody said is the smallest that fits, and said."""
+    words = words_of(ServingRequest)
+    said = {name: getattr(asked, name) for name in ("pp", "ep", "attention_dp", "max_batch", "max_tokens", "replicas")}
+    read = {name: words[name].value(value, name) for name, value in said.items() if value is not None}
+    fixed: dict[str, Any] = {"engine": str(asked.engine or setting.estimator.engine.name)}
+    fixed |= {name: value for name, value in read.items() if name != "replicas"}
+    notes: tuple[str, ...] = ()
+    if asked.tp is not None:
+        tp = words["tp"].value(asked.tp, "tp")
+    else:
+        tp = smallest_tp(setting, fixed)
+        notes = (f"tp: nobody said, and {tp} is the fewest chips of a replica that leave room for these requests",)
+    fixed["tp"] = tp
+    one = ServingPlan(**fixed)
+    if setting.num_chips < one.chips_per_replica:
+        raise bad_field(
+            "chips", setting.num_chips, f"a replica takes {one.chips_per_replica} ({one.label()})", "use more chips or lower degrees"
+        )
+    most = setting.num_chips // one.chips_per_replica
+    replicas = read.get("replicas", most)
+    if replicas > most:
+        raise bad_field("replicas", replicas, f"{setting.num_chips} chips hold {most} of {one.chips_per_replica} chips each", f"use {most}")
+    idle = setting.num_chips - replicas * one.chips_per_replica
+    if idle:
+        notes = (*notes, f"{idle} of {setting.num_chips} chips are idle; figures a chip count those that serve")
+    return ServingPlan(**{**fixed, "replicas": replicas}), notes
+
+
+#: Requests of a replica for which there must be room, where nobody says how many come.
+_USUAL_ROOM = 8.0
+
+
+def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
+    """The least power of two that divides the heads and whose replicas hold all requests at once; else the one that holds most."""
+    heads, job = setting.job.model.num_attention_heads, setting.job
+    beside, dp = fixed.get("pp", 1) * fixed.get("attention_dp", 1), fixed.get("attention_dp", 1)
+    fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if heads % tp == 0 and tp * beside <= setting.num_chips]
+    tried = [tp for tp in fitting if tp * dp % fixed.get("ep", 1) == 0] or [1]
+    held = []
+    for tp in tried:
+        replicas = max(setting.num_chips // (tp * beside), 1)
+        room = setting.estimator.memory([ServingPlan(**{**fixed, "tp": tp})], job.input_len.mean + job.output_len.mean, job.speculation)
+        held.append(float(room.sequences[0]) * replicas)
+        if float(room.sequences[0]) >= 1.0 and held[-1] >= (job.concurrency or _USUAL_ROOM * replicas):
+            return tp
+    return tried[held.index(max(held))]
+
+
+def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
+    """The plan with every operator of a decode step and of a prefill: shape, work, time and what bounds it."""
+    from perfmodel.cost.serving.boundness import operator_rows
+
+    setting, prediction = serve_asked(asked)
+    costs = setting.estimator.times([prediction.plan])
+    job = setting.job
+    rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)
+    rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
+    return setting, prediction, rows

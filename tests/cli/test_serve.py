@@ -1,0 +1,65 @@
+"""`perfmodel serve` from the command line."""
+
+import pytest
+
+import perfmodel
+
+JOB = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
+LLAMA = ["serve", *JOB, "--concurrency", "64"]
+
+
+def test_one_object(call_json):
+    found = call_json(*LLAMA)
+    asked = {"ttft", "tpot", "request_latency", "tokens_per_second_per_chip", "max_sequences", "memory", "parts", "plan", "rests_on"}
+    assert asked <= set(found)
+    assert found["tpot"]["mean"] * 1023 + found["ttft"]["mean"] == pytest.approx(found["request_latency"]["mean"])
+    assert sum(found["parts"].values()) == pytest.approx(found["decode_step"])
+    served = perfmodel.serve(model="llama-3.3-70b", cluster="dgx-h100", chips=8, input_len=1024, output_len=1024, concurrency=64)
+    assert served.tpot.mean == found["tpot"]["mean"]
+
+
+def test_what_people_read(call):
+    code, text, error = call(*LLAMA)
+    assert (code, error) == (0, "")
+    for words in ("first token", "each token", "sequences of mean length fit", "Where a decode step", "Memory of a chip", "nobody said"):
+        assert words in text
+
+
+def test_every_operator_with_what_bounds_it(call_json, tmp_path):
+    figure = tmp_path / "roof.png"
+    rows = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)["operators"]
+    decode = {row["name"]: row for row in rows if row["phase"] == "decode"}
+    qkv = decode["q_proj + k_proj + v_proj"]
+    assert qkv["flops"] == 80 * 2 * 32 * 8192 * (8192 + 2 * 1024) / 4
+    assert qkv["bound"] == "memory"
+    weights = 2 * 80 * 8192 * 10240 / 4
+    assert weights < qkv["bytes"] < 1.1 * weights
+    prefill = {row["name"]: row for row in rows if row["phase"] == "prefill"}
+    assert prefill["gate_proj + up_proj"]["bound"] == "compute"
+    assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--quantization nvfp4", "no units for it"),
+        ("--tp 3", "must divide the 64 attention heads"),
+        ("--ep 2 --tp 2", "has no experts"),
+        ("--engine nobody", "is not known"),
+        ("--tp 16", "a replica takes 16"),
+        ("--rate 2", "cannot be given beside a concurrency"),
+        ("--draft-tokens 2", "no module for further tokens"),
+        ("--plot x.png", "goes with --operators"),
+    ],
+)
+def test_bad_input_is_one_sentence(more, words, call):
+    code, out, error = call(*LLAMA, *more.split())
+    assert (code, out) == (2, "")
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_context_beyond_the_models(call):
+    code, _, error = call(*[word if word != "1k" else "100k" for word in LLAMA])
+    assert code == 2
+    assert "is longer than the 131072 of llama-3.3-70b" in error
