@@ -26,6 +26,10 @@ def audit(
         bool, typer.Option("--every-microbatch", help="Count the whole step, not two shorter ones from which it follows.")
     ] = False,
     dropout: Annotated[bool, typer.Option("--dropout", help="Count the step with the model's dropout, which a run leaves out.")] = False,
+    routing: Annotated[
+        str | None,
+        typer.Option("--routing", metavar="FILE", help="Tokens that each rank of ep sends to each expert: a row a rank, .csv or .json."),
+    ] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
     json: options.Json = False,
 ) -> None:
@@ -40,7 +44,13 @@ def audit(
         raise bad_field("tolerance", tolerance, "must be a share from 0 to 1", "leave it out for equality")
     with Progress("audit") as progress:
         result = audit_plan(
-            plan, rank=rank, all_stages=all_stages, every_microbatch=every_microbatch, dropout=dropout, progress=progress.step
+            plan,
+            rank=rank,
+            all_stages=all_stages,
+            every_microbatch=every_microbatch,
+            dropout=dropout,
+            routing=routing,
+            progress=progress.step,
         )
     differences = result.differences(tolerance)
     own = predict_plan(plan)
@@ -79,6 +89,7 @@ def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: 
         "memory_usable": own.memory_usable,
         "fits": _largest_peak(result)[0] <= own.memory_usable,
         "counted_microbatches": list(result.counted_microbatches),
+        "skew": result.skew,
         "plan": plan_to_dict(result.plan),
         "ranks": [
             {
@@ -117,6 +128,7 @@ def _show(result: Audit, own: Prediction, tolerance: float) -> None:
         ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors"),
         ("profile", _profile_line(result, own)),
         ("microbatches", _microbatches(result)),
+        *([("tokens", f"unevenly many for experts: the fullest rank gets {result.skew:.4g} times the mean")] if result.skew else []),
         ("convention", CONVENTION),
         ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
     ]

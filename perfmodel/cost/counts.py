@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -25,18 +25,20 @@ from perfmodel.parallel.algebra.derive import ParameterLayout
 from perfmodel.parallel.algebra.parameters import ParameterEvent, is_one_end_unit, profile_events, zero_axes
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
 from perfmodel.parallel.algebra.traffic_classes import COMM
-from perfmodel.parallel.folded_mesh import FoldedMesh, folded_mesh
+from perfmodel.parallel.folded_mesh import FoldedMesh, expert_rank, folded_mesh
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.profile import ExecutionProfile, load_profile
 from perfmodel.workload.graph import Data, Operand, Operator, Region, Tensor
 from perfmodel.workload.job import PrecisionPolicy
+from perfmodel.workload.routing import RoutingCounts
 
 #: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
 EXECUTOR_PROFILE = "torch-gloo"
 _KIND_OF_CODE = {code: str(kind) for kind, code in COLLECTIVE_CODE.items()}
 #: Dims of attention by the names that rule sets know, and of the keys those that a chunk of the sequence looks at.
+_NEXT_TO_NOTHING = 1e-12
 _QUERIES, _KEYS, _SEEN = "s_query", "s_key", "keys seen"
 
 #: Shares by which saved activations (a loss is a number, a token has an index) and the peak may differ from torch's.
@@ -100,8 +102,14 @@ def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
     return replace(profile, accumulate_dtype=dtype, reduce_dtype=dtype)
 
 
-def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int]) -> RankCounts:
-    """Counts of the rank at `place` (its index on each axis)."""
+def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:
+    """Counts of the rank at `place` (its index on each axis), with tokens sent as `routing` says, else evenly."""
+    received: tuple[int, ...] = ()
+    if routing is not None:
+        received = routing.received(expert_rank(plan, place))
+        mean = sum(map(sum, routing.rows)) / len(routing.rows)
+        # a rank to which nothing comes has dims of size 0 nowhere else
+        estimator = replace(estimator, received=sum(received) / mean or _NEXT_TO_NOTHING, programs={}, graphs={})
     program = estimator.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
         {axis: [plan.layout.degree(axis)] for axis in DEFAULT_ORDER},
@@ -114,7 +122,7 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int])
     times = _times(estimator, program.regions, plan, place["pp"])
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]))
     amount = values[:, 0]
-    _count_flops(counts, program, plan, place, amount, times)
+    _count_flops(counts, program, plan, place, amount, times, received)
     mesh = folded_mesh(plan)
     _count_activations(counts, program, mesh, amount, times)
     _count_sends(counts, program, plan, place["pp"], amount)
@@ -217,9 +225,18 @@ def _times(estimator: Estimator, regions: tuple[Region, ...], plan: Plan, rank: 
 
 
 def _count_flops(
-    counts: RankCounts, program: Program, plan: Plan, place: Mapping[str, int], amount: np.ndarray, times: Sequence[int]
+    counts: RankCounts,
+    program: Program,
+    plan: Plan,
+    place: Mapping[str, int],
+    amount: np.ndarray,
+    times: Sequence[int],
+    received: Sequence[int],
 ) -> None:
-    """Matrix products; attention counts the square of its queries and the keys that it is given."""
+    """Matrix products; attention counts the square of its queries and the keys that it is given.
+
+    received   rows of each of the rank's experts, which run one by one; none: as many each, together
+    """
     seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
     squares = {op.name for op in program.derivation.graph.operators if op.is_product and _KEYS in op.logical.values()}
@@ -229,6 +246,10 @@ def _count_flops(
         repeats = times[rows.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         operator = name.split(".")[0]
+        if received and rows is program.rows.grouped:
+            for dims in _of_each_expert((m, n, k), received):
+                counts.add_flops(product_shape(1, *dims), 2.0 * prod(dims) * repeats, operator)
+            continue
         if operator in squares and seen < 1.0:
             m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
@@ -243,6 +264,13 @@ def _count_flops(
         counts.add_flops(ATTENTION[int(columns["backward"][row])], float(products * square * seen * repeats), attention.names[row])
 
 
+def _of_each_expert(dims: tuple[float, float, float], received: Sequence[int]) -> list[tuple[float, float, float]]:
+    """Dims of the product of each expert with its own rows, of those with the rows that experts have on average."""
+    mean = max(sum(received), _NEXT_TO_NOTHING) / len(received)
+    i = min(range(3), key=lambda i: abs(dims[i] / mean - 1.0))
+    return [(*dims[:i], float(number), *dims[i + 1 :]) for number in received]  # type: ignore[misc]
+
+
 def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tuple[float, float, float]:
     """The dim of all the keys cut to the share of them that is looked at."""
     i = dims.index(float(keys))
@@ -255,7 +283,8 @@ def _count_activations(counts: RankCounts, program: Program, mesh: FoldedMesh, a
         repeats = times[cell // len(COMM)]
         kind = _KIND_OF_CODE[int(columns["kind"][row])]
         axes = mesh.name(program.amounts.masks[columns["group"][row]], kind)
-        counts.add_collective(kind, axes, repeats, repeats * float(amount[columns["amount"][row]]))
+        # of shares of rows that are no binary fractions
+        counts.add_collective(kind, axes, repeats, repeats * float(np.rint(amount[columns["amount"][row]])))
 
 
 def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, amount: np.ndarray) -> None:
@@ -508,6 +537,7 @@ class Audit:
 
     counted_microbatches    of the steps that were counted: the plan's own number, or two from which that one follows; late stages of a
                             pipeline need fewer than these
+    skew                    rows of the fullest rank's experts over the mean; 0: all have as many
     """
 
     plan: Plan
@@ -515,6 +545,7 @@ class Audit:
     torch: str
     counted_microbatches: tuple[int, ...]
     ranks: tuple[RankAudit, ...]
+    skew: float = 0.0
 
     def differences(self, tolerance: float = 0.0) -> list[tuple[int, AuditRow]]:
         """(rank, row) where torch's count is off by more than that share of the larger one."""

@@ -73,6 +73,7 @@ class Estimator:
 
     network_at   of a job that trains a network: its graph at the batch of one microbatch
     recomputes   the kinds of recomputation whose moments of memory are compiled too; none where times alone are asked for
+    received     rows of the experts of the one rank that is looked at, over the mean; 0: those of the job's fullest
     """
 
     job: TrainingJob
@@ -82,6 +83,7 @@ class Estimator:
     sizes: Bytes
     network_at: Callable[[int], Graph] | None = None
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
+    received: float = 0.0
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
     graphs: dict[tuple[AttentionKernel, Dispatcher, float] | int, Graph] = field(default_factory=dict)
@@ -177,6 +179,7 @@ class Estimator:
                 parameter_bytes=itemsize(policy.parameter),
                 dispatcher=str(dispatcher),
                 load=load,
+                received=self.received,
             )
             graph = with_training(graph, self.job.train)
             if policy.recipe is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute
@@ -16,6 +17,7 @@ from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, Plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision
 from perfmodel.workload.network_model import NetworkModel
+from perfmodel.workload.routing import RoutingCounts, counts_in_turn
 from perfmodel.workload.training import Method
 
 #: Rule sets whose traffic the executor realises, and with them every rule set that cuts operators as one of these does on the axes in use.
@@ -150,14 +152,26 @@ def _experts_reason(plan: Plan) -> str:
     return ""
 
 
-def uneven_routing_reason(plan: Plan) -> str:
-    """Why experts chosen in turn would not get equally many tokens of a microbatch, as an audit has it; empty where they do."""
-    experts = plan.job.transformer.experts
+def counted_routing(plan: Plan, given: RoutingCounts | None = None) -> RoutingCounts | None:
+    """Tokens that each rank sends to each expert in an audit: as given, else in turn. None where each expert gets as many of each rank.
+
+    Raises InputError where a plan has none, or its counts are not of its ranks.
+    """
+    experts, layout = plan.job.transformer.experts, plan.layout
     if experts is None:
-        return ""
-    layout = plan.layout
-    rows = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp) * experts.top_k
-    if rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
-        return ""
-    rule = f"a rank's {rows} rows are not evenly many for {experts.num_experts} experts on ep={plan.ep} ranks"
-    return f"micro_batch={plan.micro_batch}: {rule}, as an audit sends them; use a larger micro_batch or sequence"
+        if given is not None:
+            raise InputError(f"routing: {plan.job.transformer.name} has no experts to send tokens to; leave it out")
+        return None
+    tokens = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp)
+    sizes = {"ranks": plan.ep, "num_experts": experts.num_experts, "tokens": tokens, "top_k": experts.top_k}
+    rows = tokens * experts.top_k
+    if given is None:
+        if rows % plan.ep == 0 and rows * plan.ep % experts.num_experts == 0:
+            return None
+        rule = f"a rank's {rows} rows are not evenly many for {experts.num_experts} experts on ep={plan.ep} ranks"
+    else:
+        given.check(**sizes)
+        rule = "counts of tokens are given, by which ranks get unevenly many"
+    if plan.etp > 1:
+        raise InputError(f"etp={plan.etp}: {rule}, and ranks that share experts pad what they gather; use etp=1")
+    return given or counts_in_turn(**sizes)

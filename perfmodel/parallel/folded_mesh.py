@@ -68,6 +68,22 @@ class FoldedMesh:
         return "" if left else "+".join(names)
 
 
+def expert_rank(plan: Plan, place: Mapping[str, int]) -> int:
+    """Which of the ranks that experts are dealt over the one at `place` is: they are counted as ranks are."""
+    mesh = folded_mesh(plan)
+    finer, strides = mesh.place(place), []
+    for axis, parts in mesh.parts.items():
+        stride = plan.layout.stride(axis, plan.order)
+        for part in reversed(parts):
+            strides.append((stride, part))
+            stride *= mesh.sizes[part]
+    index, ways = 0, 1
+    for _, part in sorted(each for each in strides if each[1] in EXPERT_AXES and mesh.sizes[each[1]] > 1):
+        index += finer[part] * ways
+        ways *= mesh.sizes[part]
+    return index
+
+
 def folded_mesh(plan: Plan) -> FoldedMesh:
     """Of a plan with or without experts."""
     layout = plan.layout

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from perfmodel.planner.explain import Explanation
     from perfmodel.planner.result import SearchResult
     from perfmodel.workload.imported.graph import ImportedGraph
+    from perfmodel.workload.routing import RoutingCounts
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -218,6 +219,7 @@ def audit_plan(
     all_stages: bool = False,
     every_microbatch: bool = False,
     dropout: bool = False,
+    routing: RoutingCounts | Sequence[Sequence[int]] | str | Path | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
     """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
@@ -225,6 +227,7 @@ def audit_plan(
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
     every_microbatch   count the step whole, not two shorter ones from which it follows exactly
     dropout            the model drops what its configuration says; a run drops nothing
+    routing            tokens that each rank of ep sends to each expert in a microbatch, or a file of them; None: evenly
     progress           called with the share that is done and what is being counted
     """
     require_torch("audit a plan")
@@ -232,11 +235,13 @@ def audit_plan(
     from perfmodel.cost.counts import executor_profile
     from perfmodel.execute.audit.audit import audit_plan as audit
     from perfmodel.execute.audit.audit import ranks_to_audit
+    from perfmodel.workload.routing import routing_counts
 
     found = load_plan(plan)
     setting = setting_of_plan(found, profile=replace(executor_profile(found.job.policy), dropout=dropout))
     ranks = ranks_to_audit(found, rank=rank, every_stage=all_stages)
-    return audit(setting.estimator, found, ranks, every_microbatch=every_microbatch, progress=progress)
+    counts = None if routing is None else routing_counts(routing)
+    return audit(setting.estimator, found, ranks, routing=counts, every_microbatch=every_microbatch, progress=progress)
 
 
 def compare_measurement(measurement: Measurement, *, calibration: Name | Calibration | None = None) -> Comparison:

@@ -1,12 +1,15 @@
-"""How tokens spread over experts: evenly, unevenly by so much, or cut to a capacity."""
+"""How tokens spread over experts: evenly, unevenly by so much, cut to a capacity, or as counts say."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
+from perfmodel.foundation.files import read_text
 
 _TEXT = re.compile(r"balanced|skew:(\d{1,4}(?:\.\d{1,6})?)", re.ASCII)
 _MOST = 4096.0
@@ -60,3 +63,91 @@ def routing_of(value: Any, name: str = "routing") -> Routing:
     if found is None or not 1.0 <= skew <= _MOST:
         raise bad_field(name, shown(value), "must be balanced, or skew: and how many times the mean the fullest rank has", "write skew:1.3")
     return Routing(skew=skew)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingCounts:
+    """Tokens that each rank of a group which exchanges them sends to each expert, in every layer and microbatch: [rank][expert]."""
+
+    rows: tuple[tuple[int, ...], ...]
+
+    @property
+    def experts_each(self) -> int:
+        """Experts of a rank."""
+        return len(self.rows[0]) // len(self.rows)
+
+    def sent(self, source: int, rank: int) -> tuple[int, ...]:
+        """Tokens from one rank to each of the experts of another."""
+        return self.rows[source][rank * self.experts_each : (rank + 1) * self.experts_each]
+
+    def received(self, rank: int) -> tuple[int, ...]:
+        """Tokens that come to each of that rank's experts."""
+        return tuple(map(sum, zip(*(self.sent(source, rank) for source in range(len(self.rows))), strict=True)))
+
+    @property
+    def skew(self) -> float:
+        """Tokens that come to the fullest rank over the mean."""
+        loads = [sum(self.received(rank)) for rank in range(len(self.rows))]
+        return max(loads) * len(loads) / sum(loads)
+
+    def check(self, *, ranks: int, num_experts: int, tokens: int, top_k: int) -> None:
+        """Raise InputError where these are not counts of so many ranks, each of which has so many tokens, each for `top_k` experts."""
+        if len(self.rows) != ranks:
+            raise bad_field("routing", f"{len(self.rows)} rows", f"must have one for each of the ep={ranks} ranks", "correct the counts")
+        for place, row in enumerate(self.rows):
+            where = f"routing[{place}]"
+            if len(row) != num_experts:
+                raise bad_field(where, f"{len(row)} counts", f"must have one for each of the {num_experts} experts", "correct the counts")
+            if max(row) > tokens:
+                rule = f"no expert may get more than the {tokens} tokens that a rank has in a microbatch"
+                raise bad_field(where, max(row), rule, "correct the counts")
+            if sum(row) != tokens * top_k:
+                rule = f"must add up to {tokens * top_k}, for a rank has {tokens} tokens in a microbatch, each for {top_k} experts"
+                raise bad_field(where, sum(row), rule, "correct the counts")
+
+
+def counts_in_turn(*, ranks: int, num_experts: int, tokens: int, top_k: int) -> RoutingCounts:
+    """Experts chosen in turn, each rank going on where the one before it ended."""
+    sent, rows = tokens * top_k, []
+    for rank in range(ranks):
+        whole, left = divmod(sent, num_experts)
+        row = [whole] * num_experts
+        for i in range(left):
+            row[(rank * sent + i) % num_experts] += 1
+        rows.append(tuple(row))
+    return RoutingCounts(tuple(rows))
+
+
+def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
+    """Counts, a matrix of them, or a file that holds one: .json, a list of rows; else lines of numbers with commas between them."""
+    if isinstance(value, RoutingCounts):
+        return value
+    remedy = "give a row of whole numbers for each rank, one for each expert"
+    if isinstance(value, (str, Path)):
+        value = _rows_of(read_text(value, "file of counts"), name, is_json=str(value).endswith(".json"))
+    if not isinstance(value, Sequence) or not value or not all(isinstance(row, Sequence) and len(row) for row in value):
+        raise bad_field(name, shown(value), "must be a matrix of counts", remedy)
+    if len({len(row) for row in value}) > 1 or len(value[0]) % len(value):
+        rule = "each row must have as many counts, a multiple of the number of rows"
+        raise bad_field(name, f"rows of {', '.join(str(n) for n in sorted({len(row) for row in value}))} counts", rule, remedy)
+    return RoutingCounts(tuple(tuple(_count(each, name, remedy) for each in row) for row in value))
+
+
+def _rows_of(text: str, name: str, *, is_json: bool) -> Any:
+    if not is_json:
+        return [line.split(",") for line in text.splitlines() if line.strip()]
+    import json
+
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad_field(name, "the file", f"is no JSON ({error})", "give a list of rows of numbers") from None
+
+
+def _count(value: Any, name: str, remedy: str) -> int:
+    found = value.strip() if isinstance(value, str) else value
+    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 16:
+        found = int(found)
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**48:
+        raise bad_field(name, shown(value), "must be a whole number of tokens, 0 or more", remedy)
+    return found

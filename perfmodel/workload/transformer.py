@@ -42,6 +42,7 @@ def build_graph(
     dispatcher: str = "alltoall",
     load: float = 1.0,
     absorbs: bool = False,
+    received: float = 0.0,
 ) -> Graph:
     """The forward graph of `model`.
 
@@ -50,6 +51,7 @@ def build_graph(
     *_bytes         size of an element of activations and of weights as computed with
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
     load            rows of the experts of the fullest rank, over the mean
+    received        of those of the rank that is looked at, where ranks send as many each; 0: it is not one alone
     dispatcher      how tokens reach experts: "alltoall" or "allgather"
     absorbs         latent attention reads the latents themselves (`decoder/absorbed.py`)
     shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
@@ -59,7 +61,7 @@ def build_graph(
         seq_len=seq_len,
         activation_bytes=activation_bytes,
         parameter_bytes=parameter_bytes,
-        sizes=sizes_of(model, seq_len, load),
+        sizes=sizes_of(model, seq_len, load, received),
         attention=attention,
         drops=dropout and model.dropout > 0,
         weight_form_kv=weight_form_kv,

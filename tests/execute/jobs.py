@@ -11,6 +11,7 @@ from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.layer_specs import Experts, LatentAttention, LayerSpec
+from perfmodel.workload.routing import RoutingCounts
 
 LLAMA = dict(
     name="tiny-llama", architecture="llama", num_hidden_layers=4, hidden_size=64, num_attention_heads=8, num_key_value_heads=4,
@@ -141,12 +142,12 @@ def losses_of_steps(worker: Worker, plan: Plan, steps: int) -> list[float]:
     return shares
 
 
-def count_collectives_on_rank(worker: Worker, plan: Plan):
+def count_collectives_on_rank(worker: Worker, plan: Plan, routing: RoutingCounts | None = None):
     """Collectives of one step after a first one (which also exchanges what torch sets up lazily)."""
     from perfmodel.execute.measure.measure import count_step
     from perfmodel.execute.uniform.parallelize import TrainingProgram
 
-    program = TrainingProgram(worker, plan)
+    program = TrainingProgram(worker, plan, routing)
     program.step()
     program.clock.durations()
     tally = count_step(program)

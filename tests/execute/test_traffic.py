@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.workload.routing import RoutingCounts
 from tests.execute.jobs import count_collectives_on_rank, tiny, tiny_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -127,3 +128,14 @@ def test_a_pipelined_fully_sharded_model_gathers_and_reduces_once_a_step(zero, g
     units = LAYERS // 2 + 1
     assert found["reduce_scatter", "dp_shard"][0] == units
     assert found["all_gather", "dp_shard"][0] == units
+
+
+def test_tokens_travel_to_experts_as_counts_say(groups):
+    """Of 8 x 32 tokens, each for two experts, each rank sends all of one choice to expert 0, so that rank 0 gets 3/2 of the mean."""
+    tokens, layers = BATCH * SEQ // 2, 2
+    plan = tiny_plan(2, model=tiny("mixtral", num_hidden_layers=layers), ep=2, micro_batch=BATCH // 2)
+    counts = RoutingCounts(((tokens, 0, 0, tokens // 2, 0, 0, 0, tokens // 2),) * 2)
+    tallies = groups(2).call(count_collectives_on_rank, plan, counts)
+    for tally, received in zip(tallies, (3 * tokens, tokens), strict=True):
+        assert tally.counts["all_to_all", "ep"] == 4 * layers
+        assert tally.num_bytes["all_to_all", "ep"] == 2 * layers * (received + 2 * tokens) * HIDDEN * FP32

@@ -6,7 +6,7 @@ import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.executable import not_modules_reason
 from perfmodel.parallel.plan_file import write_plan
-from perfmodel.workload.routing import routing_of
+from perfmodel.workload.routing import RoutingCounts, counts_in_turn, routing_counts, routing_of
 
 JOB = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "chips": 64, "global_batch": 64, "seq_len": 4096, "profile": "megatron"}
 PLAN = JOB | {"ep": 8, "zero": 1, "pp": 4}
@@ -74,3 +74,50 @@ def test_what_cannot_be_is_refused(more, sentence):
 
 def test_who_cannot_run_it_says_so():
     assert "routing=skew:1.5: the executor" in not_modules_reason(predicted(routing="skew:1.5", pp=1).plan)
+
+
+def test_counts_say_what_comes_to_each_expert(tmp_path):
+    counts = RoutingCounts(((4, 0, 3, 1), (4, 2, 2, 0)))
+    assert [counts.received(rank) for rank in (0, 1)] == [(8, 2), (5, 1)]
+    assert counts.sent(1, 0) == (4, 2)
+    assert counts.skew == 10 / 8
+    counts.check(ranks=2, num_experts=4, tokens=4, top_k=2)
+    for name, text in (("counts.csv", "4,0,3,1\n4, 2, 2, 0\n"), ("counts.json", "[[4, 0, 3, 1], [4, 2, 2, 0]]")):
+        (tmp_path / name).write_text(text)
+        assert routing_counts(tmp_path / name) == routing_counts(str(tmp_path / name)) == counts
+
+
+def test_counts_in_turn_are_as_even_as_they_go():
+    counts = counts_in_turn(ranks=4, num_experts=8, tokens=5, top_k=3)
+    counts.check(ranks=4, num_experts=8, tokens=5, top_k=3)
+    assert {sum(each) for each in zip(*counts.rows, strict=True)} == {7, 8}
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        ([], "must be a matrix of counts"),
+        ([[1, 2], [3]], "rows of 1, 2 counts: each row must have as many"),
+        ([[1, 2, 3], [1, 2, 3]], "a multiple of the number of rows"),
+        ([["1", "x"]], "'x': must be a whole number of tokens"),
+        ([[1, -1]], "-1: must be a whole number of tokens"),
+        ([[1.5, 2]], "1.5: must be a whole number"),
+        ("nowhere.csv", "nowhere.csv: cannot be read"),
+    ],
+)
+def test_what_is_no_matrix_of_counts_is_refused(value, message):
+    with pytest.raises(InputError, match=message):
+        routing_counts(value)
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ([[5, 3, 0, 0], [4, 4, 0, 0]], r"routing\[0\]=5: no expert may get more than the 4 tokens"),
+        ([[4, 3, 0, 0], [4, 4, 0, 0]], r"routing\[0\]=7: must add up to 8"),
+        ([[4, 4], [4, 4]], r"routing\[0\]=2 counts: must have one for each of the 4 experts"),
+    ],
+)
+def test_counts_of_another_plan_are_refused(rows, message):
+    with pytest.raises(InputError, match=message):
+        routing_counts(rows).check(ranks=2, num_experts=4, tokens=4, top_k=2)

@@ -27,8 +27,9 @@ from perfmodel.execute.launch.processes import (
     start_python,
 )
 from perfmodel.foundation.errors import InputError, RunError
-from perfmodel.parallel.executable import not_modules_reason, uneven_routing_reason
+from perfmodel.parallel.executable import counted_routing, not_modules_reason
 from perfmodel.parallel.plan import Plan, place_of, rank_at
+from perfmodel.workload.routing import RoutingCounts
 
 
 def ranks_to_audit(plan: Plan, *, rank: int | None = None, every_stage: bool = True) -> tuple[int, ...]:
@@ -49,6 +50,7 @@ def audit_plan(
     plan: Plan,
     ranks: Sequence[int],
     *,
+    routing: RoutingCounts | None = None,
     every_microbatch: bool = False,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
@@ -56,11 +58,13 @@ def audit_plan(
 
     The model's dropout runs if the estimator's profile says so.
 
+    routing             how many tokens each rank sends to each expert; None: as many, as evenly as they go
     every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
     """
-    reason = not_modules_reason(plan) or uneven_routing_reason(plan)
+    reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)
+    routing = counted_routing(plan, routing)
     whole = (plan.num_microbatches,)
     largest: tuple[int, ...] = ()
     audited: list[RankAudit] = []
@@ -71,8 +75,8 @@ def audit_plan(
             largest = max(largest, numbers)
             if progress is not None:
                 progress(len(audited) / len(ranks), f"rank {rank}")
-            counted = process.count(plan, rank, numbers, dropout=estimator.profile.dropout)
-            predicted = predicted_counts(estimator, plan, place)
+            counted = process.count(plan, rank, numbers, dropout=estimator.profile.dropout, routing=routing)
+            predicted = predicted_counts(estimator, plan, place, routing)
             audited.append(
                 RankAudit(
                     rank=rank,
@@ -84,7 +88,14 @@ def audit_plan(
                     memory=counted.memory,
                 )
             )
-    return Audit(plan=plan, profile=estimator.profile.name, torch=process.torch_version, counted_microbatches=largest, ranks=tuple(audited))
+    return Audit(
+        plan=plan,
+        profile=estimator.profile.name,
+        torch=process.torch_version,
+        counted_microbatches=largest,
+        ranks=tuple(audited),
+        skew=routing.skew if routing is not None else 0.0,
+    )
 
 
 class Counted(NamedTuple):
@@ -146,7 +157,9 @@ class CountingProcess:
             self._process = None
         self._scope.close()
 
-    def count(self, plan: Plan, rank: int, numbers: Sequence[int] = (), *, dropout: bool = False) -> Counted:
+    def count(
+        self, plan: Plan, rank: int, numbers: Sequence[int] = (), *, dropout: bool = False, routing: RoutingCounts | None = None
+    ) -> Counted:
         """That rank's step, counted; RunError where torch cannot build or run its program.
 
         numbers     of microbatches to count it with, of which the plan's own follows; the plan's own
@@ -156,7 +169,7 @@ class CountingProcess:
         self._number += 1
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told below
-                self._connection.send((self._number, plan, rank, tuple(numbers) or (plan.num_microbatches,), dropout))
+                self._connection.send((self._number, plan, rank, tuple(numbers) or (plan.num_microbatches,), dropout, routing))
             kind, *content = self._receive()
         except BaseException:
             self.close()

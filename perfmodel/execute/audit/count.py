@@ -16,6 +16,7 @@ from perfmodel.execute.audit.program import FakeProgram, fake_program
 from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
 from perfmodel.execute.uniform.data_parallel import FlatData
 from perfmodel.parallel.plan import Plan
+from perfmodel.workload.routing import RoutingCounts
 
 aten = torch.ops.aten
 
@@ -116,9 +117,11 @@ def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
         torch.autograd.backward = original
 
 
-def torch_counts(plan: Plan, rank: int, numbers: Sequence[int], *, dropout: bool = False) -> dict[int, RankCounts]:
+def torch_counts(
+    plan: Plan, rank: int, numbers: Sequence[int], *, dropout: bool = False, routing: RoutingCounts | None = None
+) -> dict[int, RankCounts]:
     """One step of that rank's program with each of these numbers of microbatches, counted; FLOPs by torch operator."""
-    with fake_program(plan, rank, dropout=dropout) as program:
+    with fake_program(plan, rank, dropout=dropout, routing=routing) as program:
         counted = {}
         for number in numbers:
             program.take(number)

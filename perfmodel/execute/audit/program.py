@@ -22,6 +22,7 @@ from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.foundation.errors import RunError
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.parallel.plan import Plan
+from perfmodel.workload.routing import RoutingCounts
 
 
 class _Vote:
@@ -63,9 +64,9 @@ def fake_group(rank: int, world_size: int) -> Iterator[Worker]:
 class FakeProgram(TrainingProgram):
     """A training program of fake tensors: its weights have no values."""
 
-    def __init__(self, worker: Worker, plan: Plan, mode: FakeTensorMode, *, dropout: bool) -> None:
+    def __init__(self, worker: Worker, plan: Plan, mode: FakeTensorMode, *, dropout: bool, routing: RoutingCounts | None) -> None:
         self.mode, self.dropout = mode, dropout
-        super().__init__(worker, plan)
+        super().__init__(worker, plan, routing)
 
     def _materialise(self) -> None:
         self.sharding.is_abstract = True
@@ -102,7 +103,7 @@ class FakeProgram(TrainingProgram):
 
 
 @contextmanager
-def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[FakeProgram]:
+def fake_program(plan: Plan, rank: int, *, dropout: bool = False, routing: RoutingCounts | None = None) -> Iterator[FakeProgram]:
     """The program of that rank at the plan's full size, after a first step of few microbatches; it steps in its fake mode.
 
     The first step does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state. In a
@@ -113,7 +114,8 @@ def fake_program(plan: Plan, rank: int, *, dropout: bool = False) -> Iterator[Fa
         worker = stack.enter_context(fake_group(rank, plan.num_chips))
         stack.enter_context(_static_stages())
         few = 1 if plan.layout.pp == 1 else plan.layout.pp if plan.schedule is PipelineSchedule.INTERLEAVED else 2
-        program = FakeProgram(worker, with_microbatches(plan, few), FakeTensorMode(allow_non_fake_inputs=True), dropout=dropout)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        program = FakeProgram(worker, with_microbatches(plan, few), mode, dropout=dropout, routing=routing)
         with program.mode:
             program.step()
         try:

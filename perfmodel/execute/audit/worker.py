@@ -16,7 +16,7 @@ from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Reads (number, plan, rank, numbers of microbatches, dropout) until the other end closes; answers each with its number and
+    """Reads (number, plan, rank, numbers of microbatches, dropout, routing) until the other end closes; answers each with its number and
     ("ok", counts by number of microbatches, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
     die_with_parent(parent)
     warnings.simplefilter("ignore")
@@ -72,14 +72,14 @@ def _wait_for(child: int) -> str:
         pause = min(2 * pause, 0.2)
 
 
-def _audit(plan: Any, rank: int, numbers: tuple[int, ...], dropout: bool) -> tuple[Any, ...]:
+def _audit(plan: Any, rank: int, numbers: tuple[int, ...], dropout: bool, routing: Any) -> tuple[Any, ...]:
     import resource
 
     from perfmodel.execute.audit.count import torch_counts
 
     start = time.perf_counter()
     try:
-        counts = torch_counts(plan, rank, numbers, dropout=dropout)
+        counts = torch_counts(plan, rank, numbers, dropout=dropout, routing=routing)
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
         return "error", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -13,7 +13,19 @@ from torch.distributed.tensor import DTensor, Partial
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
-from perfmodel.execute.uniform.routing import balanced_routes, choose, exchange_rows, gated, grouped_linear, laid_out, routes, unpermute
+from perfmodel.execute.uniform.routing import (
+    as_counted,
+    balanced_routes,
+    choose,
+    counted_routes,
+    exchange_rows,
+    gated,
+    grouped_linear,
+    in_turn,
+    laid_out,
+    routes,
+    unpermute,
+)
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts
@@ -77,12 +89,12 @@ class GroupedLinear(nn.Module):
         self.number = number
         self.weight = nn.Parameter(torch.empty(number * rows, columns, device=device))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return grouped_linear(x, self.weight.unflatten(0, (self.number, -1)))
+    def forward(self, x: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
+        return grouped_linear(x, self.weight.unflatten(0, (self.number, -1)), counts)
 
 
 class GroupedExperts(nn.Module):
-    """The experts of this rank, on rows that lie sorted: [e, m, h] -> [e, m, h]."""
+    """The experts of this rank, on rows that lie sorted: [e, m, h] -> [e, m, h]; [n, h] -> [n, h] of so many each as `counts` says."""
 
     def __init__(self, config: TransformerConfig, sharding: ExpertSharding, *, device: str) -> None:
         super().__init__()
@@ -93,12 +105,12 @@ class GroupedExperts(nn.Module):
         self.up = GroupedLinear(number, (2 if experts.gated else 1) * width, config.hidden_size, device=device)
         self.down = GroupedLinear(number, config.hidden_size, width, device=device)
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
         if self.group is not None:
             rows = gather_sequence(rows, 1, self.group)
-        inner = self.up(rows)
+        inner = self.up(rows, counts)
         del rows
-        out: torch.Tensor = self.down(gated(inner, self.function) if self.is_gated else ACTIVATIONS[self.function](inner))
+        out: torch.Tensor = self.down(gated(inner, self.function) if self.is_gated else ACTIVATIONS[self.function](inner), counts)
         return out if self.group is None else scatter_partial(out, 1, self.group)
 
 
@@ -130,17 +142,24 @@ class ExpertMixture(nn.Module):
 
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """[t, h] -> [t, h]"""
-        number, cut, is_balanced = self.config.num_experts, self.sharding.experts, self.sharding.is_abstract
-        weights, chosen = choose(self.router(x), self.config, balanced=is_balanced)
-        if is_balanced:
+        number, cut, counts = self.config.num_experts, self.sharding.experts, self.sharding.routing
+        fixed = None
+        if counts is not None:
+            fixed = as_counted(counts.rows[cut.ep_rank], self.config, x.device)
+        elif self.sharding.is_abstract:
+            fixed = in_turn(len(x), self.config, x.device)
+        weights, chosen = choose(self.router(x), self.config, fixed)
+        if counts is not None:
+            way = counted_routes(chosen, counts, cut.ep_rank)
+        elif fixed is not None:
             way = balanced_routes(chosen, number, cut.ep)
         else:
             way = routes(chosen, number, ep=cut.ep_group, etp=cut.etp_group)
-        del chosen
+        del chosen, fixed
         rows = exchange_rows(x.index_select(0, way.token), way.sent, way.received, cut.ep_group)
-        room = laid_out(rows, way.slot, number // cut.ep * way.room)
+        room = laid_out(rows, way.slot, sum(way.counts) or number // cut.ep * way.room)
         del rows
-        room = self.experts(room.unflatten(0, (-1, way.room))).flatten(0, 1)
+        room = self.experts(room, way.counts) if way.counts else self.experts(room.unflatten(0, (-1, way.room))).flatten(0, 1)
         rows = exchange_rows(room.index_select(0, way.slot), way.received, way.sent, cut.ep_group)
         del room
         return unpermute(rows, weights, way.place)

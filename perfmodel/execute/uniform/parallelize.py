@@ -25,6 +25,7 @@ from perfmodel.execute.uniform.weights import further_tokens, make_tokens
 from perfmodel.execute.zero.flat import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
+from perfmodel.workload.routing import RoutingCounts
 
 #: Phases of a step, in order. A pipelined step cannot tell forward from backward: both are `pipeline`.
 PHASES = ("forward", "backward", "pipeline", "gradient_sync", "optimizer")
@@ -60,9 +61,12 @@ class Clock:
 
 
 class TrainingProgram:
-    """The program of one rank: `step()` trains on the rank's share of the job's tokens."""
+    """The program of one rank: `step()` trains on the rank's share of the job's tokens.
 
-    def __init__(self, worker: Worker, plan: Plan) -> None:
+    routing   how many of them each rank sends to each expert; None: as they choose
+    """
+
+    def __init__(self, worker: Worker, plan: Plan, routing: RoutingCounts | None = None) -> None:
         self.worker, self.plan = worker, plan
         layout = plan.layout
         self.mesh: RunMesh = build_mesh(worker, plan)
@@ -76,6 +80,7 @@ class TrainingProgram:
             sequence_parallel=plan.sequence_parallel,
             exchanges_heads=plan.rules.exchanges_heads,
             experts=self._expert_sharding() if plan.has_experts else ExpertSharding(),
+            routing=routing,
         )
         self.dtypes = dtypes_of(plan.job.precision)
         num_stages = layout.pp * plan.virtual_stages

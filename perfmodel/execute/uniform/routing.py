@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +12,35 @@ import torch.nn.functional as F
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.workload.layer_specs import Experts
+from perfmodel.workload.routing import RoutingCounts
 
 aten = torch.ops.aten
 
 # ------------------------------------------------------------------------------------------------------------ choosing
 
 
-def choose(logits: torch.Tensor, experts: Experts, *, balanced: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def in_turn(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor:
+    """[t, k]: experts one after another, whatever the scores."""
+    k = experts.top_k
+    return (torch.arange(tokens * k, device=device) % experts.num_experts).view(tokens, k)
+
+
+def as_counted(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
+    """[t, k]: each expert so often, no token one twice: none is chosen more often than there are tokens, which come in turn."""
+    number = torch.arange(len(counts), device=device)
+    each = number.repeat_interleave(torch.tensor(counts, device=device), output_size=sum(counts))
+    return each.view(experts.top_k, -1).t().contiguous()
+
+
+def choose(logits: torch.Tensor, experts: Experts, chosen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """[t, E] -> weights [t, k] in float32 and experts [t, k] of each token; of equal scores the first expert wins.
 
-    balanced   in turn, whatever the scores
+    chosen   these, whatever the scores
     """
     rows = logits.float()
     scores = torch.softmax(rows, dim=-1) if experts.score == "softmax" else torch.sigmoid(rows)
-    with torch.no_grad():
-        if balanced:
-            tokens, k = scores.shape[0], experts.top_k
-            chosen = (torch.arange(tokens * k, device=scores.device) % experts.num_experts).view(tokens, k)
-        else:
+    if chosen is None:
+        with torch.no_grad():
             ranked = _in_best_groups(scores, experts) if experts.num_groups > 1 else scores
             chosen = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top_k].contiguous()
     weights = scores.gather(-1, chosen)
@@ -56,6 +67,7 @@ class Routes:
     place        [t, k]: which of these rows is a token's copy for its j-th expert
     sent, received   rows to and from each rank of ep; None: as many of each
     slot, room   of each row that arrives its place among the rows of this rank's experts, `room` for each of them
+    counts       of each of these experts its rows, where each has room for its own alone
     """
 
     token: torch.Tensor
@@ -64,6 +76,7 @@ class Routes:
     received: list[int] | None
     slot: torch.Tensor
     room: int
+    counts: tuple[int, ...] = ()
 
 
 @torch.no_grad()
@@ -73,6 +86,24 @@ def balanced_routes(chosen: torch.Tensor, num_experts: int, ep: int) -> Routes:
     rows = chosen.numel()
     slot = torch.arange(rows, device=chosen.device)
     return Routes(order // chosen.shape[1], _inverse(order).view(chosen.shape), None, None, slot, rows * ep // num_experts)
+
+
+@torch.no_grad()
+def counted_routes(chosen: torch.Tensor, counts: RoutingCounts, rank: int) -> Routes:
+    """Where it is known how many rows go from each rank to each expert; this rank is that one of those that experts are dealt over."""
+    order, ranks = chosen.flatten().argsort(stable=True), range(len(counts.rows))
+    own, coming = counts.received(rank), [counts.sent(source, rank) for source in ranks]
+    flat = torch.tensor([number for row in coming for number in row], device=chosen.device)
+    expert = torch.arange(len(own), device=chosen.device).repeat(len(ranks)).repeat_interleave(flat, output_size=sum(own))
+    return Routes(
+        order // chosen.shape[1],
+        _inverse(order).view(chosen.shape),
+        [sum(counts.sent(rank, other)) for other in ranks],
+        [sum(row) for row in coming],
+        _inverse(expert.argsort(stable=True)),
+        0,
+        own,
+    )
 
 
 @torch.no_grad()
@@ -266,6 +297,31 @@ class _GroupedLinear(torch.autograd.Function):
         return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows)
 
 
-def grouped_linear(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """[e, m, h], [e, n, h] -> [e, m, n]"""
-    return _GroupedLinear.apply(rows, weights)  # type: ignore[no-any-return, no-untyped-call]
+class _UnevenLinear(torch.autograd.Function):
+    """One product for each expert, of rows as many as it has."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
+        ctx.save_for_backward(rows, weights)
+        ctx.counts = counts
+        out = rows.new_empty(len(rows), weights.shape[1])
+        for mine, weight, into in zip(rows.split(counts), weights, out.split(counts), strict=True):
+            torch.mm(mine, weight.t(), out=into)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        rows, weights = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
+        pieces = (gradient.split(ctx.counts), rows.split(ctx.counts), weights, for_rows.split(ctx.counts), for_weights)
+        for out, mine, weight, for_mine, for_weight in zip(*pieces, strict=True):
+            torch.mm(out, weight, out=for_mine)
+            torch.mm(out.t(), mine, out=for_weight)
+        return for_rows, for_weights, None
+
+
+def grouped_linear(rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...] = ()) -> torch.Tensor:
+    """[e, m, h], [e, n, h] -> [e, m, n]; with the rows of each expert counted [sum of counts, h], [e, n, h] -> [sum of counts, n]"""
+    product, rest = (_UnevenLinear, (counts,)) if counts else (_GroupedLinear, ())
+    return product.apply(rows, weights, *rest)  # type: ignore[no-any-return, no-untyped-call]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from perfmodel.workload.routing import RoutingCounts
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertSharding:
@@ -30,6 +32,7 @@ class Sharding:
     dropout         probability; only audits drop
     is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
                     argument on a GPU and as a tensor on a CPU; and experts are chosen in turn, so that splits are known
+    routing         how many tokens each rank sends to each expert, whatever their scores; None: as they choose
     """
 
     tp: int = 1
@@ -42,6 +45,7 @@ class Sharding:
     dropout: float = 0.0
     is_abstract: bool = False
     experts: ExpertSharding = ExpertSharding()
+    routing: RoutingCounts | None = None
     angles: dict[object, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     positions: torch.Tensor | None = None

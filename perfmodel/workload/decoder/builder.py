@@ -50,8 +50,12 @@ WHOLE = frozenset(
 NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
-def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0) -> dict[str, int]:
-    """Size of each dim; the batch is a quantity of the plan. load: rows that experts have, over the mean."""
+def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0, received: float = 0.0) -> dict[str, int]:
+    """Size of each dim; the batch is a quantity of the plan.
+
+    load       rows that experts have, over the mean
+    received   the same where it is known that those who send have the mean; 0: it is not
+    """
     kv_heads = model.num_key_value_heads
     sizes = {
         "b": 1, "s": seq_len, "q": seq_len, "z": seq_len, "h": model.hidden_size, "g": kv_heads, "r": model.num_attention_heads // kv_heads,
@@ -63,7 +67,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, load: float = 1.0) -> dict[
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:
         # rows of one expert, on average, and of one token: sizes that need not be whole
-        rows = _size(seq_len * experts.top_k * load / experts.num_experts)
+        rows = _size(seq_len * experts.top_k * (received or load) / experts.num_experts)
         sizes |= {
             "t": rows,
             "e": experts.num_experts,

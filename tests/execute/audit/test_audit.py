@@ -98,11 +98,11 @@ PLANS |= {
 }
 
 
-def predicted(plan, rank, profile=None) -> RankCounts:
+def predicted(plan, rank, profile=None, routing=None) -> RankCounts:
     cluster = load_cluster("dgx-h100", num_chips=plan.num_chips)
     profile = profile or executor_profile(plan.job.policy)
     estimator = resolve_estimator(plan.job, cluster, calibration=choose_calibration(cluster.chip, ""), profile=profile)
-    return predicted_counts(estimator, plan, place_of(plan, rank))
+    return predicted_counts(estimator, plan, place_of(plan, rank), routing)
 
 
 #: Memory of models this small hangs on single tensors, such as the sum that DTensor makes of an accumulated gradient; that of models

@@ -6,9 +6,12 @@ import importlib.util
 
 import pytest
 
+from perfmodel.cost.counts import audit_rows
 from perfmodel.execute.audit.audit import audit_plan
 from perfmodel.foundation.errors import InputError
-from tests.execute.audit.test_audit import differing_rows
+from perfmodel.parallel.executable import counted_routing
+from perfmodel.workload.routing import routing_counts
+from tests.execute.audit.test_audit import TINY, differing_rows, predicted
 from tests.execute.jobs import tiny, tiny_plan
 
 pytestmark = [
@@ -16,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
 ]
 
+ODD_ORDER = ("cp", "dp_shard", "tp", "dp_replicate", "pp")
 FORMS = {
     "every expert everywhere, ZeRO-3": ("mixtral", dict(num_chips=4, zero=3)),
     "ep, ZeRO-2": ("mixtral", dict(num_chips=8, ep=4, zero=2)),
@@ -46,6 +50,52 @@ def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
     assert differing_rows(counting, tiny_plan(**{"model": tiny(variant, **layers), **knobs})) == []
 
 
-def test_rows_that_experts_would_get_unevenly_are_refused():
-    with pytest.raises(InputError, match="a rank's 18 rows are not evenly many for 8 experts on ep=4 ranks"):
-        audit_plan(None, tiny_plan(8, model=tiny("mixtral"), ep=4, seq_len=9), (0,))
+def skewed(plan):
+    """A rank's tokens all choose the second expert, none the last, and the others in turn."""
+    experts, layout = plan.job.transformer.experts, plan.layout
+    tokens = plan.micro_batch * plan.job.seq_len // (layout.cp * layout.tp)
+    rows = [[tokens if expert == 1 else 0 for expert in range(experts.num_experts)] for _ in range(plan.ep)]
+    for rank, row in enumerate(rows):
+        for i in range(tokens * (experts.top_k - 1)):
+            others = [0, *range(2, experts.num_experts - 1)]
+            row[others[(rank + i) % len(others)]] += 1
+    return routing_counts(rows)
+
+
+COUNTED = {
+    "ep, ZeRO-3": ("mixtral", dict(num_chips=4, ep=4, zero=3)),
+    "ep over tp, cp and data": ("shared experts", dict(num_chips=16, ep=8, cp=2, tp=2, etp=1, zero=1, order=ODD_ORDER)),
+    "pp, recomputed": ("deepseek, further tokens", dict(num_chips=8, ep=4, pp=2, recompute="full")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COUNTED)
+def test_tokens_sent_as_counts_say_audit_clean(name, counting):
+    variant, knobs = COUNTED[name]
+    plan = tiny_plan(model=tiny(variant, **({} if "pp" in knobs else {"num_hidden_layers": 2})), **knobs)
+    counts = skewed(plan)
+    ranks = range(plan.num_chips - 1, -1, -plan.num_chips // 4)
+    found = [counting.count(plan, rank, routing=counts).counts for rank in ranks]
+    rows = [audit_rows(predicted(plan, rank, routing=counts), each) for rank, each in zip(ranks, found, strict=True)]
+    assert [(rank, row) for rank, each in zip(ranks, rows, strict=True) for row in each if not row.passes(TINY * bool(row.tolerance))] == []
+    assert counts.skew > 1.5
+    assert len({sum(each.flops.values()) for each in found}) > 1
+
+
+def test_rows_that_experts_get_unevenly_audit_clean(counting):
+    """In turn, as evenly as they go."""
+    plan = tiny_plan(8, model=tiny("mixtral", num_hidden_layers=2), ep=4, seq_len=9)
+    counts = counted_routing(plan)
+    assert counts.rows[:2] == ((3, 3, 2, 2, 2, 2, 2, 2), (2, 2, 3, 3, 2, 2, 2, 2))
+    assert audit_rows(predicted(plan, 3, routing=counts), counting.count(plan, 3, routing=counts).counts)[0].passes()
+    with pytest.raises(InputError, match="etp=2: a rank's 10 rows are not evenly many for 8 experts on ep=2 ranks"):
+        counted_routing(tiny_plan(8, model=tiny("mixtral"), ep=2, tp=2, etp=2, seq_len=10))
+
+
+def test_counts_that_are_not_of_the_plan_are_refused():
+    plan = tiny_plan(8, model=tiny("mixtral"), ep=4, seq_len=8)
+    with pytest.raises(InputError, match="routing=2 rows: must have one for each of the ep=4 ranks"):
+        audit_plan(None, plan, (0,), routing=routing_counts([[2] * 8] * 2))
+    with pytest.raises(InputError, match="tiny-llama has no experts to send tokens to"):
+        audit_plan(None, tiny_plan(8), (0,), routing=routing_counts([[2] * 8] * 2))

@@ -1,0 +1,28 @@
+"""Products of experts with rows as many as they have."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from perfmodel.execute.uniform.routing import as_counted, grouped_linear  # noqa: E402
+from perfmodel.workload.layer_specs import Experts  # noqa: E402
+
+
+def test_products_of_uneven_rows_are_those_of_each_expert():
+    counts = (3, 0, 2)
+    rows, weights = torch.randn(5, 4, dtype=torch.float64), torch.randn(3, 6, 4, dtype=torch.float64)
+    inputs = rows.requires_grad_(), weights.requires_grad_()
+    out = grouped_linear(*inputs, counts)
+    expected = torch.cat([mine @ weight.t() for mine, weight in zip(rows.split(counts), weights, strict=True)])
+    torch.testing.assert_close(out, expected)
+    gradient = torch.randn_like(out)
+    found, wanted = (torch.autograd.grad(each, inputs, gradient) for each in (out, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_tokens_choose_experts_as_counts_say_and_none_twice():
+    counts = (4, 0, 3, 1)
+    chosen = as_counted(counts, Experts(num_experts=4, top_k=2, width=8), torch.device("cpu"))
+    assert chosen.shape == (4, 2)
+    assert torch.bincount(chosen.flatten(), minlength=4).tolist() == list(counts)
+    assert (chosen[:, 0] != chosen[:, 1]).all()
