@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.serving.step import ServedSharding
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.routing import balanced_routes, choose, gated, grouped_linear, unpermute
+from perfmodel.execute.uniform.routing import balanced_routes, choose, gated, grouped_linear, in_turn, unpermute
 
 
 class ServedMixture(ExpertMixture):
@@ -20,7 +20,7 @@ class ServedMixture(ExpertMixture):
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """[t, h] -> [t, h]"""
         cut, is_balanced = self.sharding.experts, self.sharding.is_abstract
-        weights, chosen = choose(self.router(x), self.config, balanced=is_balanced)
+        weights, chosen = choose(self.router(x), self.config, in_turn(len(x), self.config, x.device) if is_balanced else None)
         number = self.config.num_experts // cut.ep
         first = cut.ep_rank * number
         output = self._evenly(x, weights, chosen) if is_balanced else self._by_expert(x, weights, chosen, first, number)
