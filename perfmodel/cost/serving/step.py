@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_decode_time, attention_time, grouped_matmul_time, streaming_time
+from perfmodel.cost.compute import attention_time, grouped_matmul_time, streaming_time
 from perfmodel.cost.evaluate import members_inside
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import Amounts
-from perfmodel.cost.serving.kernels import small_all_reduce_time, weight_product_time
+from perfmodel.cost.serving.kernels import cached_attention_time, latent_decode_time, small_all_reduce_time, weight_product_time
 from perfmodel.cost.serving.machine import ServingMachine
 from perfmodel.cost.serving.memory import state_elements
 from perfmodel.cost.serving.program import PROMPT_LENGTH, ServingProgram
@@ -339,21 +339,30 @@ class StepCosts:
         return cut if share == 1.0 else share * cut + (1.0 - share) * time(tokens)
 
     def _decoding(self, of: AttentionRow, work: Work, cached: Array) -> Array:
-        machine = self.machine.plain
+        machine, width = self.machine.plain, itemsize(self.cache)
         if of.is_latent:
-            return latent_decode_time(of, work.decoding, work.new_tokens, cached, itemsize(self.cache), machine)
-        # a query of the step more is like a head more: the cache is read once for all of them
-        return np.asarray(
-            attention_decode_time(
+            time = latent_decode_time(
                 batch=work.decoding,
-                heads=of.heads * work.new_tokens,
+                heads=of.heads,
+                key_length=cached,
+                machine=machine,
+                latent_dim=of.value_dim,
+                rotary_dim=of.head_dim - of.value_dim,
+                cache_itemsize=width,
+                queries=work.new_tokens,
+            )
+        else:
+            time = cached_attention_time(
+                batch=work.decoding,
+                heads=of.heads,
                 kv_heads=of.kv_heads,
                 key_length=cached,
                 head_dim=of.head_dim,
-                itemsize=itemsize(self.cache),
                 machine=machine,
+                cache_itemsize=width,
+                queries=work.new_tokens,
             )
-        )
+        return np.asarray(time)
 
     def _prompts(self, of: AttentionRow, work: Work, seen: Array) -> Array:
         """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds."""
@@ -524,15 +533,6 @@ def expert_time(
             up_projections=up_projections,
         )
     )
-
-
-def latent_decode_time(of: AttentionRow, batch: Array, new_tokens: Array, cached: Array, cache_bytes: float, machine: Machine) -> Array:
-    """Queries of all heads over one latent for each token. [s]"""
-    rates = machine.decode_attention["flash"]
-    num_bytes = batch * (cached * of.head_dim * cache_bytes + of.heads * new_tokens * (of.head_dim + of.value_dim) * 2.0)
-    flops = 2.0 * batch * new_tokens * of.heads * cached * (of.head_dim + of.value_dim)
-    compute = flops / (0.6 * machine.peak_flop_rate)
-    return np.asarray(rates.floor_time + ((num_bytes / rates.bandwidth) ** 4 + compute**4) ** 0.25)
 
 
 def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:
