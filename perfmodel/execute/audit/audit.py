@@ -98,6 +98,10 @@ def audit_plan(
     )
 
 
+#: What counts a plan of training: module and function.
+_TRAINING = ("perfmodel.execute.audit.count", "torch_counts")
+
+
 class Counted(NamedTuple):
     """Torch's counts of one rank, and the seconds and the bytes of this machine's memory that they took."""
 
@@ -164,22 +168,39 @@ class CountingProcess:
 
         numbers     of microbatches to count it with, of which the plan's own follows; the plan's own
         """
+        counts, elapsed, memory = self.ask(
+            _TRAINING,
+            plan,
+            rank,
+            tuple(numbers) or (plan.num_microbatches,),
+            dropout,
+            routing,
+            about=f"rank {rank}",
+            program="this program",
+        )
+        return Counted(extrapolate(counts, plan.num_microbatches), elapsed, memory)
+
+    def ask(self, function: tuple[str, str], *arguments: Any, about: str, program: str) -> tuple[Any, float, float]:
+        """What that function (module, name) gives in a fork of the process, the seconds and the bytes of memory that it took.
+
+        about, program   what an error names: who asked, and what could not be built
+        """
         if self._process is None:
             self._start()
         self._number += 1
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told below
-                self._connection.send((self._number, plan, rank, tuple(numbers) or (plan.num_microbatches,), dropout, routing))
+                self._connection.send((self._number, function, arguments))
             kind, *content = self._receive()
         except BaseException:
             self.close()
             raise
         if kind == "error":
-            raise RunError(f"audit: rank {rank}: torch cannot build or run this program: {content[0]}")
+            raise RunError(f"audit: {about}: torch cannot build or run {program}: {content[0]}")
         if kind == "lost":
-            raise RunError(f"audit: rank {rank}: {content[0]}")
-        counts, elapsed, memory = content
-        return Counted(extrapolate(counts, plan.num_microbatches), elapsed, memory)
+            raise RunError(f"audit: {about}: {content[0]}")
+        result, elapsed, memory = content
+        return result, elapsed, memory
 
     def _receive(self) -> tuple[Any, ...]:
         """The answer to the last question, without its number; RunError where the process ends or is stopped."""

@@ -118,7 +118,7 @@ def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
 
 
 def torch_counts(
-    plan: Plan, rank: int, numbers: Sequence[int], *, dropout: bool = False, routing: RoutingCounts | None = None
+    plan: Plan, rank: int, numbers: Sequence[int], dropout: bool = False, routing: RoutingCounts | None = None
 ) -> dict[int, RankCounts]:
     """One step of that rank's program with each of these numbers of microbatches, counted; FLOPs by torch operator."""
     with fake_program(plan, rank, dropout=dropout, routing=routing) as program:

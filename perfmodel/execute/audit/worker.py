@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -16,8 +17,8 @@ from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Reads (number, plan, rank, numbers of microbatches, dropout, routing) until the other end closes; answers each with its number and
-    ("ok", counts by number of microbatches, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
+    """Reads (number, (module, function), arguments) until the other end closes; answers each with its number and ("ok", what the function
+    gives, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
     die_with_parent(parent)
     warnings.simplefilter("ignore")
     connection = Connection(descriptor)
@@ -72,16 +73,15 @@ def _wait_for(child: int) -> str:
         pause = min(2 * pause, 0.2)
 
 
-def _audit(plan: Any, rank: int, numbers: tuple[int, ...], dropout: bool, routing: Any) -> tuple[Any, ...]:
+def _audit(function: tuple[str, str], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     import resource
-
-    from perfmodel.execute.audit.count import torch_counts
 
     start = time.perf_counter()
     try:
-        counts = torch_counts(plan, rank, numbers, dropout=dropout, routing=routing)
+        module, name = function
+        result = getattr(importlib.import_module(module), name)(*arguments)
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
         return "error", f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return "ok", counts, time.perf_counter() - start, float(memory)
+    return "ok", result, time.perf_counter() - start, float(memory)

@@ -301,7 +301,7 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         rows, chunked = context.positions(dim, queries, q.device), bool(settings.get("chunked", False))
         seen = _seen(rows, columns, _window(context), chunked=chunked)
         keys_values = [x.repeat_interleave(heads.shape[1] // x.shape[1], dim=1) for x in keys_values]
-        result = _with_sinks(heads, *keys_values, seen=seen, sinks=sinks[0].reshape(1, -1, 1, 1), scale=scale)
+        result = attention_with_sinks(heads, *keys_values, seen=seen, sinks=sinks[0].reshape(1, -1, 1, 1), scale=scale)
         return result.view(batch, groups, shared, queries, v.shape[-1]).permute(0, 3, 1, 2, 4)
     result = F.scaled_dot_product_attention(
         heads, keys_values[0], keys_values[1], attn_mask=mask, is_causal=is_causal and mask is None, scale=scale, enable_gqa=gqa
@@ -309,7 +309,7 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return result.view(batch, groups, shared, queries, v.shape[-1]).permute(0, 3, 1, 2, 4)
 
 
-def _with_sinks(
+def attention_with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, seen: torch.Tensor, sinks: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Attention in which each head has a score [1,n,1,1] that no key has: it takes its share and adds nothing."""

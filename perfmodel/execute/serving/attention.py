@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import register_flop_formula, sdpa_flop_count
 
+from perfmodel.execute.per_operator.functions import attention_with_sinks
 from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Attention, CoreAttention
@@ -25,8 +28,10 @@ def seen_keys(group: ChunkGroup, start: int, window: int) -> torch.Tensor:
 class CachedCore(CoreAttention):
     """Queries that are the last tokens of their sequences, against all of a cache that they see."""
 
-    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-        """[b, q, n, d], pools of keys and values -> [b, q, n * d]
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: ChunkGroup, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[b, q, n, d], pools of keys and values, a score of each head that no key has [n] -> [b, q, n * d]
 
         Query heads that share a key head are rows of one product: the cache is read as it lies, once.
         """
@@ -35,7 +40,13 @@ class CachedCore(CoreAttention):
         _, queries, heads, _ = q.shape
         shared = heads // k.shape[1]
         rows = q.unflatten(2, (-1, shared)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, g, r q, d]
-        context = F.scaled_dot_product_attention(rows, k, v, attn_mask=self._added(group, start, heads, shared, q))
+        added = self._added(group, start, heads, shared, q)
+        if sinks is None:
+            context = F.scaled_dot_product_attention(rows, k, v, attn_mask=added)
+        else:
+            own = sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
+            seen = torch.ones((), dtype=torch.bool, device=q.device) if added is None else added == 0
+            context = attention_with_sinks(rows, k, v, seen=seen, sinks=own, scale=q.shape[-1] ** -0.5)
         return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
 
     def _added(self, group: ChunkGroup, start: int, heads: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
@@ -58,6 +69,8 @@ class CachedAttention(Attention):
     def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, index: int, device: str) -> None:
         super().__init__(config, sharding, index=index, fused=True, recompute_core=False, device=device)
         self.index, self.core = index, CachedCore(config, sharding, fused=True, window=self.core.window)
+        if config.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, device=device))  # of all heads, on every rank
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[1, t, h] -> [1, t, h]"""
@@ -66,13 +79,39 @@ class CachedAttention(Attention):
         q, k, v = (each.squeeze(0) for each in self.project(x))
         keys.index_copy_(0, step.places, k)
         values.index_copy_(0, step.places, v)
+        sinks, heads = None, q.shape[1]
+        if self.config.attention_sinks:
+            sinks = self.sinks[self.sharding.head_rank * heads :][:heads]
         rows = [
-            self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group).flatten(0, 1)
+            self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group, sinks).flatten(0, 1)
             for group in step.groups
         ]
         context = rows[0] if len(rows) == 1 else torch.cat(rows)
         output: torch.Tensor = self.o_proj(context.unsqueeze(0))
         return output
+
+
+@torch.library.custom_op("perfmodel::latent_attention", mutates_args=())
+def latent_attention(q: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor | None, width: int, scale: float) -> torch.Tensor:
+    """[b, n, c + r], [b, z, c + r], [b, 1, z] -> [b, n, c]: the latents themselves are keys, and their first `width` entries c are values.
+
+    One operator, as a GPU's kernel is one: it reads what is kept once for both.
+    """
+    scores = torch.bmm(q, kept.transpose(1, 2)).mul_(scale)
+    if seen is not None:
+        scores.masked_fill_(~seen, -torch.inf)
+    return torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), kept[..., :width])
+
+
+@latent_attention.register_fake
+def _(q: torch.Tensor, kept: torch.Tensor, seen: torch.Tensor | None, width: int, scale: float) -> torch.Tensor:
+    return q.new_empty(*q.shape[:-1], width)
+
+
+@register_flop_formula(torch.ops.perfmodel.latent_attention)
+def _latent_flops(q: list[int], kept: list[int], seen: list[int] | None, width: int, *_: object, **__: object) -> int:
+    (b, n, d), z = q, kept[1]
+    return sdpa_flop_count((b, 1, n, d), (b, 1, z, d), (b, 1, z, width))
 
 
 class CachedLatent(LatentMixer):
@@ -117,12 +156,11 @@ class CachedLatent(LatentMixer):
             weight = weight.to_local()
         for_keys, for_values = weight.unflatten(0, (plain.shape[1], -1)).split((latent.nope_head_dim, latent.value_head_dim), dim=1)
         absorbed = torch.bmm(plain.transpose(0, 1), for_keys).transpose(0, 1)  # [b, n, c]
-        scores = torch.bmm(torch.cat((absorbed, turned), dim=-1), kept.transpose(1, 2)).mul_(latent.score_head_dim**-0.5)
         seen = self._seen(group, q)
-        if seen is not None:
-            scores.masked_fill_(~seen.squeeze(1), -torch.inf)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-        context = torch.bmm(weights, kept[..., : latent.key_value_rank])  # [b, n, c]
+        joint = torch.cat((absorbed, turned), dim=-1)
+        context = latent_attention(
+            joint, kept, None if seen is None else seen.squeeze(1), latent.key_value_rank, float(latent.score_head_dim**-0.5)
+        )
         return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
 
     def _expanded(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup) -> torch.Tensor:

@@ -46,8 +46,8 @@ class ReadCounter(StepCounter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented or _is_view(func):
-            return result
+        if result is NotImplemented or _is_view(func) or not _flat((result,)):
+            return result  # what gives no tensor asks for a shape or a device
         if func._overloadpacket is aten.index_copy_ and args[0].untyped_storage()._cdata in self._pools:
             self.written += _num_bytes(args[3])
             return result

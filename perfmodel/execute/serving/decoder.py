@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.serving.attention import CachedAttention, CachedLatent
 from perfmodel.execute.serving.cache import PagedCache
@@ -74,13 +76,13 @@ def build_decoder(
     dtype: torch.dtype = torch.float32,
     mesh: DeviceMesh | None = None,
     experts: ExpertSharding | None = None,
-    fills: bool = True,
+    fake: AbstractContextManager[object] | None = None,
 ) -> Decoder:
     """A decoder with an empty cache and the weights with which training begins; modules that predict further tokens are left out.
 
     mesh      of one axis, tp; None: one rank
     experts   how experts are cut over the ranks of tp; None: each is cut
-    fills     else weights have what the memory had: enough to time a step
+    fake      a mode in which tensors have no values: weights and cache are made in it, and not filled
     """
     config = replace(config, num_mtp_layers=0)
     group = mesh.get_group("tp") if mesh is not None else None
@@ -90,9 +92,25 @@ def build_decoder(
     model = Decoder(config, sharding, device="meta")
     if mesh is not None:
         apply_tensor_parallel(model, mesh, sequence_parallel=False)
-    model.to(dtype).to_empty(device=device)
-    model.tie_weights()
-    for name, parameter in model.named_parameters() if fills else ():
+    sharding.is_abstract = fake is not None
+    model.to(dtype)
+    with fake or nullcontext():
+        _materialise(model, device)
+        sharding.cache = PagedCache(config, num_blocks, tp=tp, dtype=dtype, device=device)
+    for name, parameter in () if fake is not None else model.named_parameters():
         fill(config, clean_name(name), parameter, sharding)
-    sharding.cache = PagedCache(config, num_blocks, tp=tp, dtype=dtype, device=device)
     return model.eval()
+
+
+def _materialise(model: Decoder, device: str) -> None:
+    """Parameters in memory in the place of those on the meta device. (torch's `to_empty` swaps tensors, which fake ones do not bear.)"""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            made = torch.empty_like(local, device=device, requires_grad=False)
+            if isinstance(parameter, DTensor):
+                made = DTensor.from_local(
+                    made, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+                )
+            module.register_parameter(name, nn.Parameter(made, requires_grad=False))
+    model.tie_weights()

@@ -5,38 +5,70 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import nn
 
 from perfmodel.execute.activations import ACTIVATIONS
 from perfmodel.execute.serving.step import ServedSharding
 from perfmodel.execute.uniform.experts import ExpertMixture
 from perfmodel.execute.uniform.routing import balanced_routes, choose, gated, grouped_linear, in_turn, unpermute
+from perfmodel.workload.config import TransformerConfig
 
 
 class ServedMixture(ExpertMixture):
-    """Weights of those experts alone are read that some token chose."""
+    """Weights of those experts alone are read that some token chose. Shared and chosen experts are reduced together."""
 
+    adds_before_reduction = True
     sharding: ServedSharding
 
-    def _routed(self, x: torch.Tensor) -> torch.Tensor:
-        """[t, h] -> [t, h]"""
-        cut, is_balanced = self.sharding.experts, self.sharding.is_abstract
-        weights, chosen = choose(self.router(x), self.config, in_turn(len(x), self.config, x.device) if is_balanced else None)
-        number = self.config.num_experts // cut.ep
-        first = cut.ep_rank * number
-        output = self._evenly(x, weights, chosen) if is_balanced else self._by_expert(x, weights, chosen, first, number)
+    def __init__(self, config: TransformerConfig, sharding: ServedSharding, *, shared: nn.Module | None, device: str) -> None:
+        super().__init__(config, sharding, shared=shared, device=device)
+        assert config.experts is not None
+        experts = config.experts
+        widths = {"up": experts.width * (2 if experts.gated else 1), "down": config.hidden_size}
+        for name, width in widths.items() if experts.bias else ():  # those of all experts, on every rank
+            product = self.experts.get_submodule(name)
+            product.register_parameter("bias", nn.Parameter(torch.empty(experts.num_experts * width, device=device)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, t, h] -> [1, t, h]"""
+        output = self._routed(x.flatten(0, 1)).view(x.shape)
+        if hasattr(self, "shared"):
+            shared = self.shared(x)
+            output = output + (shared * torch.sigmoid(self.shared_gate(x)) if hasattr(self, "shared_gate") else shared)
         if self.sharding.tp_group is not None:
             dist.all_reduce(output, group=self.sharding.tp_group)
         return output
 
+    def _routed(self, x: torch.Tensor) -> torch.Tensor:
+        """[t, h] -> [t, h], what this rank adds to it"""
+        is_abstract = self.sharding.is_abstract
+        weights, chosen = choose(self.router(x), self.config, in_turn(len(x), self.config, x.device) if is_abstract else None)
+        return (self._evenly if is_abstract else self._by_expert)(x, weights, chosen)
+
     def _expert(self, expert: int | slice, rows: torch.Tensor) -> torch.Tensor:
         """[.., m, h] -> [.., m, h] of one expert of this rank, or of several [e, m, h]"""
-        up, down = (each.weight.unflatten(0, (each.number, -1))[expert] for each in (self.experts.up, self.experts.down))
+        up, down = self.experts.up, self.experts.down
         product = F.linear if isinstance(expert, int) else grouped_linear
-        inner = product(rows, up)
+        inner = product(rows, up.weight.unflatten(0, (up.number, -1))[expert])
+        if self.config.bias:
+            inner = inner + self._own_biases(up.bias, expert, cuts=2 if self.config.gated else 1)
         inner = gated(inner, self.experts.function) if self.experts.is_gated else ACTIVATIONS[self.experts.function](inner)
-        return product(inner, down)
+        out = product(inner, down.weight.unflatten(0, (down.number, -1))[expert])
+        # of ranks that share an expert one adds what is added once
+        return out + self._own_biases(down.bias, expert) if self.config.bias and not self.sharding.experts.etp_rank else out
 
-    def _by_expert(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, first: int, number: int) -> torch.Tensor:
+    def _own_biases(self, biases: torch.Tensor, expert: int | slice, *, cuts: int = 0) -> torch.Tensor:
+        """[w] of one expert, [e, 1, w] of several; of each of `cuts` blocks of columns what this rank has."""
+        cut = self.sharding.experts
+        own = biases.unflatten(0, (self.config.num_experts, -1)).chunk(cut.ep)[cut.ep_rank][expert]
+        if cuts:
+            own = own.unflatten(-1, (cuts, -1)).chunk(cut.etp, dim=-1)[cut.etp_rank].flatten(-2)
+        return own if isinstance(expert, int) else own.unsqueeze(1)
+
+    def _by_expert(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        cut = self.sharding.experts
+        number = self.config.num_experts // cut.ep
+        first = cut.ep_rank * number
         total = torch.zeros(x.shape, dtype=weights.dtype, device=x.device)
         order = chosen.flatten().argsort(stable=True)
         rows = torch.bincount(chosen.flatten(), minlength=self.config.num_experts).tolist()

@@ -8,16 +8,14 @@ _PARTS = {"mamba": "state-space layers", "delta": "gated delta networks", "none"
 _FIELDS = {"attention_gate": "gated attention", "attention_chunk": "attention in chunks"}
 
 
-def not_served_reason(config: TransformerConfig, tp: int) -> str:
-    """Why this model cannot be run with a cache on `tp` ranks; "" if it can."""
+def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str:
+    """Why this model cannot be run with a cache on `tp` ranks, over `ep` of which experts are dealt; "" if it can."""
     used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
     lacking = [text for part, text in _PARTS.items() if part in used] + [text for field, text in _FIELDS.items() if getattr(config, field)]
     if config.latent is not None and config.latent.index_heads:
         lacking.append("a sparse indexer")
-    if config.attention_sinks:
-        lacking.append("attention sinks")
-    if config.experts is not None and config.experts.bias:
-        lacking.append("experts with biases")
+    if config.attention_sinks and config.position == "alibi":
+        lacking.append("sinks beside ALiBi")
     if lacking:
         return (
             f"model={config.name}: has {' and '.join(lacking)}, which the serving executor does not run; predict it, or use another model"
@@ -26,6 +24,8 @@ def not_served_reason(config: TransformerConfig, tp: int) -> str:
         return f"qk_norm_scope={config.qk_norm_scope}: the executor has no such norm; use another model"
     if tp < 1:
         return f"tp={tp}: must be at least 1; use 1"
+    if ep < 1 or tp % ep or (ep > 1 and (config.experts is None or config.experts.num_experts % ep)):
+        return f"ep={ep}: must divide tp={tp} and the number of experts; use a divisor of both"
     if config.latent is not None and config.parallel_block:
         return f"model={config.name}: has latent attention in a parallel block, which the executor does not run; use another model"
     if tp == 1:
@@ -36,7 +36,7 @@ def not_served_reason(config: TransformerConfig, tp: int) -> str:
     if "dense" in used:
         cuts["intermediate_size"] = config.intermediate_size
     if config.experts is not None:
-        cuts |= {"the width of an expert": config.experts.width, "the width of shared experts": config.experts.shared_width}
+        cuts |= {"the width of an expert": config.experts.width * ep, "the width of shared experts": config.experts.shared_width}
     for name, size in cuts.items():
         if size % tp:
             return f"tp={tp}: must divide {name}={size}; use a smaller tp"

@@ -115,7 +115,12 @@ class GroupedExperts(nn.Module):
 
 
 class ExpertMixture(nn.Module):
-    """Router, experts, and what every token runs besides (`shared`: of the width of all shared experts together; None without)."""
+    """Router, experts, and what every token runs besides (`shared`: of the width of all shared experts together; None without).
+
+    adds_before_reduction   what tp's ranks have of the shared experts' output is a part of the sum, to which others are added first
+    """
+
+    adds_before_reduction = False
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, shared: nn.Module | None, device: str) -> None:
         super().__init__()

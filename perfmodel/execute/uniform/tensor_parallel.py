@@ -80,7 +80,8 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
     for name in ("gate_proj", "up_proj"):
         if hasattr(layer.get_submodule(mlp), name):
             styles.append((f"{mlp}.{name}", ColwiseParallel()))
-    styles.append((f"{mlp}.down_proj", row()))
+    is_part = mixes and layer.mlp.adds_before_reduction
+    styles.append((f"{mlp}.down_proj", RowwiseParallel(output_layouts=Partial()) if is_part else row()))
     return styles
 
 

@@ -12,6 +12,7 @@ from perfmodel.execute.serving.step import Chunk, make_step  # noqa: E402
 from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
 from perfmodel.execute.uniform.model import Transformer  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
+from perfmodel.workload.layer_specs import Experts  # noqa: E402
 from tests.execute.jobs import EXPERT_VARIANTS, VARIANTS, tiny  # noqa: E402
 from tests.marks import mostly_slow  # noqa: E402
 
@@ -69,3 +70,54 @@ def test_cached_steps_equal_the_uncached_pass(variant):
         found = run(decoder, *((i, at[i], [tokens[i][at[i]]]) for i in range(3)))
         for i in range(3):
             close(found[i], expected[i][at[i]])
+
+
+#: Sinks, biases and windows of gpt-oss, which training's modules have not.
+GPT_OSS = dict(
+    experts=Experts(num_experts=8, top_k=2, width=24, bias=True, router_bias=True), attention_sinks=True, sliding_window=8,
+    full_attention_every=2, qkv_bias=True, attention_output_bias=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [tiny(**GPT_OSS), tiny("mixtral"), tiny("deepseek")], ids=lambda config: config.name)
+def test_parameters_are_those_of_the_configuration(config):
+    found = {clean_name(name): each.shape.numel() for name, each in build_decoder(config, num_blocks=1).named_parameters()}
+    assert found == {shape.name: shape.num_elements for shape in config.parameter_shapes()}
+
+
+def test_sinks_take_a_share_of_every_softmax():
+    """Against a softmax written out, in a layer with a window and one without; tokens one by one as well as together."""
+    config = tiny(**GPT_OSS)
+    tokens = some_tokens(config, (40,))[0]
+    whole, single = decoder_for(config, (40,)), decoder_for(config, (40,))
+    expected = run(whole, (0, 0, tokens))[0]
+    for at in range(40):
+        found = run(single, (0, at, tokens[at : at + 1]))[0]
+    close(found, expected)
+    for layer in (0, 1):
+        core, sinks = whole.layers[str(layer)].attention.core, torch.linspace(-2, 2, 8)
+        keys, values = whole.sharding.cache.pools[layer]
+        q, (group,) = torch.randn(1, 40, 8, 8, generator=torch.Generator().manual_seed(2)), whole.sharding.step.groups
+        k, v = (pool[:40].repeat_interleave(2, dim=1) for pool in (keys, values))
+        scores = torch.einsum("qnd,knd->nqk", q[0], k) / 8**0.5
+        at = torch.arange(40)
+        unseen = (at > at[:, None]) | ((at <= at[:, None] - core.window) if core.window else False)
+        powers = scores.masked_fill(unseen, -torch.inf).exp()
+        weights = powers / (powers.sum(-1, keepdim=True) + sinks.exp().view(-1, 1, 1))
+        close(core.attend(q, keys, values, group, sinks), torch.einsum("nqk,knd->qnd", weights, v).reshape(1, 40, 64))
+
+
+def test_biases_of_experts_are_added_to_each_product():
+    mixture = build_decoder(tiny(**GPT_OSS), num_blocks=1).layers["0"].mlp
+    x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(2))
+    up, down = (each.weight.view(8, -1, each.weight.shape[-1]) for each in (mixture.experts.up, mixture.experts.down))
+    for_up, for_down = (each.bias.view(8, -1) for each in (mixture.experts.up, mixture.experts.down))
+    with torch.no_grad():
+        scores = mixture.router(x[0]).softmax(-1)
+        expected = torch.zeros(5, 64)
+        for token in range(5):
+            best = scores[token].topk(2)
+            for share, expert in zip(best.values / best.values.sum(), best.indices, strict=True):
+                gate, plain = (up[expert] @ x[0, token] + for_up[expert]).chunk(2)
+                expected[token] += share * (down[expert] @ (torch.nn.functional.silu(gate) * plain) + for_down[expert])
+        close(mixture(x)[0], expected)

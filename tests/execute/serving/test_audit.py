@@ -1,0 +1,113 @@
+"""What a step of a real model runs, reads and sends, as torch counts it, is what the model's sizes say. Sizes are written out here.
+
+Products, 2 FLOP for each weight that a row meets; attention, 4 FLOP for each query, key and entry of a head (all keys of a sequence, seen
+or not); a cache of so many bytes for each token and layer, of which a window's layers read no more than the window.
+"""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from perfmodel.execute.serving.audit import audit_serving
+from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.workload.models import load_model
+from tests.execute.jobs import tiny
+from tests.marks import mostly_slow
+
+DECODE, PREFILL = StepShape(sequences=64, cached=4095, new=1), StepShape(sequences=1, cached=0, new=4096)
+KIB = 1024
+
+
+#: Layers; weights of a layer's attention; of all dense MLPs and routers; experts: (weights of one, how many, chosen, layers of them);
+#: entries of all norms, hidden size, vocabulary; entries of all query heads; bytes of cache for a token and layer.
+REAL = {
+    "llama-3-8b": (32, 4096 * 10240, 32 * 3 * 4096 * 14336, None, 65 * 4096, 4096, 128256, 4096, 4 * KIB),
+    "llama-3-70b": (80, 8192 * 18432, 80 * 3 * 8192 * 28672, None, 161 * 8192, 8192, 128256, 8192, 4 * KIB),
+    "mixtral-8x7b": (32, 4096 * 10240, 32 * 4096 * 8, (3 * 4096 * 14336, 8, 2, 32), 65 * 4096, 4096, 32000, 4096, 4 * KIB),
+}
+
+
+def check(name, counts, shape, *, tp):
+    layers, attention, dense, experts, norms, hidden, vocabulary, width, kept = REAL[name]
+    rows, seen = shape.rows, shape.cached + shape.new
+    one, number, chosen, of_layers = experts or (0, 0, 0, 0)
+    met = min(number, rows * chosen)
+    # the router, which no rank of tp shares
+    router = 32 * 4096 * 8 if name == "mixtral-8x7b" else 0
+    cut = layers * attention + (dense - router)
+    products = 2 * rows * (cut / tp + router + of_layers * chosen * one / tp) + 2 * shape.sequences * hidden * vocabulary / tp
+    assert counts.flops == products + 4 * layers * rows * seen * width / tp
+    # of the table one row for each token: where tp cuts it, each rank looks up every row
+    weights = cut / tp + router + of_layers * met * one / tp + hidden * vocabulary / tp + norms + rows * hidden
+    assert counts.parameter_bytes == 2 * weights
+    assert counts.cache_bytes == layers * kept / tp * shape.sequences * seen
+    assert counts.written_bytes == layers * kept / tp * rows
+    assert counts.held_cache_bytes == layers * kept / tp * shape.sequences * 4096
+    assert counts.held_bytes == 2 * (cut / tp + router + of_layers * number * one / tp + 2 * hidden * vocabulary / tp + norms)
+    if tp == 1:
+        assert not counts.collectives
+        return
+    sent = {each.kind: (each.count, each.num_bytes) for each in counts.collectives}
+    # after the table, the attention and the MLP of each layer; logits are gathered
+    assert sent["all_reduce"] == (2 * layers + 1, (2 * layers + 1) * 2 * rows * hidden)
+    assert sent["all_gather"] == (1, 2 * shape.sequences * vocabulary)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, tp", [("llama-3-8b", 1), ("llama-3-70b", 4), ("mixtral-8x7b", 1), ("mixtral-8x7b", 2)])
+def test_real_models(name, tp, counting):
+    for shape, counts in zip((DECODE, PREFILL), audit_serving(load_model(name), (DECODE, PREFILL), tp=tp, process=counting), strict=True):
+        check(name, counts, shape, tp=tp)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_deepseek_v3_attends_to_latents(ranks, counting):
+    """Absorbed: queries of 128 heads meet latents of 512 + 64, which no rank of tp shares; 256 experts of 2048, 8 of them a token."""
+    (counts,) = audit_serving(load_model("deepseek-v3"), [DECODE], tp=ranks, ep=ranks, process=counting)
+    heads, whole = 128 // ranks, 7168 * (1536 + 576)
+    # the latents of queries and keys are made on every rank; queries, what is absorbed of keys and values, and o of its own heads
+    of_heads = heads * (1536 * 192 + 512 * 256 + 128 * 7168)
+    mlps = (3 * 3 * 7168 * 18432 + 58 * 3 * 7168 * 2048) // ranks
+    router, expert = 58 * 7168 * 256, 3 * 7168 * 2048
+    head, norms = 7168 * 129280 // ranks, 61 * (2 * 7168 + 1536 + 512) + 7168
+    products = 61 * (whole + of_heads) + mlps + router + head
+    assert counts.flops == 2 * 64 * (products + 58 * 8 * expert // ranks) + 61 * 64 * heads * 2 * 4096 * (576 + 512)
+    assert counts.parameter_bytes == 2 * (products + 58 * 256 * expert // ranks + norms + 64 * 7168)
+    assert counts.cache_bytes == 61 * 2 * 576 * 64 * 4096
+    assert {each.kind: each.count for each in counts.collectives} == ({} if ranks == 1 else {"all_reduce": 2 * 61 + 1, "all_gather": 1})
+
+
+@pytest.mark.slow
+def test_gpt_oss_reads_no_more_than_its_windows(counting):
+    """36 layers, every second of which sees 128 keys: 64 heads and 8 key-value heads of 64."""
+    (counts,) = audit_serving(load_model("gpt-oss-120b"), [DECODE], process=counting)
+    seen = 18 * 4096 + 18 * 128
+    assert counts.cache_bytes == 64 * seen * 2 * 8 * 64 * 2
+    assert counts.held_cache_bytes == 64 * 36 * 4096 * 2 * 8 * 64 * 2
+    products = 36 * (2880 * (2 * 4096 + 2 * 512) + 2880 * 128 + 4 * 3 * 2880 * 2880) + 2880 * 201088
+    assert counts.flops == 64 * (2 * products + 4 * seen * 4096)
+
+
+@pytest.mark.parametrize("form", mostly_slow([("llama", 1), ("llama", 2), ("mixtral", 2), ("deepseek", 2)]))
+def test_fake_tensors_count_what_real_ones_do(form, groups, counting):
+    """But for experts, which are chosen in turn: of 8 rows for 8 experts each has one."""
+    from perfmodel.execute.serving.run import run_serving
+    from perfmodel.foundation.dtypes import Dtype
+
+    (variant, tp), shape = form, StepShape(sequences=4, cached=40, new=1)
+    (measured,) = run_serving(tiny(variant), [shape], tp=tp, group=groups(tp), rounds=1, repeats=1, checks=False).steps
+    (audited,) = audit_serving(tiny(variant), [shape], tp=tp, dtype=Dtype.FP32, process=counting)
+    same = ["flops", "cache_bytes", "written_bytes", "collectives", "held_bytes", "held_cache_bytes"]
+    same += ["parameter_bytes"] if variant == "llama" else []
+    assert {name: getattr(measured.counts, name) for name in same} == {name: getattr(audited, name) for name in same}
+
+
+def test_what_cannot_be_audited_is_refused():
+    with pytest.raises(InputError, match="not evenly many for 8 experts"):
+        audit_serving(tiny("mixtral"), [StepShape(sequences=5, cached=0, new=1)])
+    with pytest.raises(InputError, match="has gated delta networks"):
+        audit_serving(load_model("qwen3-next-80b-a3b"), [DECODE])
+    with pytest.raises(InputError, match="ep=3: must divide"):
+        audit_serving(tiny("mixtral"), [DECODE], tp=4, ep=3)
