@@ -7,7 +7,6 @@ All counts are those of one replica: c clients of R replicas are c / R here, r r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,8 @@ from numpy.typing import NDArray
 from perfmodel.cost.serving.filling import decode_steps, fill_steps
 from perfmodel.cost.serving.percentiles import NORMAL_99, RARE, chunked_gap, count_99, longer_99, met_variance, short_of, wait_tail_99
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
+from perfmodel.cost.serving.stationary import stationary_running
 from perfmodel.cost.serving.times import Array, Num, ServingTimes
-
-#: Steps of the search for a fixed point; each halves the bracket at worst, and most agree to six digits after five.
-_ROOT_STEPS = 30
-_ROOT_TOLERANCE = 1e-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -171,7 +167,7 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 
         b = r D t_d(b + 1) / (1 - r t_p'),   TPOT = b / (r (O - 1))
 
-    (a request finds b others), solved by a bracketed secant, elementwise. Saturated where b would pass K, or r t_p' reach 1:
+    (a request finds b others), solved elementwise (`stationary.py`). Saturated where b would pass K, or r t_p' reach 1:
     r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of as many clients as places.
 
         TTFT = h0 + (half a step) P(busy) + t_p + r L t_p' + W_p + W_K + m t_d
@@ -196,12 +192,13 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     highest = np.where(np.greater_equal(K, 1.0), places / full_latency, 0.0)
     saturated = r >= highest
 
-    def balance(b: Array) -> Array:
-        with_one = fill_steps(times, requests, scheduling, b + 1)
-        return np.asarray(b * (1 - r * with_one.alongside) - r * D * with_one.decode)
+    def of_running(count: Array) -> tuple[Array, Array]:
+        some = fill_steps(times, requests, scheduling, count)
+        return some.decode, some.alongside
 
-    b = np.where(saturated, places, np.minimum(_root(balance, 0 * highest + 0 * r, places + 0 * r), places))
-    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, np.maximum(places, 1.0)))
+    found, slope = stationary_running(of_running, rate=r + 0 * highest, steps=D + 0 * highest, places=places + 0 * r)
+    b = np.where(saturated, places, found)
+    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, places))
     stable, answered = np.where(saturated, 0.0, r), np.where(saturated, highest, r)
     used = np.minimum(answered * at.alongside, 1 - 1e-9)
     decode_time = D * at.decode / (1 - used)
@@ -226,17 +223,13 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     tail = wait_tail_99(wait_prompts, busy_prompts) + wait_tail_99(wait_place, rho) + residual + np.maximum(crowded, 0.0)
     tail = np.hypot(tail, at.prompt * longer_99(requests.prompt))
 
-    spread = NORMAL_99 * np.sqrt(b) + 1e-3
-    above = fill_steps(times, requests, scheduling, b + 1 + spread)
-    slope = np.maximum(above.decode - at.decode, 0.0) / spread
     crowd = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
     crowd = NORMAL_99 * np.minimum(crowd, np.maximum(places - b, 0.0) / NORMAL_99)
     short = np.maximum(short_of(requests.output) - 1, 1.0)
     met = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
     tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * crowd * D / tokens_after + NORMAL_99 * met) / (1 - used)
-    at_most = (full_latency - full.prompt) / tokens_after + NORMAL_99 * np.sqrt(
-        places * met_variance(requests.output)
-    ) * full.alongside / short
+    strays = NORMAL_99 * np.sqrt(places * met_variance(requests.output)) * full.alongside / short
+    at_most = (full_latency - full.prompt) / tokens_after + strays
     tpot_p99 = np.where(D > 0, np.maximum(np.minimum(tpot_p99, at_most), tpot), 0.0)
     in_chunks = chunked_gap(at, share=np.minimum(answered * decode_time * at.steps / np.maximum(D, 1.0), 1.0), arriving=answered * step)
     first = at.decode + count_99(answered * at.decode, answered * at.alongside) * at.alongside
@@ -265,25 +258,3 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 def _broadcast(**columns: NDArray[Any] | float) -> ServedLoad:
     """The record of columns that broadcast with one another."""
     return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))
-
-
-def _root(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """Where an increasing function crosses zero between `low` (below) and `high`, elementwise: false position (Illinois), else halves."""
-    low, high = np.broadcast_arrays(low, high)
-    low, high = low.astype(float), high.astype(float)
-    f_low, f_high = function(low), function(high)
-    low, high, f_low, f_high = (np.array(x, dtype=float) for x in np.broadcast_arrays(low, high, f_low, f_high))
-    middle = high
-    for step in range(_ROOT_STEPS):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            secant = (low * f_high - high * f_low) / (f_high - f_low)
-        usable = (secant > low) & (secant < high) & (step % 4 != 3)
-        middle = np.where(usable, secant, (low + high) / 2)
-        value = function(middle)
-        below = value < 0
-        f_high = np.where(below, np.where(step % 2, f_high / 2, f_high), value)
-        f_low = np.where(below, value, np.where(step % 2, f_low / 2, f_low))
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-        if np.all((high - low) <= _ROOT_TOLERANCE * (1 + high)) or np.all(np.abs(value) <= _ROOT_TOLERANCE * (1 + middle)):
-            break
-    return middle

@@ -1,0 +1,61 @@
+"""How many sequences run where requests come at a rate: a fixed point, elementwise, with few evaluations of step times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from perfmodel.cost.serving.times import Array
+
+#: Points of the number that runs, in equal ratios from 1 to all places, between which times are straight lines.
+_POINTS = 5
+_HALVINGS = 40
+_CORRECTIONS = 2
+
+
+def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: Array, steps: Array, places: Array) -> tuple[Array, Array]:
+    """Sequences beside one's own at which as many end as come, and how t_d grows there. [-], [s]
+
+        m - 1 = r D t_d(m) / (1 - r t_p'(m)),   1 <= m <= places,   the least such m
+
+    filled  (t_d, t_p') of m sequences   [s]
+    rate    r  requests a second         [1/s]
+    steps   D  decode steps of each      [-]
+
+    t_d and t_p' are straight between points (the equation is then one of second degree, halved until it is met), and steps
+    of Newton's with the true times mend what that leaves.
+    """
+    r, D, top = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (rate, steps, places)))
+    points = [np.maximum(top, 1.0) ** (k / (_POINTS - 1)) for k in range(_POINTS)]
+    values = [np.broadcast_arrays(*filled(m), top)[:2] for m in points]
+    decode, alongside = (np.stack([value[which] for value in values]) for which in (0, 1))
+    count = np.stack(points)
+    enough = (count - 1) * (1 - r * alongside) - r * D * decode >= 0
+    upper = np.where(enough.any(axis=0), np.maximum(enough.argmax(axis=0), 1), _POINTS - 1)
+
+    def line(values: Array) -> tuple[Array, Array, Array]:
+        left, right = (np.take_along_axis(values, index[None], axis=0)[0] for index in (upper - 1, upper))
+        return left, right, (right - left) / np.maximum(width, 1e-12)
+
+    width = np.asarray(1.0)
+    low, high, _ = line(count)
+    width = high - low
+    d, _, d_slope = line(decode)
+    a, _, a_slope = line(alongside)
+
+    def short(m: Array, decode: Array, alongside: Array) -> Array:
+        return (m - 1) * (1 - r * alongside) - r * D * decode
+
+    start, end = low, high
+    for _ in range(_HALVINGS):
+        middle = (start + end) / 2
+        below = short(middle, d + d_slope * (middle - low), a + a_slope * (middle - low)) < 0
+        start, end = np.where(below, middle, start), np.where(below, end, middle)
+    m = (start + end) / 2
+    for _ in range(_CORRECTIONS):
+        true_decode, true_alongside = filled(m)
+        growth = 1 - r * true_alongside - (m - 1) * r * a_slope - r * D * d_slope
+        better = m - short(m, true_decode, true_alongside) / np.where(growth > 1e-3, growth, np.inf)
+        m = np.clip(better, 1.0, np.maximum(top, 1.0))
+    return m - 1, np.maximum(d_slope, 0.0)
