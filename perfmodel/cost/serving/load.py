@@ -92,7 +92,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     spread = served.decode + count_99(np.where(share > RARE, share, 0.0)) * served.alongside / served.steps
     in_wave = served.decode + others * served.alongside * np.clip(1 - RARE * D, 0.0, 1.0)
     gap = np.where(np.asarray(scheduling.chunked), in_chunks, (1 - s) * spread + s * in_wave)
-    return _broadcast(
+    return load_of(
         ttft=ttft,
         ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * longer_99(requests.prompt)),
         tpot=tpot,
@@ -141,7 +141,7 @@ def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling
     feasible = np.greater_equal(K, 1.0) | np.greater_equal(K, B)
     rate = np.where(feasible, B / latency, 0.0)
     tpot = (latency - ttft) / tokens_after
-    return _broadcast(
+    return load_of(
         ttft=ttft,
         ttft_p99=ttft + (waves - 1) / waves * latency,
         tpot=np.where(D > 0, tpot, 0.0),
@@ -237,7 +237,7 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 
     endless = np.where(saturated, np.inf, 0.0)
     waiting = wait_prompts + wait_place
-    return _broadcast(
+    return load_of(
         ttft=ttft + endless,
         ttft_p99=ttft + tail + endless,
         tpot=tpot,
@@ -255,6 +255,6 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     )
 
 
-def _broadcast(**columns: NDArray[Any] | float) -> ServedLoad:
+def load_of(**columns: NDArray[Any] | float) -> ServedLoad:
     """The record of columns that broadcast with one another."""
     return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))

@@ -59,3 +59,21 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
         better = m - short(m, true_decode, true_alongside) / np.where(growth > 1e-3, growth, np.inf)
         m = np.clip(better, 1.0, np.maximum(top, 1.0))
     return m - 1, np.maximum(d_slope, 0.0)
+
+
+def straight_lines(function: Callable[[Array], Array], top: Array) -> Callable[[Array], Array]:
+    """A function of a number from 1 to `top`, straight between a few points in equal ratios; constant below 1."""
+    top = np.maximum(np.asarray(top, dtype=float), 1.0)
+    ratio = np.maximum(np.log(top), 1e-9) / (_POINTS - 1)
+    values = np.stack(np.broadcast_arrays(*(function(np.exp(ratio * k)) for k in range(_POINTS))))
+
+    def between(number: Array) -> Array:
+        inside = np.clip(number, 1.0, top)
+        index = np.clip(np.floor(np.log(inside) / ratio), 0, _POINTS - 2).astype(int)
+        index, inside, steps = np.broadcast_arrays(index, inside, ratio)
+        every = np.broadcast_to(values, (_POINTS, *np.broadcast_shapes(values.shape[1:], inside.shape)))
+        left, right = (np.take_along_axis(every, np.broadcast_to(each, every.shape[1:])[None], axis=0)[0] for each in (index, index + 1))
+        low, high = np.exp(steps * index), np.exp(steps * (index + 1))
+        return np.asarray(left + (right - left) * (inside - low) / np.maximum(high - low, 1e-12))
+
+    return between

@@ -1,0 +1,288 @@
+"""Prompts on some workers, answers on others: rates that match, queues, the transfer of the cache, and how many workers of each.
+
+x prefill workers of g_P chips, y decode workers of g_D chips. No prompt stalls a decode step: that is the gain. Workers that wait for the
+other kind and the transfer are the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.cost.serving.filling import decode_steps, fill_steps
+from perfmodel.cost.serving.load import ServedLoad, load_of
+from perfmodel.cost.serving.percentiles import NORMAL_99, longer_99, wait_tail_99
+from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
+from perfmodel.cost.serving.stationary import stationary_running, straight_lines
+from perfmodel.cost.serving.times import Array, Num, ServingTimes
+from perfmodel.foundation.errors import bad_field
+
+_HALVINGS = 50
+_CORRECTIONS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Handover:
+    """How a prompt's cache gets from the worker that computed it to the one that answers.
+
+    token_bytes   of the cache of a token, one copy of all layers (however many chips hold copies of it)  [byte]
+    bandwidth     one direction, of all links of a prefill worker together                                [byte/s]
+    latency       of a transfer                                                                           [s]
+    layers        that are sent one by one, each when it is computed; 1: all when the prompt is through   [-]
+    """
+
+    token_bytes: Num
+    bandwidth: Num
+    latency: Num = 0.0
+    layers: Num = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DisaggregatedLoad:
+    """What all workers serve together, arrays over plans.
+
+    load                         of all workers; `running` are those being answered
+    prefill_use, decode_use      share of what each kind could do at most [-]
+    transfer_time                of a prompt's cache, and how much of it shows [s]
+    exposed_transfer_time
+    tokens_per_second_per_chip   of answers, over the chips of both kinds [1/s]
+    matched_ratio                prefill workers a decode worker, at which neither waits for the other [-]
+    """
+
+    load: ServedLoad
+    prefill_use: Array
+    decode_use: Array
+    transfer_time: Array
+    exposed_transfer_time: Array
+    tokens_per_second_per_chip: Array
+    matched_ratio: Array
+
+
+def transfer_time(num_bytes: Num, *, bandwidth: Num, latency: Num) -> Array:
+    """A prompt's cache over the links. [s]   t = a + V / B"""
+    return np.asarray(latency + np.asarray(num_bytes, dtype=float) / bandwidth)
+
+
+def exposed_transfer_time(num_bytes: Num, prefill_time: Num, *, bandwidth: Num, latency: Num, layers: Num = 1.0) -> Array:
+    """What shows of it where layers are sent while later ones are computed. [s]
+
+    t = a + max(V / (L B), V / B - (L - 1) / L t_p)
+
+    The last layer's part is never hidden; all of it shows with L = 1.
+    """
+    V, B, L = np.asarray(num_bytes, dtype=float), np.asarray(bandwidth), np.asarray(layers)
+    return np.asarray(latency + np.maximum(V / (L * B), V / B - (L - 1) / L * prefill_time))
+
+
+def queue_wait(rate: Num, service_time: Num, servers: Num, *, squared_variation: Num = 0.0) -> Array:
+    """Wait for one of x servers that all take t, arrivals at random (M/G/x; M/D/x where no service differs). [s]
+
+    W = (1 + cv^2) / 2  rho^(sqrt(2 (x + 1)) - 1) / (x (1 - rho)) t,   rho = r t / x;   infinite from rho = 1 on
+
+    Source: Sakasegawa, Ann. Inst. Stat. Math. 29, 1977; for x = 1 it is Pollaczek's and Khinchine's.
+    """
+    t, x = np.asarray(service_time, dtype=float), np.asarray(servers, dtype=float)
+    rho = np.asarray(rate) * t / x
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wait = (1 + np.asarray(squared_variation)) / 2 * rho ** (np.sqrt(2 * (x + 1)) - 1) / (x * (1 - rho)) * t
+    return np.where(rho < 1, wait, np.inf)
+
+
+def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, handover: Handover) -> tuple[Array, Array]:
+    """Prompts a second of one prefill worker, and the time of one prompt. [1/s], [s]
+
+    mu_P = min(q / t_p(q), B / V): `prompts_together` in a step, and no more than its links can send.
+    """
+    filled = fill_steps(
+        times, requests, replace(scheduling, chunked=False, rows_per_step=1.0, tokens_per_step=1.0), scheduling.prompts_together
+    )
+    num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
+    with np.errstate(divide="ignore"):
+        links = np.asarray(handover.bandwidth, dtype=float) / num_bytes
+    return np.minimum(filled.together / filled.prompt, links), filled.prompt
+
+
+def decode_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Num) -> tuple[Array, Array]:
+    """Requests a second of one decode worker that always runs so many, and the time of its steps. [1/s], [s]   mu_D = b / (D t_d(b))"""
+    step = times.decode(batch, requests.mean_cached, scheduling.rows_per_step)
+    return np.asarray(np.asarray(batch) / np.maximum(decode_steps(requests, scheduling) * step, 1e-12)), np.asarray(step)
+
+
+def largest_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, tpot_limit: Num, capacity: Num) -> Array:
+    """The most sequences of a decode worker whose TPOT keeps a limit; 0 where one alone does not. [-]"""
+    D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
+
+    def tpot(batch: Array) -> Array:
+        return np.asarray(times.decode(batch, requests.mean_cached, scheduling.rows_per_step) * D / after)
+
+    top = np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)) + 0 * tpot(np.asarray(1.0)) + 0 * np.asarray(tpot_limit)
+    low, high = np.ones_like(top), top
+    for _ in range(int(np.ceil(np.log2(max(float(np.max(top)), 2.0)))) + 1):
+        middle = np.ceil((low + high) / 2)
+        keeps = tpot(middle) <= tpot_limit
+        low, high = np.where(keeps, middle, low), np.where(keeps, high, np.maximum(middle - 1, low))
+    return np.where(tpot(np.ones_like(top)) <= tpot_limit, low, 0.0)
+
+
+def best_workers(
+    prefill_rate: Num, decode_rate: Num, *, prefill_chips: Num, decode_chips: Num, most_chips: int, most_workers: int = 64
+) -> tuple[Array, Array, Array]:
+    """Workers x and y with the highest throughput a chip, of those the smallest; elementwise. [-], [-], requests a second a chip
+
+    max over x g_P + y g_D <= G of min(x mu_P, y mu_D) / (x g_P + y g_D); zero workers where not even one of each has room.
+    """
+    count = np.arange(1, most_workers + 1)
+    x, y = (each.reshape(-1, 1) for each in np.meshgrid(count, count, indexing="ij"))
+    mu_p, mu_d, g_p, g_d = (np.ravel(each) for each in np.broadcast_arrays(prefill_rate, decode_rate, prefill_chips, decode_chips))
+    chips = x * g_p + y * g_d
+    per_chip = np.where(chips <= most_chips, np.minimum(x * mu_p, y * mu_d) / chips, 0.0)
+    best = per_chip.max(axis=0)
+    smallest = np.where(per_chip >= best * (1 - 1e-9), chips, np.inf).argmin(axis=0)
+    shape = np.broadcast_shapes(*(np.shape(each) for each in (prefill_rate, decode_rate, prefill_chips, decode_chips)))
+    some = best > 0
+    return np.where(some, x[smallest, 0], 0).reshape(shape), np.where(some, y[smallest, 0], 0).reshape(shape), best.reshape(shape)
+
+
+def disaggregated(
+    prefill: ServingTimes,
+    decode: ServingTimes,
+    requests: Requests,
+    scheduling: Scheduling,
+    *,
+    prefill_workers: Num,
+    decode_workers: Num,
+    prefill_chips: Num,
+    decode_chips: Num,
+    capacity: Num,
+    handover: Handover,
+    concurrency: Num | None = None,
+    rate: Num | None = None,
+) -> DisaggregatedLoad:
+    """Clients or arrivals on x prefill and y decode workers; with neither, as much as the slower kind can do.
+
+        TTFT = h0 + W_P + W_D + t_p + transfer + m t_d,   TPOT = D t_d(b) / (O - 1)
+        at most r = min(x mu_P, y mu_D(K)),   mu_P = q / t_p,  mu_D(K) = K / (D t_d(K))
+
+    rate         W_P waits for x workers that take t_p (M/D/x, longer where prompts differ), W_D for y K places; b = r D t_d(b + 1) / y
+    concurrency  the r at which as many are somewhere as there are clients, c = r (TTFT + D t_d(b)), b = r D t_d(b) / y; waits as of
+                 random arrivals, without the client itself: W_P (1 - 1 / c); what is over y K waits for a place
+    neither      the throughput at which one kind is always busy; nobody queues
+
+    capacity         K  sequences of one decode worker
+    prefill_chips, decode_chips  of one worker
+
+    Source of the form: DistServe, Zhong et al., OSDI 2024, section 3 (M/D/1 for prefill instances).
+    """
+    if concurrency is not None and rate is not None:
+        raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
+    x, y, K = (np.asarray(each, dtype=float) for each in (prefill_workers, decode_workers, np.maximum(capacity, 1.0)))
+    mu_p, prompt = prefill_rate(prefill, requests, scheduling, handover)
+    mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
+    D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
+    num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
+    links = dict(bandwidth=handover.bandwidth, latency=handover.latency)
+    sent = transfer_time(num_bytes, **links)
+    shown = exposed_transfer_time(num_bytes, prompt, layers=handover.layers, **links)
+    most_p, most_d = x * mu_p, y * mu_d
+    highest = np.where(np.greater_equal(capacity, 1.0), np.minimum(most_p, most_d), 0.0)
+    fixed = scheduling.first_token_time + prompt + shown
+    varied = squared_variation(requests.prompt)
+
+    def step(batch: Array) -> Array:
+        return np.asarray(decode.decode(np.maximum(batch, 1.0), requests.mean_cached, scheduling.rows_per_step))
+
+    def wait_for_prefill(r: Array) -> Array:
+        return queue_wait(r, 1 / mu_p, x, squared_variation=varied)
+
+    crowd: Num = 0.0
+    place: Num = 0.0
+    if rate is not None:
+        r = np.minimum(rate, highest)
+        saturated = np.asarray(rate) >= highest
+        beside, slope = stationary_running(lambda m: (step(m), 0 * step(m)), rate=r / y, steps=D + 0 * highest, places=K)
+        b = np.where(saturated & (most_d <= most_p), K, beside)
+        t_d = np.where(saturated & (most_d <= most_p), full_step, step(np.minimum(b + 1, K)))
+        crowd = slope * NORMAL_99 * np.sqrt(b)
+        wait = np.where(saturated, np.inf, wait_for_prefill(r))
+        place = np.where(saturated, np.inf, queue_wait(r, D * full_step, y * K, squared_variation=squared_variation(requests.output)))
+    elif concurrency is not None:
+        c = np.asarray(concurrency, dtype=float)
+
+        def beside_decode(r: Array) -> Array:
+            return np.asarray(fixed + np.where(c > 1, wait_for_prefill(r) * np.maximum(1 - 1 / c, 1e-9), 0.0))
+
+        b, t_d, r = _settled(step, beside_decode, scheduling.border_steps, clients=c, workers=y, steps=D, places=K)
+        r = np.minimum(np.minimum(r, highest), c / (fixed + (D + scheduling.border_steps) * t_d))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            queued = np.maximum(np.where(r > 0, c / r, np.inf) - fixed - (D + scheduling.border_steps) * t_d, 0.0)
+        wait = np.minimum(beside_decode(r) - fixed, queued)
+        place = np.where(np.isfinite(queued), queued - wait, np.inf)
+        saturated = np.asarray(b >= K * (1 - 1e-9))
+    else:
+        r, wait = highest, np.asarray(0.0)
+        beside, _ = stationary_running(lambda m: (step(m), 0 * step(m)), rate=r / y, steps=D + 0 * highest, places=K)
+        b = np.where(most_d <= most_p, K, beside)
+        t_d = step(b)
+        saturated = np.zeros(np.shape(r), dtype=bool)
+
+    ttft = fixed + wait + place + scheduling.border_steps * t_d
+    tail = np.hypot(wait_tail_99(np.where(np.isfinite(wait), wait, 0.0), np.minimum(r / most_p, 1.0)), prompt * longer_99(requests.prompt))
+    tpot = D * t_d / after
+    load = load_of(
+        ttft=ttft,
+        ttft_p99=ttft + tail,
+        tpot=tpot,
+        tpot_p99=tpot + np.sqrt(2 / 3) * crowd * D / after,
+        inter_token_p99=t_d + crowd,
+        request_latency=ttft + D * t_d,
+        running=y * np.minimum(r * D * t_d / y, K),
+        queue=np.where(r > 0, r * (wait + place), np.inf),
+        requests_per_second=r,
+        tokens_per_second=r * requests.output.mean,
+        decode_time=t_d,
+        prefill_time=prompt,
+        prompt_share=0.0,
+        is_saturated=saturated,
+    )
+    chips = x * prefill_chips + y * decode_chips
+    return DisaggregatedLoad(
+        load=load,
+        prefill_use=np.asarray(r / most_p),
+        decode_use=np.asarray(r / most_d),
+        transfer_time=sent,
+        exposed_transfer_time=shown,
+        tokens_per_second_per_chip=np.asarray(load.tokens_per_second / chips),
+        matched_ratio=np.asarray(mu_d / mu_p),
+    )
+
+
+def _settled(
+    step: Callable[[Array], Array],
+    beside: Callable[[Array], Array],
+    border: Num,
+    *,
+    clients: Array,
+    workers: Array,
+    steps: Array,
+    places: Array,
+) -> tuple[Array, Array, Array]:
+    """Sequences of a decode worker, its step, and requests a second with which all clients are somewhere: r (beside + (D + m) t_d) = c."""
+    between = straight_lines(step, places)
+    offset: Array = np.asarray(0.0)
+    b = r = places
+    t_d = step(places)
+    for _ in range(_CORRECTIONS):
+        low, high = 0 * t_d + 0 * clients + 0 * workers, places + 0 * t_d + 0 * clients + 0 * workers
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            t = between(middle) + offset
+            r = workers * middle / np.maximum(steps * t, 1e-12)
+            few = r * (beside(r) + (steps + border) * t) < clients
+            low, high = np.where(few, middle, low), np.where(few, high, middle)
+        b = np.where(high >= places * (1 - 1e-9), places, (low + high) / 2)
+        r = workers * b / np.maximum(steps * (between(b) + offset), 1e-12)
+        t_d = step(b)
+        offset = t_d - between(b)
+    return b, t_d, r
