@@ -23,6 +23,13 @@ def serve(
     operators: Annotated[
         bool, typer.Option("--operators", help="Every operator of a decode step and of a prefill: work, time, and what bounds it.")
     ] = False,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulate", help="Run the engine step by step: p50, p90 and p99 over requests, and goodput under the limits."),
+    ] = False,
+    ttft: Annotated[str, typer.Option("--ttft", metavar="TIME", help="Limit of the time to the first token, such as 500ms.")] = "",
+    tpot: Annotated[str, typer.Option("--tpot", metavar="TIME", help="Limit of the time of each token, such as 30ms.")] = "",
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn.")] = 0,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure: with --operators the roofline.")
     ] = None,
@@ -34,7 +41,7 @@ def serve(
     model is published. Without --concurrency and --rate as many requests run as fit.
     """
     from perfmodel.report.serving import headline, memory_table, operator_object, operators_table, parts_table, service_line, serving_object
-    from perfmodel.verbs.serving import NEEDED, operators_asked, serve_asked
+    from perfmodel.verbs.serving import NEEDED, operators_asked, serve_asked, simulated_in
 
     options.check_figure(plot)
     asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
@@ -42,7 +49,9 @@ def serve(
     if plot is not None and not operators:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     if not operators:
-        _, prediction = serve_asked(asked)
+        setting, prediction = serve_asked(asked)
+        if simulated:
+            prediction = simulated_in(setting, prediction, ttft=ttft, tpot=tpot, seed=seed)
         if json:
             print_json(serving_object(prediction))
             return

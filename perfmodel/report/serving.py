@@ -50,12 +50,17 @@ def headline(prediction: ServingPrediction) -> list[tuple[str, str]]:
             f"{format_count(prediction.tokens_per_second_per_chip * plan.num_chips)} in all, "
             f"{prediction.requests_per_second:,.2f} requests/s",
         ),
+        *([] if prediction.goodput is None else [("goodput", _goodput(prediction))]),
         ("at once", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
         ("cache", f"{job.kv_precision}; {_verdict(prediction)}"),
         ("rests on", "; ".join(f"{words(name)} {source}" for name, source in _grouped(prediction.rests_on).items())),
     ]
     return lines + [("note", note) for note in prediction.notes]
+
+
+def _goodput(prediction: ServingPrediction) -> str:
+    return f"{prediction.goodput or 0.0:,.2f} requests/s keep the limits, {percent(prediction.kept_fraction or 0.0)} of them"
 
 
 def _verdict(prediction: ServingPrediction) -> str:
@@ -164,6 +169,7 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
         "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
         "requests_per_second": prediction.requests_per_second,
+        "goodput": prediction.goodput,
         "running": prediction.running,
         "queued": prediction.queued,
         "max_sequences": prediction.max_sequences,

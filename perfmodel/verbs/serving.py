@@ -70,6 +70,28 @@ def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredictio
     return setting, with_notes(prediction, (*setting.notes, *notes))
 
 
+def simulated_in(
+    setting: ServingSetting, prediction: ServingPrediction, *, ttft: str = "", tpot: str = "", seed: int = 0
+) -> ServingPrediction:
+    """The same with percentiles over requests of an engine that runs step by step; the limits are what goodput counts."""
+    from perfmodel.cost.serving.simulated import with_simulation
+
+    limits = {f"{name}_limit": limit_of(value, name) for name, value in (("ttft", ttft), ("tpot", tpot))}
+    return with_simulation(setting.estimator, prediction, seed=seed, **limits)
+
+
+def limit_of(value: Any, name: str) -> float:
+    """A time, `500ms`, `.5s` or seconds; none where nothing is given."""
+    from perfmodel.foundation.units import parse_quantity
+
+    if value in (None, ""):
+        return float("inf")
+    found = float(value) if isinstance(value, (int, float)) else parse_quantity(value, "time", field=name)
+    if not found > 0:
+        raise bad_field(name, value, "must be positive", "write 500ms")
+    return found
+
+
 def with_notes(prediction: ServingPrediction, notes: tuple[str, ...]) -> ServingPrediction:
     return replace(prediction, notes=(*prediction.notes, *notes))
 

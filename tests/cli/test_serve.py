@@ -63,3 +63,16 @@ def test_a_context_beyond_the_models(call):
     code, _, error = call(*[word if word != "1k" else "100k" for word in LLAMA])
     assert code == 2
     assert "is longer than the 131072 of llama-3.3-70b" in error
+
+
+def test_percentiles_are_simulated(call_json, call):
+    found = call_json(*LLAMA, "--tp", 4, "--simulate", "--ttft", "200ms", "--tpot", "30ms")
+    plain = call_json(*LLAMA, "--tp", 4)
+    assert found["tpot"]["p50"] <= found["tpot"]["p90"] <= found["tpot"]["p99"]
+    assert found["tpot"]["mean"] == pytest.approx(plain["tpot"]["mean"], rel=0.05)
+    assert plain["tpot"]["p50"] is None
+    assert 0 < found["goodput"] <= found["requests_per_second"] * 1.001
+    assert call_json(*LLAMA, "--tp", 4, "--simulate") == call_json(*LLAMA, "--tp", 4, "--simulate")
+    code, _, error = call("serve", *JOB, "--tp", "4", "--simulate")
+    assert code == 2
+    assert "needs clients or arrivals" in error

@@ -123,6 +123,12 @@ class ServingEstimator:
         kind = replace(self.model.main_kind, count=1, turn="")
         return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
 
+    def with_drafts(self, costs: ServingTimes, plans: Sequence[ServingPlan], speculation: Speculation) -> SpeculativeTimes:
+        """Steps that verify, with those that draft: the host's own time is spent once."""
+        draft = self.times(plans, model=self.drafting(speculation))
+        draft.engine = replace(self.engine, step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
+        return SpeculativeTimes(target=costs, draft=draft, drafted=float(speculation.draft_tokens))
+
     # --- columns ------------------------------------------------------------------------------------------------------------------
 
     def serve(self, job: ServingJob, plans: Sequence[ServingPlan], *, distinct_experts: float = 0.0) -> ServedPlans:
@@ -131,9 +137,7 @@ class ServingEstimator:
         times: ServingTimes = costs
         scheduling = self.scheduling(plans, job.speculation)
         if job.speculation is not None:
-            draft = self.times(plans, model=self.drafting(job.speculation))
-            draft.engine = replace(self.engine, step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
-            times = SpeculativeTimes(target=costs, draft=draft, drafted=float(job.speculation.draft_tokens))
+            times = self.with_drafts(costs, plans, job.speculation)
         requests = Requests.of_job(job)
         memory = self.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
         dp = np.array([float(p.attention_dp) for p in plans])

@@ -33,6 +33,7 @@ class ServingPrediction:
     tokens_per_second_per_chip   output tokens, of all chips
     requests_per_second          of all replicas
     parts            of a decode step; they add up to `decode_step`
+    goodput          requests a second of all replicas that kept the limits; kept_fraction: the share that did; None: not simulated
     fits             the weights and at least one sequence of full length fit
     fits_load        the load's sequences all run at once
     """
@@ -58,6 +59,8 @@ class ServingPrediction:
     fits: bool
     fits_load: bool
     is_saturated: bool = False
+    goodput: float | None = None
+    kept_fraction: float | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
