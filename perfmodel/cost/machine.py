@@ -210,6 +210,8 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
     matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, floor(matmul_model.floor_time))
 
+    plain, grouped = _wide_matmul(calibration, dtype, rates, memory_bandwidth, units)
+
     streaming_models = calibration.streaming or SPEC_SHEET.streaming
     rests_on["streaming"] = label("streaming", calibration.streaming)
     streaming = _streaming_rates(streaming_models, memory_bandwidth, calibration.exposed_floor_fraction)
@@ -269,7 +271,8 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         serving=serving_rates(
             cluster,
             calibration,
-            plain=_plain_matmul(calibration, matmul, dtype, rates, memory_bandwidth, units),
+            plain=plain,
+            grouped=grouped,
             rates=rates,
             memory_bandwidth=memory_bandwidth,
         ),
@@ -279,15 +282,16 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     )
 
 
-def _plain_matmul(
-    calibration: Calibration, own: MatmulRates, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
-) -> MatmulRates:
-    """Products in 16 bits: `own` where the machine's dtype has them, or where the chip has no units for them."""
+def _wide_matmul(
+    calibration: Calibration, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
+) -> tuple[MatmulRates, MatmulRates]:
+    """Products in 16 bits, plain and with the tile of grouped kernels; in `dtype` where the chip has no units for 16 bits."""
     wide = next((each for each in (Dtype.BF16, Dtype.FP16) if each in rates), dtype)
-    if dtype in (wide, Dtype.BF16, Dtype.FP16):
-        return own
     model, _ = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, wide)
-    return _matmul_rates(model, rates[wide], memory_bandwidth, units, model.floor_time * calibration.exposed_floor_fraction)
+    floor_time = model.floor_time * calibration.exposed_floor_fraction
+    plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)
+    tiles = model.tiles if model.tiles == NO_TILES else (*model.tiles, GROUPED_TILE)
+    return plain, _matmul_rates(replace(model, tiles=tiles), rates[wide], memory_bandwidth, units, 0.0)
 
 
 def _convolution_rates(

@@ -19,6 +19,9 @@ ONE_SHOT, TWO_SHOT = "one_shot", "two_shot"
 ALL_REDUCE_KERNELS = (ONE_SHOT, TWO_SHOT)
 
 
+FEW = ".few"
+"""Ends the name of a second kernel for experts of few rows, where a library has one; the quicker of both counts."""
+
 WEIGHT_FORMATS = ("fp8", "fp8-block", "int8", "int8-weights", "w4a16", "w4a8", "mxfp4", "nvfp4")
 """How weights are held, as `perfmodel.workload.quantization` names it."""
 
@@ -81,6 +84,35 @@ class WeightProductModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedWeightModel:
+    """Parameters of `grouped_weight_time` (the experts of a layer in one fused call), for one format: beside the products in 16 bits.
+
+    rate_fraction    f   of the share of the peak that 16 bits reach, of the peak of what the products are computed in
+    memory_fraction  g   of the memory bandwidth that they reach
+    depth_factor     d   contraction length that costs as much as starting a tile, over theirs
+    sharpness        p   how suddenly compute gives way to memory; 0: as theirs
+    row_fraction     b   of the memory bandwidth, for ordering and narrowing rows, the activation and adding up a token's experts
+    expert_time      t1  [s] for each expert that has rows
+    floor_time       t0  [s] once: routing, and the launches of all its kernels
+    """
+
+    rate_fraction: float = 1.0
+    memory_fraction: float = 1.0
+    depth_factor: float = 1.0
+    sharpness: float = 0.0
+    row_fraction: float = 0.5
+    expert_time: float = 0.0
+    floor_time: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive = (self.rate_fraction, self.memory_fraction, self.depth_factor, self.row_fraction)
+        _require(min(positive) > 0, "grouped_weight", positive, "must be positive")
+        _require(self.sharpness == 0 or self.sharpness >= 1, "sharpness", self.sharpness, "must be at least 1 (the sum), or 0")
+        times = (self.expert_time, self.floor_time)
+        _require(min(times) >= 0, "grouped_weight", times, "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CachedAttentionModel:
     """Parameters of `cached_attention_time` and `latent_decode_time`, for one kernel.
 
@@ -108,7 +140,7 @@ class CachedAttentionModel:
         _require(min(times) >= 0, "cached_attention", times, "must not be negative")
 
 
-_MAPPINGS = ("small_all_reduce", "weight_product", "cached_attention", "points", "errors")
+_MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "points", "errors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +149,14 @@ class ServingKernels:
 
     small_all_reduce   by algorithm (`ALL_REDUCE_KERNELS`)
     weight_product     by format (`WEIGHT_FORMATS`)
+    grouped_weight     by format: the experts of a layer; `nvfp4.few` is a second kernel of that format (`FEW`)
     cached_attention   by kernel (`CACHED_KERNELS`); keys and values in 16 bits are the calibration's `decode_attention`
     points, errors     number of measurements and held-out median errors, by part
     """
 
     small_all_reduce: Mapping[str, SmallAllReduceModel] = field(default_factory=dict)
     weight_product: Mapping[str, WeightProductModel] = field(default_factory=dict)
+    grouped_weight: Mapping[str, GroupedWeightModel] = field(default_factory=dict)
     cached_attention: Mapping[str, CachedAttentionModel] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
@@ -132,7 +166,7 @@ class ServingKernels:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for kernel in self.small_all_reduce:
             _require(kernel in ALL_REDUCE_KERNELS, "small_all_reduce", kernel, f"must be one of {', '.join(ALL_REDUCE_KERNELS)}")
-        for name in self.weight_product:
+        for name in (*self.weight_product, *(each.removesuffix(FEW) for each in self.grouped_weight)):
             _require(name in WEIGHT_FORMATS, "weight_product", name, f"must be one of {', '.join(WEIGHT_FORMATS)}")
         for name in self.cached_attention:
             _require(name in CACHED_KERNELS, "cached_attention", name, f"must be one of {', '.join(CACHED_KERNELS)}")
@@ -151,6 +185,10 @@ _NARROW = WeightProductModel(
     cast_time=11e-6, cast_fraction=0.35,
 )  # fmt: skip
 _WIDENED = WeightProductModel(rate_fraction=1.0, memory_fraction=0.7, depth_factor=1.1, waves_factor=1.4, split_factor=10.0, sharpness=10.0)
+_NARROW_EXPERTS = GroupedWeightModel(
+    rate_fraction=1.5, memory_fraction=1.13, depth_factor=0.1, sharpness=2.9, row_fraction=0.36, expert_time=0.13e-6, floor_time=29e-6
+)
+_WIDENED_EXPERTS = GroupedWeightModel(rate_fraction=1.2, memory_fraction=0.8, row_fraction=0.5, expert_time=0.1e-6, floor_time=27e-6)
 TYPICAL = ServingKernels(
     small_all_reduce={
         ONE_SHOT: SmallAllReduceModel(base_time=3.7e-6, peer_time=0.1e-6, bandwidth_fraction=0.58),
@@ -175,6 +213,19 @@ TYPICAL = ServingKernels(
             cast_time=3.9e-6, cast_fraction=0.47,
         ),
     },
+    grouped_weight={
+        "fp8": _NARROW_EXPERTS,
+        "fp8-block": GroupedWeightModel(
+            rate_fraction=0.97, memory_fraction=1.07, depth_factor=25.0, sharpness=4.0, row_fraction=0.37, expert_time=0.32e-6,
+            floor_time=26e-6,
+        ),
+        "int8": _NARROW_EXPERTS,
+        "int8-weights": _WIDENED_EXPERTS,
+        "w4a16": _WIDENED_EXPERTS,
+        "w4a8": _NARROW_EXPERTS,
+        "mxfp4": _WIDENED_EXPERTS,
+        "nvfp4": _NARROW_EXPERTS,
+    },
     cached_attention={
         LATENT_CACHE: CachedAttentionModel(
             memory_fraction=0.9, query_fraction=0.5, peak_fraction=0.8, floor_time=13.5e-6, ramp_time=9e-6, ramp_bytes=80e6, wave_time=1e-6
@@ -189,4 +240,4 @@ TYPICAL = ServingKernels(
 )  # fmt: skip
 """Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200, fp8 and attention
 to caches of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured anywhere: w4a8 as fp8, mxfp4
-as w4a16."""
+as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, widened ones as in 16 bits at the bandwidth of widened weights."""

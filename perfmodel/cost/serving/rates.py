@@ -15,6 +15,7 @@ from perfmodel.hardware.serving_kernels import (
     TWO_SHOT,
     TYPICAL,
     CachedAttentionModel,
+    GroupedWeightModel,
     ServingKernels,
     SmallAllReduceModel,
     WeightProductModel,
@@ -45,6 +46,7 @@ class ServingRates:
     """`ServingKernels` in SI units.
 
     plain             products in 16 bits
+    grouped           the same with the small tile of grouped kernels
     relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype that it has no units for is missing
     memory_bandwidth  of the data sheet     [byte/s]
     exposed_floor     share of a kernel's floor that shows
@@ -53,12 +55,14 @@ class ServingRates:
 
     all_reduce: AllReduceRates
     plain: MatmulRates
+    grouped: MatmulRates
     relative_rate: Mapping[Dtype, float]
     memory_bandwidth: float
     exposed_floor: float
     peak_flop_rate: float
     compute_units: float
     weight_product: Mapping[str, WeightProductModel]
+    grouped_weight: Mapping[str, GroupedWeightModel]
     cached_attention: Mapping[str, CachedAttentionModel]
 
     def product_rates(self, name: str, dtype: Dtype) -> MatmulRates:
@@ -75,9 +79,26 @@ class ServingRates:
             sharpness=model.sharpness or plain.sharpness,
         )
 
+    def grouped_rates(self, model: GroupedWeightModel, dtype: Dtype) -> MatmulRates:
+        """Products of the experts of a layer by one kernel, as `product_rates`."""
+        grouped = self.grouped
+        return replace(
+            grouped,
+            flop_rate=grouped.flop_rate * self.relative_rate.get(dtype, 1.0) * model.rate_fraction,
+            bandwidth=grouped.bandwidth * model.memory_fraction,
+            depth_offset=grouped.depth_offset * model.depth_factor,
+            sharpness=model.sharpness or grouped.sharpness,
+        )
+
 
 def serving_rates(
-    cluster: Cluster, calibration: Calibration, *, plain: MatmulRates, rates: Mapping[Dtype, float], memory_bandwidth: float
+    cluster: Cluster,
+    calibration: Calibration,
+    *,
+    plain: MatmulRates,
+    grouped: MatmulRates,
+    rates: Mapping[Dtype, float],
+    memory_bandwidth: float,
 ) -> ServingRates:
     """Measured kernels where there are any, typical ones else.
 
@@ -87,12 +108,14 @@ def serving_rates(
     return ServingRates(
         all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
         plain=plain,
+        grouped=grouped,
         relative_rate=MappingProxyType({dtype: rate / whole for dtype, rate in rates.items()}),
         memory_bandwidth=memory_bandwidth,
         exposed_floor=calibration.exposed_floor_fraction,
         peak_flop_rate=whole / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
         compute_units=float(max(cluster.chip.compute_units, 1)),
         weight_product={**TYPICAL.weight_product, **calibration.serving.weight_product},
+        grouped_weight={**TYPICAL.grouped_weight, **calibration.serving.grouped_weight},
         cached_attention={**TYPICAL.cached_attention, **calibration.serving.cached_attention},
     )
 

@@ -5,6 +5,7 @@ parameters fitted to them are shipped.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -64,17 +65,17 @@ class GroupedTable:
         return GroupedTable(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-def read_grouped(folder: Path, chip: str, version: str, dtype: str) -> GroupedTable:
+def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
     """aiconfigurator's gated layers; `dtype` as it says (bfloat16, fp8), routed evenly where that was measured, else by a power law.
 
-    Repeats become their median; chips that no token reaches are left out.
+    Repeats become their median, of several `kernels` the quickest counts; chips that no token reaches are left out.
     """
     frame = read_frame(folder / "aiconfigurator" / chip / "moe" / version / "moe_perf.parquet")
-    frame = frame[(frame.moe_dtype == dtype) & frame.kernel_source.isin(GATED_KERNELS)]
+    frame = frame[(frame.moe_dtype == dtype) & frame.kernel_source.isin(kernels)]
     routings = (BALANCED,) if (frame.distribution == BALANCED).any() else POWER_LAWS
     frame = frame[frame.distribution.isin(routings)]
     keys = ["distribution", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "num_tokens"]
-    frame = frame.groupby(keys).latency.median().reset_index()
+    frame = frame.groupby([*keys, "kernel_source"]).latency.median().groupby(keys).min().reset_index()
     routing = list(zip(frame.num_tokens, frame.num_experts, frame.topk, frame.moe_ep_size, frame.distribution, strict=True))
     known = {key: load_of(*key) for key in dict.fromkeys(routing)}
     rows, experts = np.array([known[key] for key in routing], dtype=float).reshape(-1, 2).T
@@ -201,7 +202,7 @@ def grouped_errors(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dt
     )
 
 
-def tuned_grouped(folder: Path, chip: str, version: str, dtype: str) -> GroupedTable:
+def tuned_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
     """What is fitted: the runs of kernels that the library chose."""
-    table = read_grouped(folder, chip, version, dtype)
+    table = read_grouped(folder, chip, version, dtype, kernels)
     return table.only(~table.is_fallback)

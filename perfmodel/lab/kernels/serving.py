@@ -14,12 +14,19 @@ from perfmodel.hardware.serving_kernels import (
     CACHED_KERNELS,
     FP8_CACHE,
     CachedAttentionModel,
+    GroupedWeightModel,
     ServingKernels,
     SmallAllReduceModel,
     WeightProductModel,
 )
 from perfmodel.lab.kernels.all_reduce import fit_small_all_reduce, read_small_all_reduces, small_all_reduce_errors
 from perfmodel.lab.kernels.cached import cached_errors, fit_cached, read_cached
+from perfmodel.lab.kernels.grouped_weights import (
+    fit_grouped_weights,
+    grouped_weight_errors,
+    measured_experts,
+    read_grouped_weights,
+)
 from perfmodel.lab.kernels.held_out import sample
 from perfmodel.lab.kernels.weight_products import fit_weight_products, measured_formats, read_weight_products, weight_product_errors
 
@@ -49,6 +56,7 @@ def fit_serving(folder: Path, tables: "ChipTables", plain: MatmulModel, *, say: 
     return ServingKernels(
         small_all_reduce=_fit_all_reduces(folder, tables, cluster, note),
         weight_product=_fit_weight_products(folder, tables, cluster, plain, note),
+        grouped_weight=_fit_grouped_weights(folder, tables, cluster, plain, note),
         cached_attention=_fit_cached(folder, tables, cluster, note),
         points=points,
         errors=errors,
@@ -83,4 +91,15 @@ def _fit_cached(folder: Path, tables: "ChipTables", cluster: Cluster, note: Note
         if len(table.time):
             note(f"cached_attention.{kernel}", cached_errors(table, kernel, cluster))
             models[kernel] = fit_cached(table.rows(sample(len(table.time))), kernel, cluster)
+    return models
+
+
+def _fit_grouped_weights(
+    folder: Path, tables: "ChipTables", cluster: Cluster, plain: MatmulModel, note: Note
+) -> dict[str, GroupedWeightModel]:
+    models = {}
+    for name, theirs in measured_experts(folder, tables.folder, tables.gemm).items():
+        table = read_grouped_weights(folder, tables.folder, tables.gemm, theirs)
+        note(f"grouped_weight.{name}", grouped_weight_errors(table, name, plain, cluster))
+        models.update(fit_grouped_weights(table.only(sample(len(table.time))), name, plain, cluster))
     return models

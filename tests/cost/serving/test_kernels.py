@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_decode_time, matmul_time
+from perfmodel.cost.compute import attention_decode_time, grouped_matmul_time, matmul_time
 from perfmodel.cost.link_rates import NEVER
 from perfmodel.cost.machine import resolve_machine
-from perfmodel.cost.serving.kernels import cached_attention_time, latent_decode_time, small_all_reduce_time, weight_product_time
+from perfmodel.cost.serving.kernels import (
+    cached_attention_time,
+    grouped_weight_time,
+    latent_decode_time,
+    small_all_reduce_time,
+    weight_product_time,
+)
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -122,6 +128,7 @@ def test_streaming_weights_costs_their_bytes():
 
 def test_every_format_has_figures_and_rows_of_a_batch_equal_the_single_ones():
     assert set(WEIGHT_FORMATS) == {name for name, each in QUANTIZATIONS.items() if not each.is_plain} == set(TYPICAL.weight_product)
+    assert set(TYPICAL.grouped_weight) == set(WEIGHT_FORMATS)
     machine, m = make_machine(), np.array([1.0, 7.0, 512.0])
     for name in WEIGHT_FORMATS:
         times = weight_product_time(m=m, n=4096.0, k=4096.0, quantization=QUANTIZATIONS[name], machine=machine)
@@ -173,3 +180,30 @@ def test_a_cache_of_8_bits_is_read_in_half_the_time():
     assert narrow == pytest.approx(wide / 2, rel=0.15)
     assert narrow * 1e6 == pytest.approx(372, rel=0.05)
     assert float(cached_attention_time(cache_itemsize=1.0, queries=4.0, **shape)) < 1.2 * narrow
+
+
+EXPERTS = {  # aiconfigurator's tables, DeepSeek-V3's layer on one of 8 ranks, routed evenly: chip, format, tokens, us
+    ("h100", "fp8-block", 64): 488.0, ("h100", "fp8-block", 4096): 875.0, ("h200", "fp8-block", 64): 361.0,
+    ("b200", "fp8-block", 64): 268.0, ("b200", "nvfp4", 32): 136.0, ("b200", "fp8-block", 1024): 290.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("chip", "name", "tokens"), EXPERTS)
+def test_experts_with_narrow_weights_take_what_was_measured(chip, name, tokens):
+    machine, rows = shipped_machine(chip, clock=False), float(tokens)
+    time = grouped_weight_time(
+        experts=min(rows, 32.0), rows=rows, tokens=rows, hidden_size=7168.0, intermediate_size=2048.0, quantization=QUANTIZATIONS[name],
+        machine=machine,
+    )  # fmt: skip
+    assert time * 1e6 == pytest.approx(EXPERTS[chip, name, tokens], rel=0.25)
+
+
+def test_experts_in_16_bits_are_plain_ones_and_narrow_ones_are_quicker():
+    machine, rows = shipped_machine("b200"), np.array([8.0, 256.0, 8192.0])
+    shape = {"experts": 8.0, "rows": rows, "tokens": rows, "hidden_size": 4096.0, "intermediate_size": 14336.0, "machine": machine}
+    plain = grouped_weight_time(quantization=QUANTIZATIONS["fp16"], **shape)
+    np.testing.assert_array_equal(plain, grouped_matmul_time(itemsize=2.0, **shape))
+    for name in ("fp8", "fp8-block", "nvfp4"):
+        times = grouped_weight_time(quantization=QUANTIZATIONS[name], **shape)
+        assert (np.diff(times) > 0).all()
+        assert (times < plain).all()
