@@ -66,7 +66,7 @@ def test_a_context_beyond_the_models(call):
 
 
 def test_percentiles_are_simulated(call_json, call):
-    found = call_json(*LLAMA, "--tp", 4, "--simulate", "--ttft", "200ms", "--tpot", "30ms")
+    found = call_json(*LLAMA, "--tp", 4, "--simulate", "--ttft", "5s", "--tpot", "30ms")
     plain = call_json(*LLAMA, "--tp", 4)
     assert found["tpot"]["p50"] <= found["tpot"]["p90"] <= found["tpot"]["p99"]
     assert found["tpot"]["mean"] == pytest.approx(plain["tpot"]["mean"], rel=0.05)
