@@ -213,6 +213,12 @@ def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
     return tried[held.index(max(held))]
 
 
+@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
+def serve_operators(*, asked: ServingRequest) -> list[OperatorRow]:
+    """Every product and operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
+    return operators_asked(asked)[2]
+
+
 def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
     """The plan with every operator of a decode step and of a prefill: shape, work, time and what bounds it."""
     from perfmodel.cost.serving.boundness import operator_rows
