@@ -18,7 +18,7 @@ from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
-from perfmodel.cost.step import Bytes, ParameterTerms, run_ahead_fraction
+from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, run_ahead_fraction
 from perfmodel.parallel.habits import FLOAT32_BYTES
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.profile import ExecutionProfile
@@ -65,7 +65,13 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         leaving, staying = micro.peaks[first], micro.peaks[first + 1]
         if it.is_block:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
-            leaving, staying = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
+            alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
+            if profile.hides_exchanges:
+                # another microbatch's block runs forward beside it, and is kept before this one's is gone
+                beside, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
+                leaving, staying = (np.where(exchanges, x + beside, y) for x, y in zip((leaving, staying), alone, strict=True))
+            else:
+                leaving, staying = alone
         elif (region, again) in program.peaks.forward:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
         else:

@@ -52,8 +52,8 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
         "memory": frozenset(
             {
                 "saved_input_layout", "loss_peak_bytes", "accumulate_dtype", "stores_master_weights", "gradient_copy_bytes",
-                "zero2_stores_shards", "softmax_keeps_float32", "keeps_unrotated_qk", "keeps_low_copies", "pipeline_keeps_boundaries",
-                "pipeline_keeps_parameters", "recompute_stops_early",
+                "zero2_stores_shards", "softmax_keeps_float32", "keeps_unrotated_qk", "keeps_low_copies", "keeps_added_rows",
+                "pipeline_keeps_boundaries", "pipeline_keeps_parameters", "recompute_stops_early",
                 "waiting_gradient_fraction", "reserve_factor", "delayed_collectives", "workspace_bytes", "framework_bytes",
             }
         ),

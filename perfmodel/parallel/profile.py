@@ -94,6 +94,8 @@ class ExecutionProfile:
                                          fused kernel of Megatron)
     keeps_low_copies                     products in fewer bits keep the cast copies of what they multiply, and weights have theirs beside
                                          them (TransformerEngine); else what they read is kept as it is, and cast again (torchao)
+    keeps_added_rows                     rows that come back from experts stay for the backward of their sum (torch's index_add, which
+                                         deterministic runs take)
     keeps_unrotated_qk                   q and k stay as they were before the rotary embedding too: v is cut from the same tensor (Megatron)
     redistribution_copies                collectives along an inner dim copy their buffer into one piece first (DTensor)
     places_layers_by_cost                pipeline stages are cut by the layers' and the head's running cost (nanotron); else evenly
@@ -156,6 +158,7 @@ class ExecutionProfile:
     softmax_keeps_float32: bool
     keeps_unrotated_qk: bool
     keeps_low_copies: bool
+    keeps_added_rows: bool
     redistribution_copies: bool
     places_layers_by_cost: bool
     uneven_stage_weight: float

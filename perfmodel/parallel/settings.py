@@ -32,6 +32,8 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
         profile = replace(profile, hides_exchanges=True)
+    if flags.get("deterministic-mode") == "True":
+        profile = replace(profile, keeps_added_rows=True)
     if flags.get("no-gradient-accumulation-fusion") == "True":
         profile = replace(profile, fuses_gradient_accumulation=False)
     return profile

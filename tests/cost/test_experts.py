@@ -9,7 +9,10 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.fabric import Topology
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
+from perfmodel.parallel.habits import with_habits
 from perfmodel.parallel.plan import make_plan
+from perfmodel.parallel.profile import load_profile
+from perfmodel.parallel.settings import with_settings
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import build_graph
@@ -128,6 +131,29 @@ def test_what_experts_cannot_follow_is_refused(knobs, sentence):
 def test_a_model_without_experts_has_none_to_deal_out():
     with pytest.raises(InputError, match="ep=2: small has no experts"):
         make_plan(make_job(), cluster="test", num_chips=8, ep=2)
+
+
+def test_deterministic_runs_keep_the_rows_that_are_added_up():
+    profile = load_profile("megatron")
+    deterministic = with_settings(profile, {"megatron_args": ["deterministic-mode=True"]})
+    for dispatcher, more in (("allgather", 1), ("alltoall", 0)):  # which keeps them anyway, to weight them
+        kept = [
+            next(len(op.saved) for op in with_habits(derived(dispatcher), each).graph.operators if op.kind == "unpermute")
+            for each in (profile, deterministic)
+        ]
+        assert kept[1] - kept[0] == more
+
+
+def test_a_block_of_the_microbatch_beside_is_kept_too():
+    """Forward of one beside backward of another, layer by layer: at most a block of each is there twice."""
+    estimator = estimator_of(make_job(MIXTRAL, batch=64, seq_len=4096), chips=64, node=8)
+    hiding = estimator_of(estimator.job, chips=64, node=8, profile=replace(estimator.profile, hides_exchanges=True))
+    for ep, is_more in ((8, True), (1, False)):
+        plan = make_plan(estimator.job, cluster="test", num_chips=64, dp=16, pp=4, ep=ep, zero=1, profile="megatron")
+        shown, hidden = (each.predict(plan).memory for each in (estimator, hiding))
+        more = sum(hidden[name] - shown[name] for name in ("activations", "temporary"))
+        assert (more > 0) == is_more
+        assert more < shown["activations"] / 8 * 2 + shown["temporary"]  # of eight blocks one, and what its passes take
 
 
 def test_exchanges_travel_beside_another_microbatch():
