@@ -118,14 +118,11 @@ def not_modules_reason(plan: Plan) -> str:
 
 def _latent_reason(plan: Plan) -> str:
     """Why the executor's latent attention is not the plan's."""
-    model, layout = plan.job.transformer, plan.layout
+    model = plan.job.transformer
     latent = model.latent
     assert latent is not None
     if latent.index_heads:
         return f"model={model.name}: has a sparse indexer, which the executor does not run yet; use another model"
-    if layout.tp * layout.cp > 1:
-        axis = "tp" if layout.tp > 1 else "cp"
-        return f"{axis}={layout.degree(axis)}: torch's own modules do not cut latent attention; use {axis}=1"
     if plan.attention is not AttentionKernel.FLASH or plan.recompute is Recompute.SELECTIVE:
         rule = "torch's own modules have latent attention as one kernel, which is kept"
         return f"attention={plan.attention}, recompute={plan.recompute}: {rule}; use attention=flash and recompute=none or full"

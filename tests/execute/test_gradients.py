@@ -101,6 +101,26 @@ def test_gradients_of_experts_equal_those_of_one_process(form, groups):
         assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
+#: Of models with latent attention, beside experts and without.
+LATENT_FORMS = {
+    "tensor": (2, "latent", dict(tp=2, sequence_parallel=False, micro_batch=4)),
+    "context x zero 3": (2, "latent", dict(cp=2, zero=3)),
+    "over tensor": (2, "deepseek", dict(tp=2, ep=2, etp=1, micro_batch=4)),
+    "ulysses": (2, "deepseek", dict(cp=2, ep=2, rules="ulysses")),
+    "over tensor, copies over context": (4, "deepseek", dict(ep=2, tp=2, cp=2, etp=1, micro_batch=4, zero=1)),
+    "over tensor x zero 3, full recomputation": (4, "deepseek", dict(ep=4, tp=2, etp=1, micro_batch=2, zero=3, recompute="full")),
+}
+
+
+@pytest.mark.parametrize("form", LATENT_FORMS)
+def test_gradients_of_latent_attention_equal_those_of_one_process(form, groups):
+    num_ranks, variant, knobs = LATENT_FORMS[form]
+    results = groups(num_ranks).call(check_gradients_on_rank, tiny_plan(num_ranks, model=tiny(variant), **knobs))
+    name, error = worst_error(results)
+    assert error < TOLERANCE, name
+    assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
+
+
 #: Of models whose head predicts further tokens.
 FURTHER_FORMS = {
     "context": (2, "mixtral", dict(cp=2, ep=2)),

@@ -91,14 +91,10 @@ def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> ServedStep:
 
 @dataclass(slots=True)
 class ServedSharding(Sharding):
-    """How a serving rank's model is cut, and what its layers read in this step.
-
-    tp_group   over which partial sums are added up; None on one rank
-    """
+    """How a serving rank's model is cut, and what its layers read in this step."""
 
     cache: PagedCache | None = None
     step: ServedStep | None = None
-    tp_group: torch.distributed.ProcessGroup | None = None
 
     def begin(self, step: ServedStep) -> None:
         self.step, self.positions = step, step.positions

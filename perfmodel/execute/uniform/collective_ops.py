@@ -96,6 +96,26 @@ def reduce_partial(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
     return _ReducePartial.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _AddGradients(torch.autograd.Function):
+    """Replicated; the gradient is partial and is all-reduced."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        gradient = gradients[0].contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+def add_gradients(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """A tensor that all ranks of `group` hold, whose gradient each makes a part of."""
+    return _AddGradients.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class _ScatterPartial(torch.autograd.Function):
     """Partial -> sharded on `dim`, by a reduce-scatter; the gradient is gathered."""
 

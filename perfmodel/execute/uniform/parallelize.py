@@ -74,6 +74,7 @@ class TrainingProgram:
         self.sharding = Sharding(
             tp=layout.tp,
             tp_rank=place["tp"],
+            tp_group=self.mesh.group("tp"),
             cp=layout.cp,
             cp_rank=place["cp"],
             cp_group=self.mesh.group("cp"),

@@ -27,6 +27,7 @@ class Sharding:
     """Of all modules of a rank.
 
     exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
+    tp_group        over which partial sums are added up; None on one rank
     angles, masks   tensors that all layers read, made once
     positions       of the tokens where they are not one chunk of a sequence [s]; None: they are
     dropout         probability; only audits drop
@@ -37,6 +38,7 @@ class Sharding:
 
     tp: int = 1
     tp_rank: int = 0
+    tp_group: dist.ProcessGroup | None = None
     cp: int = 1
     cp_rank: int = 0
     cp_group: dist.ProcessGroup | None = None
@@ -60,12 +62,18 @@ class Sharding:
 ROTARY_BASE = 10000.0
 
 
-def rotary_angles(sharding: Sharding, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [s, 1, d] of this rank's positions, for x[b, s, n, d]; made once."""
+def rotary_angles(sharding: Sharding, x: torch.Tensor, *, of_residual: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [s, 1, d] of this rank's positions, for x[b, s, n, d]; made once.
+
+    of_residual   of those of its residual stream, which sequence parallelism cuts further
+    """
     length = x.shape[1]
-    key = (length, x.shape[-1], x.dtype, x.device)
+    chunk = sharding.cp_rank
+    if of_residual and sharding.sequence_parallel:
+        chunk = chunk * sharding.tp + sharding.tp_rank
+    key = (chunk, length, x.shape[-1], x.dtype, x.device)
     if key not in sharding.angles:
-        first = sharding.cp_rank * length
+        first = chunk * length
         position = sharding.positions
         if position is None:
             position = torch.arange(first, first + length, device=x.device, dtype=torch.float32)

@@ -60,10 +60,10 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
             styles.append(("attention", gathered()))
         if not mixes:
             styles.append(("mlp", gathered()))
-    # Latents are made whole on every rank, heads of them are cut; training refuses that (its gradients are partial), serving does it.
-    for name in ("q_proj", "q_b_proj", "kv_b_proj") if is_latent else ("q_proj", "k_proj", "v_proj"):
-        if not is_latent or hasattr(layer.attention, name):
-            styles.append((f"{prefix}attention.{name}", ColwiseParallel()))
+    if is_latent:
+        styles += _latent_styles(layer.attention, residual)
+    else:
+        styles += [(f"{prefix}attention.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj")]
     if config.qk_norm and not is_latent:
         # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
         for name in ("q_norm", "k_norm"):
@@ -82,6 +82,19 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
             styles.append((f"{mlp}.{name}", ColwiseParallel()))
     is_part = mixes and layer.mlp.adds_before_reduction
     styles.append((f"{mlp}.down_proj", RowwiseParallel(output_layouts=Partial()) if is_part else row()))
+    return styles
+
+
+def _latent_styles(attention: nn.Module, residual: Shard | Replicate) -> list[tuple[str, ParallelStyle]]:
+    """Latents are made of each rank's tokens, by whole weights; they are gathered for what makes heads of them, which is cut."""
+    styles: list[tuple[str, ParallelStyle]] = []
+    for name, module in attention.named_children():
+        if name in ("q_proj", "q_b_proj", "kv_b_proj"):
+            styles.append((f"attention.{name}", ColwiseParallel(input_layouts=residual)))
+        elif residual.is_shard() and isinstance(module, ReplicatedLinear):
+            styles.append((f"attention.{name}", _Table(Replicate())))
+        elif residual.is_shard() and name.endswith("norm"):
+            styles.append((f"attention.{name}", SequenceParallel(sequence_dim=SEQUENCE_DIM)))
     return styles
 
 

@@ -32,6 +32,11 @@ FORMS = {
     "pp ep ZeRO-3": ("mixtral", dict(num_chips=8, pp=2, ep=2, zero=3)),
     "pp ep interleaved": ("mixtral", dict(num_chips=8, pp=2, ep=4, schedule="interleaved", virtual_stages=2)),
     "latent attention, dense layers first": ("deepseek", dict(num_chips=8, pp=2, ep=2, zero=3)),
+    "latent attention, tp": ("latent", dict(num_chips=8, tp=4, sequence_parallel=False, batch=4)),
+    "latent attention, ulysses": ("deepseek", dict(num_chips=8, cp=2, ep=2, rules="ulysses")),
+    "latent attention, ep over tp and cp": ("deepseek", dict(num_chips=16, cp=2, tp=2, ep=4, etp=1, zero=1)),
+    "latent attention, tp ZeRO-3, recomputed": ("deepseek", dict(num_chips=8, tp=2, ep=4, etp=1, zero=3, recompute="full")),
+    "latent attention, pp tp": ("deepseek, further tokens", dict(num_chips=16, tp=2, pp=2, ep=2, etp=1)),
     "further tokens, pp ep ZeRO-1": ("deepseek, further tokens", dict(num_chips=8, pp=2, ep=4, zero=1)),
     "further tokens, interleaved ZeRO-3": (
         "deepseek, further tokens",
@@ -40,13 +45,13 @@ FORMS = {
     "further tokens, ep over tp and cp": ("mixtral, further tokens", dict(num_chips=8, ep=4, cp=2, tp=2, etp=1, recompute="full")),
     "ep recomputed": ("shared experts", dict(num_chips=8, ep=4, tp=2, etp=1, recompute="full")),
 }
-QUICK = ("ep over tp, cp and data", "further tokens, pp ep ZeRO-1")
+QUICK = ("ep over tp, cp and data", "further tokens, pp ep ZeRO-1", "latent attention, ep over tp and cp")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FORMS])
 def test_plans_with_experts_audit_clean_on_each_stage(name, counting):
     variant, knobs = FORMS[name]
-    layers = {} if {"pp", "recompute"} & knobs.keys() else {"num_hidden_layers": 2}
+    layers = {} if {"pp", "recompute"} & knobs.keys() or "deepseek" in variant else {"num_hidden_layers": 2}
     assert differing_rows(counting, tiny_plan(**{"model": tiny(variant, **layers), **knobs})) == []
 
 
