@@ -1,6 +1,7 @@
 """Parameters of the kernels that serving runs and training does not.
 
-Small all-reduces of the engines, products with narrow weights, attention to a cache that is narrow or latent.
+Small all-reduces of the engines, products with narrow weights, attention to a cache that is narrow or latent, and
+what tokens send to experts and back.
 
 A part of a calibration (`Calibration.serving`), fractions of the chip's and its links' own rates as everything there. The formulas that
 they belong to are in `perfmodel.cost.serving.kernels`.
@@ -28,6 +29,11 @@ WEIGHT_FORMATS = ("fp8", "fp8-block", "int8", "int8-weights", "w4a16", "w4a8", "
 LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE = "latent", "latent.fp8", "flash.fp8"
 CACHED_KERNELS = (LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE)
 """Decode attention to a latent cache (one vector a token for all heads), in 16 and in 8 bits; to keys and values in 8 bits."""
+
+DISPATCH, COMBINE = "dispatch", "combine"
+"""Rows to the ranks that have their experts, and what these made of them back."""
+
+EXPERT_EXCHANGES = (DISPATCH, COMBINE)
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
@@ -140,7 +146,25 @@ class CachedAttentionModel:
         _require(min(times) >= 0, "cached_attention", times, "must not be negative")
 
 
-_MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "points", "errors")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertExchangeModel:
+    """Parameters of `expert_exchange_time`, one way.
+
+    base_time           a   [s] once
+    expert_time         t1  [s] for each expert of the layer: each has a queue of its own
+    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that rows reach
+    """
+
+    base_time: float
+    expert_time: float = 0.0
+    bandwidth_fraction: float = 0.55
+
+    def __post_init__(self) -> None:
+        _require(min(self.base_time, self.expert_time) >= 0, "base_time", self.base_time, "must not be negative, nor expert_time")
+        _require(0 < self.bandwidth_fraction <= 1.25, "bandwidth_fraction", self.bandwidth_fraction, "must lie in 0..1.25")
+
+
+_MAPPINGS = ("small_all_reduce", "weight_product", "grouped_weight", "cached_attention", "expert_exchange", "points", "errors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +175,7 @@ class ServingKernels:
     weight_product     by format (`WEIGHT_FORMATS`)
     grouped_weight     by format: the experts of a layer; `nvfp4.few` is a second kernel of that format (`FEW`)
     cached_attention   by kernel (`CACHED_KERNELS`); keys and values in 16 bits are the calibration's `decode_attention`
+    expert_exchange    by direction (`EXPERT_EXCHANGES`)
     points, errors     number of measurements and held-out median errors, by part
     """
 
@@ -158,6 +183,7 @@ class ServingKernels:
     weight_product: Mapping[str, WeightProductModel] = field(default_factory=dict)
     grouped_weight: Mapping[str, GroupedWeightModel] = field(default_factory=dict)
     cached_attention: Mapping[str, CachedAttentionModel] = field(default_factory=dict)
+    expert_exchange: Mapping[str, ExpertExchangeModel] = field(default_factory=dict)
     points: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
 
@@ -170,6 +196,8 @@ class ServingKernels:
             _require(name in WEIGHT_FORMATS, "weight_product", name, f"must be one of {', '.join(WEIGHT_FORMATS)}")
         for name in self.cached_attention:
             _require(name in CACHED_KERNELS, "cached_attention", name, f"must be one of {', '.join(CACHED_KERNELS)}")
+        for name in self.expert_exchange:
+            _require(name in EXPERT_EXCHANGES, "expert_exchange", name, f"must be one of {', '.join(EXPERT_EXCHANGES)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Mapping proxies cannot be pickled: rebuild from plain dicts."""
@@ -237,7 +265,12 @@ TYPICAL = ServingKernels(
             memory_fraction=0.95, query_fraction=0.4, floor_time=9.4e-6, ramp_time=11e-6, ramp_bytes=60e6, wave_time=1e-6
         ),
     },
+    expert_exchange={
+        DISPATCH: ExpertExchangeModel(base_time=10.8e-6, expert_time=20e-9, bandwidth_fraction=0.55),
+        COMBINE: ExpertExchangeModel(base_time=12.9e-6, expert_time=8.6e-9, bandwidth_fraction=0.58),
+    },
 )  # fmt: skip
-"""Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200, fp8 and attention
-to caches of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured anywhere: w4a8 as fp8, mxfp4
-as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, widened ones as in 16 bits at the bandwidth of widened weights."""
+"""Of a chip that nobody measured. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200; fp8, attention to
+caches and exchanges with experts of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured
+anywhere: w4a8 as fp8, mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, widened ones as in 16 bits at the bandwidth of widened
+weights."""

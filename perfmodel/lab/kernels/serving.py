@@ -12,8 +12,10 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.hardware.serving_kernels import (
     CACHED_KERNELS,
+    EXPERT_EXCHANGES,
     FP8_CACHE,
     CachedAttentionModel,
+    ExpertExchangeModel,
     GroupedWeightModel,
     ServingKernels,
     SmallAllReduceModel,
@@ -21,6 +23,7 @@ from perfmodel.hardware.serving_kernels import (
 )
 from perfmodel.lab.kernels.all_reduce import fit_small_all_reduce, read_small_all_reduces, small_all_reduce_errors
 from perfmodel.lab.kernels.cached import cached_errors, fit_cached, read_cached
+from perfmodel.lab.kernels.exchange import exchange_errors, fit_exchanges, has_exchanges, read_exchanges
 from perfmodel.lab.kernels.grouped_weights import (
     fit_grouped_weights,
     grouped_weight_errors,
@@ -58,6 +61,7 @@ def fit_serving(folder: Path, tables: "ChipTables", plain: MatmulModel, *, say: 
         weight_product=_fit_weight_products(folder, tables, cluster, plain, note),
         grouped_weight=_fit_grouped_weights(folder, tables, cluster, plain, note),
         cached_attention=_fit_cached(folder, tables, cluster, note),
+        expert_exchange=_fit_exchanges(folder, tables, cluster, note),
         points=points,
         errors=errors,
     )
@@ -102,4 +106,13 @@ def _fit_grouped_weights(
         table = read_grouped_weights(folder, tables.folder, tables.gemm, theirs)
         note(f"grouped_weight.{name}", grouped_weight_errors(table, name, plain, cluster))
         models.update(fit_grouped_weights(table.only(sample(len(table.time))), name, plain, cluster))
+    return models
+
+
+def _fit_exchanges(folder: Path, tables: "ChipTables", cluster: Cluster, note: Note) -> dict[str, ExpertExchangeModel]:
+    models = {}
+    for way in EXPERT_EXCHANGES if has_exchanges(folder, tables.folder) else ():
+        table = read_exchanges(folder, tables.folder, way)
+        note(f"expert_exchange.{way}", exchange_errors(table, way, cluster))
+        models[way] = fit_exchanges(table, way, cluster)
     return models
