@@ -91,17 +91,22 @@ def queue_wait(rate: Num, service_time: Num, servers: Num, *, squared_variation:
 
 
 def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, handover: Handover) -> tuple[Array, Array]:
-    """Prompts a second of one prefill worker, and the time of one prompt. [1/s], [s]
+    """Prompts a second of one prefill worker that is never idle, and the time of one prompt. [1/s], [s]
 
-    mu_P = min(q / t_p(q), B / V): `prompts_together` in a step, and no more than its links can send.
+    mu_P = min(q / t_p(q), B / V): as many in a step as it has tokens for, and no more than its links can send. A prompt's own time is
+    that of `prompts_together`, as many as attention ranks have one each.
     """
-    filled = fill_steps(
-        times, requests, replace(scheduling, chunked=False, rows_per_step=1.0, tokens_per_step=1.0), scheduling.prompts_together
-    )
+    alone = replace(scheduling, chunked=False, rows_per_step=1.0, tokens_per_step=1.0)
+    own = fill_steps(times, requests, alone, scheduling.prompts_together)
+    tokens = np.asarray(scheduling.step_tokens, dtype=float)
+    room = np.where(np.isfinite(tokens), np.floor(tokens / requests.new_tokens), 1.0)
+    many = np.maximum(room, scheduling.prompts_together)
+    full = fill_steps(times, requests, replace(alone, prompts_together=many), many)
     num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
     with np.errstate(divide="ignore"):
         links = np.asarray(handover.bandwidth, dtype=float) / num_bytes
-    return np.minimum(filled.together / filled.prompt, links), filled.prompt
+    most = np.maximum(own.together / own.prompt, full.together / full.prompt)
+    return np.minimum(most, links), own.prompt
 
 
 def decode_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Num) -> tuple[Array, Array]:
@@ -151,6 +156,7 @@ def disaggregated(
     requests: Requests,
     scheduling: Scheduling,
     *,
+    prefill_scheduling: Scheduling | None = None,
     prefill_workers: Num,
     decode_workers: Num,
     prefill_chips: Num,
@@ -163,14 +169,16 @@ def disaggregated(
     """Clients or arrivals on x prefill and y decode workers; with neither, as much as the slower kind can do.
 
         TTFT = h0 + W_P + W_D + t_p + transfer + m t_d,   TPOT = D t_d(b) / (O - 1)
-        at most r = min(x mu_P, y mu_D(K)),   mu_P = q / t_p,  mu_D(K) = K / (D t_d(K))
+        at most r = min(x mu_P, y mu_D(K)),   mu_P = q / t_p(q),  mu_D(K) = K / (D t_d(K))
 
     rate         W_P waits for x workers that take t_p (M/D/x, longer where prompts differ), W_D for y K places; b = r D t_d(b + 1) / y
     concurrency  the r at which as many are somewhere as there are clients, c = r (TTFT + D t_d(b)), b = r D t_d(b) / y; waits as of
-                 random arrivals, without the client itself: W_P (1 - 1 / c); what is over y K waits for a place
+                 random arrivals, without the client itself, and of the share s of requests that come in waves (a burst of all
+                 clients takes c / (x mu_P)): W_P (1 - 1 / c) + s (c - x q) / (2 x mu_P); what is over y K waits for a place
     neither      the throughput at which one kind is always busy; nobody queues
 
     capacity         K  sequences of one decode worker
+    prefill_scheduling  of prefill workers, where theirs is another (tokens and prompts of a step)
     prefill_chips, decode_chips  of one worker
 
     Source of the form: DistServe, Zhong et al., OSDI 2024, section 3 (M/D/1 for prefill instances).
@@ -178,7 +186,7 @@ def disaggregated(
     if concurrency is not None and rate is not None:
         raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
     x, y, K = (np.asarray(each, dtype=float) for each in (prefill_workers, decode_workers, np.maximum(capacity, 1.0)))
-    mu_p, prompt = prefill_rate(prefill, requests, scheduling, handover)
+    mu_p, prompt = prefill_rate(prefill, requests, prefill_scheduling or scheduling, handover)
     mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
     D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
     num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
@@ -210,8 +218,11 @@ def disaggregated(
     elif concurrency is not None:
         c = np.asarray(concurrency, dtype=float)
 
+        at_once = (prefill_scheduling or scheduling).prompts_together
+        wave = np.asarray(scheduling.lockstep) * np.maximum(c - x * at_once, 0.0) / (2 * most_p)
+
         def beside_decode(r: Array) -> Array:
-            return np.asarray(fixed + np.where(c > 1, wait_for_prefill(r) * np.maximum(1 - 1 / c, 1e-9), 0.0))
+            return np.asarray(fixed + wave + np.where(c > 1, wait_for_prefill(r) * np.maximum(1 - 1 / c, 1e-9), 0.0))
 
         b, t_d, r = _settled(step, beside_decode, scheduling.border_steps, clients=c, workers=y, steps=D, places=K)
         r = np.minimum(np.minimum(r, highest), c / (fixed + (D + scheduling.border_steps) * t_d))

@@ -1,0 +1,134 @@
+"""Plans of two pools, prompts on one kind of worker and answers on another, as an estimator prices them (`disaggregated.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
+from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, disaggregated
+from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_plan, prediction_of
+from perfmodel.cost.serving.memory import ServingMemory, cache_shape
+from perfmodel.cost.serving.requests import Requests
+from perfmodel.cost.serving.step import StepCosts
+from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.foundation.dtypes import itemsize
+from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.workload.serving import ServingJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedPools:
+    """Columns of plans of two pools under one load.
+
+    capacity        sequences that one decode worker runs at once
+    prefill_fits    weights and one prompt have room on a prefill worker
+    """
+
+    found: DisaggregatedLoad
+    prefill_memory: ServingMemory
+    decode_memory: ServingMemory
+    capacity: Array
+    prefill_fits: Array
+    decode_times: StepCosts
+    prefill_times: StepCosts
+
+
+def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
+    """Of prompts of so many tokens: one copy of their cache, over the links of as many chips as the smaller worker has.
+
+    The links are those of the innermost tier that holds all workers, at the rate that collectives reach of links nobody measured.
+    """
+    cluster = estimator.cluster
+    shape, kv_heads = cache_shape(estimator.model), estimator.model.num_key_value_heads
+    one_copy = float(shape.tokens_bytes(tokens, tp=1, kv_heads=kv_heads, cache_bytes=itemsize(estimator.cache)))
+    tiers = [next((tier for tier in cluster.tiers if tier.size >= each.num_chips), cluster.tiers[-1]) for each in pools]
+    links = np.array([float(min(each.prefill.chips_per_replica, each.decode.chips_per_replica)) for each in pools])
+    reached = np.array([tier.link.bandwidth / tier.oversubscription * DEFAULT_LINK_FRACTION for tier in tiers])
+    return Handover(token_bytes=one_copy / tokens, bandwidth=links * reached, latency=np.array([tier.link.latency for tier in tiers]))
+
+
+def serve_pools(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> ServedPools:
+    """The load of `job` on every pair of pools."""
+    prefill_plans, decode_plans = [each.prefill for each in pools], [each.decode for each in pools]
+    prefill_times = estimator.times(prefill_plans, distinct_experts=distinct_experts)
+    decode_times = estimator.times(decode_plans, distinct_experts=distinct_experts)
+    prefill: ServingTimes = prefill_times
+    decode: ServingTimes = decode_times
+    if job.speculation is not None:
+        prefill = estimator.with_drafts(prefill_times, prefill_plans, job.speculation)
+        decode = estimator.with_drafts(decode_times, decode_plans, job.speculation)
+    prefill_memory = estimator.memory(prefill_plans, job.input_len.mean, job.speculation)
+    memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
+    limit = np.array([float(each.max_batch or estimator.engine.max_batch) * each.attention_dp for each in decode_plans])
+    capacity = np.where(memory.sequences >= 1.0, np.minimum(memory.sequences, limit), limit)
+    of_prompts = estimator.scheduling(prefill_plans)
+    ranks = np.array([float(each.attention_dp) for each in prefill_plans])
+    found = disaggregated(
+        prefill,
+        decode,
+        Requests.of_job(job),
+        estimator.scheduling(decode_plans, job.speculation),
+        prefill_scheduling=replace(of_prompts, prompts_together=ranks),
+        prefill_workers=np.array([float(each.prefill_workers) for each in pools]),
+        decode_workers=np.array([float(each.decode_workers) for each in pools]),
+        prefill_chips=np.array([float(each.prefill.chips_per_replica) for each in pools]),
+        decode_chips=np.array([float(each.decode.chips_per_replica) for each in pools]),
+        capacity=capacity,
+        handover=handover(estimator, pools, job.input_len.mean),
+        concurrency=None if job.concurrency is None else float(job.concurrency),
+        rate=job.rate,
+    )
+    return ServedPools(
+        found=found,
+        prefill_memory=prefill_memory,
+        decode_memory=memory,
+        capacity=capacity,
+        prefill_fits=np.asarray(prefill_memory.sequences >= 1.0),
+        decode_times=decode_times,
+        prefill_times=prefill_times,
+    )
+
+
+def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
+    """One plan of two pools. Memory and parts of a step are those of a decode worker. Raises InputError where a worker cannot be."""
+    pools = plan.pools
+    assert pools is not None
+    notes = _check_workers(estimator, pools)
+    served = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
+    found, workers = served.found, float(pools.decode_workers)
+    shared = ("running", "queue", "requests_per_second", "tokens_per_second")
+    load = replace(found.load, **{name: getattr(found.load, name) / workers for name in shared})
+    columns = ServedPlans(
+        load=load,
+        memory=served.decode_memory,
+        capacity=served.capacity,
+        num_chips=np.array([float(plan.num_chips)]),
+        replicas=np.array([workers]),
+        times=served.decode_times,
+    )
+    answering = replace(pools.decode, replicas=pools.decode_workers)
+    prediction = prediction_of(estimator, job, answering, columns, 0)
+    notes.append(
+        f"prefill workers do {float(found.prefill_use[0]):.0%} of what they can, decode workers {float(found.decode_use[0]):.0%}; "
+        f"{float(found.matched_ratio[0]):.2g} prefill workers a decode worker would match"
+    )
+    if not served.prefill_fits[0]:
+        notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")
+    fits = prediction.fits and bool(served.prefill_fits[0])
+    return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=(*prediction.notes, *notes))
+
+
+def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
+    """As any plan; but experts over a whole worker may be dealt over chips that do not divide them: copies of some fill the places."""
+    notes, model = [], estimator.model
+    for worker in (pools.prefill, pools.decode):
+        experts = model.experts
+        over_all = experts is not None and worker.ep == worker.tp * worker.attention_dp
+        check_plan(model, replace(worker, ep=1, attention_dp=1) if over_all else worker)
+        if over_all and experts is not None and experts.num_experts % worker.ep:
+            notes.append(f"{experts.num_experts} experts over {worker.ep} chips: some are kept twice, so that each chip has as many")
+    return notes
