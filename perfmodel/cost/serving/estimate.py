@@ -166,11 +166,9 @@ class ServingEstimator:
 
     def predict(self, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
         """One plan under one load. Raises InputError where the plan cannot be."""
-        if plan.pools is not None:
-            from perfmodel.cost.serving.pools import predict_pools
-
-            return predict_pools(self, job, plan, distinct_experts=distinct_experts)
         check_plan(self.model, plan)
+        if plan.pools is not None:
+            raise bad_field("pools", plan.label(), "two pools are not one plan", "ask `pools.predict_plan`")
         served = self.serve(job, [plan], distinct_experts=distinct_experts)
         return prediction_of(self, job, plan, served, 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -91,6 +92,12 @@ def serve_pools(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Po
         decode_times=decode_times,
         prefill_times=prefill_times,
     )
+
+
+def predict_plan(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
+    """Any plan under one load, of two pools or not. Raises InputError where it cannot be."""
+    predict = estimator.predict if plan.pools is None else partial(predict_pools, estimator)
+    return predict(job, plan, distinct_experts=distinct_experts)
 
 
 def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:

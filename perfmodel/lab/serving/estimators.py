@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.lab.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.lab.serving.cases import PlannedServing
 from perfmodel.parallel.serving.engine import Engine, load_engine
@@ -22,9 +23,8 @@ class Estimators:
 
     def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
         """engine: in place of the run's own."""
-        return self.estimator(planned, engine or load_engine(planned.engine)).predict(
-            planned.job, planned.plan, distinct_experts=planned.distinct_experts
-        )
+        estimator = self.estimator(planned, engine or load_engine(planned.engine))
+        return predict_plan(estimator, planned.job, planned.plan, distinct_experts=planned.distinct_experts)
 
     def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
         job = planned.job

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.pools import handover, serve_pools
+from perfmodel.cost.serving.pools import handover, predict_plan, serve_pools
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.workload.serving import ServingJob, constant
@@ -31,8 +31,8 @@ def test_what_is_handed_over_is_one_copy_of_the_cache(of):
 
 
 def test_no_prompt_stalls_an_answer_but_chips_are_shared(of):
-    apart = of.predict(job(of), PLAN)
-    together = of.predict(job(of), replace(WORKER, replicas=2))
+    apart = predict_plan(of, job(of), PLAN)
+    together = predict_plan(of, job(of), replace(WORKER, replicas=2))
     assert apart.plan.num_chips == together.plan.num_chips == 8
     assert apart.tpot.mean < together.tpot.mean
     assert apart.tpot.mean == pytest.approx(apart.decode_step, rel=0.05)
@@ -43,7 +43,7 @@ def test_no_prompt_stalls_an_answer_but_chips_are_shared(of):
 
 def test_a_worker_of_prompts_too_small_for_the_weights_does_not_fit(of):
     small = replace(PLAN.pools, prefill=replace(WORKER, tp=1))
-    found = of.predict(job(of), ServingPlan(engine="vllm", pools=small))
+    found = predict_plan(of, job(of), ServingPlan(engine="vllm", pools=small))
     assert not found.fits
     assert "prefill worker" in found.notes[-1]
 
@@ -61,5 +61,7 @@ def test_columns_of_pools_are_the_pools_by_themselves(of):
 
 
 def test_workers_are_checked_as_plans_are(of):
+    with pytest.raises(InputError, match="pools"):
+        of.predict(job(of), PLAN)
     with pytest.raises(InputError, match="heads"):
-        of.predict(job(of), ServingPlan(engine="vllm", pools=replace(PLAN.pools, decode=replace(WORKER, tp=7))))
+        predict_plan(of, job(of), ServingPlan(engine="vllm", pools=replace(PLAN.pools, decode=replace(WORKER, tp=7))))
