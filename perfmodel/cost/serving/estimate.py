@@ -23,6 +23,7 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.serving.columns import PlanColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
@@ -31,6 +32,7 @@ from perfmodel.workload.quantization import Quantization
 from perfmodel.workload.serving import ServingJob, Speculation
 
 Array = NDArray[np.float64]
+Plans = Sequence[ServingPlan] | PlanColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,11 +75,11 @@ class ServingEstimator:
 
     # --- pieces -------------------------------------------------------------------------------------------------------------------
 
-    def times(self, plans: Sequence[ServingPlan], *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
+    def times(self, plans: Plans, *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
         """Times of steps of columns of plans; of another model on the same chips, one that drafts."""
-        of = model or self.model
-        degrees = {"tp": [p.tp for p in plans], "pp": [p.pp for p in plans], "dp_replicate": [p.attention_dp for p in plans]}
-        degrees |= dict.fromkeys(("dp_shard", "cp"), [1] * len(plans))
+        of, rows = model or self.model, columns_of(plans)
+        degrees = {"tp": rows.tp, "pp": rows.pp, "dp_replicate": rows.attention_dp}
+        degrees |= dict.fromkeys(("dp_shard", "cp"), np.ones_like(rows.tp))
         tiers = self.machine.plain.tier_sizes
         grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
         return StepCosts(
@@ -91,13 +93,14 @@ class ServingEstimator:
             tp=grid.degree["tp"],
             pp=grid.degree["pp"],
             dp=grid.degree["dp_replicate"],
-            expert_parts=np.array([float(p.ep) for p in plans]),
+            expert_parts=rows.ep.astype(float),
             distinct_experts=distinct_experts,
         )
 
-    def memory(self, plans: Sequence[ServingPlan], tokens: float, speculation: Speculation | None = None) -> ServingMemory:
+    def memory(self, plans: Plans, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
         """Where sequences hold so many tokens each."""
-        tp, pp, dp = (np.array([float(getattr(p, name)) for p in plans]) for name in ("tp", "pp", "attention_dp"))
+        rows = columns_of(plans)
+        tp, pp, dp = (each.astype(float) for each in (rows.tp, rows.pp, rows.attention_dp))
         draft: Any = 0.0
         if speculation is not None:
             drafting = serving_program(self.drafting(speculation), is_prompt=False)
@@ -112,7 +115,7 @@ class ServingEstimator:
             tp=tp,
             pp=pp,
             attention_dp=dp,
-            max_tokens=np.array([float(p.max_tokens or self.engine.max_tokens) for p in plans]),
+            max_tokens=self._max_tokens(rows),
             draft_bytes=draft,
         )
 
@@ -131,8 +134,11 @@ class ServingEstimator:
 
     # --- columns ------------------------------------------------------------------------------------------------------------------
 
-    def serve(self, job: ServingJob, plans: Sequence[ServingPlan], *, distinct_experts: float = 0.0) -> ServedPlans:
-        """The load of `job` on every plan."""
+    def serve(
+        self, job: ServingJob, plans: Plans, *, distinct_experts: float = 0.0, concurrency: NDArray[np.int64] | None = None
+    ) -> ServedPlans:
+        """The load of `job` on every plan; `concurrency`: that of each plan, in place of the job's."""
+        plans = columns_of(plans)
         costs = self.times(plans, distinct_experts=distinct_experts)
         times: ServingTimes = costs
         scheduling = self.scheduling(plans, job.speculation)
@@ -140,27 +146,31 @@ class ServingEstimator:
             times = self.with_drafts(costs, plans, job.speculation)
         requests = Requests.of_job(job)
         memory = self.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
-        dp = np.array([float(p.attention_dp) for p in plans])
-        limit = np.array([float(p.max_batch or self.engine.max_batch) for p in plans]) * dp
+        limit = (np.where(plans.max_batch > 0, plans.max_batch, self.engine.max_batch) * plans.attention_dp).astype(float)
         fits = memory.sequences >= 1.0
         capacity = np.where(fits, np.minimum(memory.sequences, limit), limit)  # one that does not fit is timed as if it did
-        replicas = np.array([float(p.replicas) for p in plans])
-        if job.is_static and job.concurrency is not None:
-            load = static_batch(times, requests, scheduling, batch=job.concurrency / replicas, capacity=capacity)
-        elif job.concurrency is not None:
-            load = closed_loop(times, requests, scheduling, concurrency=np.maximum(job.concurrency / replicas, 1.0), capacity=capacity)
+        replicas = plans.replicas.astype(float)
+        clients = job.concurrency if concurrency is None else concurrency
+        if job.is_static and clients is not None:
+            load = static_batch(times, requests, scheduling, batch=clients / replicas, capacity=capacity)
+        elif clients is not None:
+            load = closed_loop(times, requests, scheduling, concurrency=np.maximum(clients / replicas, 1.0), capacity=capacity)
         elif job.rate is not None:
             load = open_loop(times, requests, scheduling, rate=job.rate / replicas, capacity=capacity)
         else:
             load = maximum_load(times, requests, scheduling, capacity=capacity)
-        chips = np.array([float(p.num_chips) for p in plans])
+        chips = plans.num_chips.astype(float)
         return ServedPlans(load=load, memory=memory, capacity=capacity, num_chips=chips, replicas=replicas, times=costs)
 
-    def scheduling(self, plans: Sequence[ServingPlan], speculation: Speculation | None = None) -> Scheduling:
+    def scheduling(self, plans: Plans, speculation: Speculation | None = None) -> Scheduling:
         """How the engine fills its steps; tokens of a step are those of all attention ranks."""
-        tokens = np.array([float(p.max_tokens or self.engine.max_tokens) * p.attention_dp for p in plans])
+        rows = columns_of(plans)
+        tokens = self._max_tokens(rows) * rows.attention_dp
         found = Scheduling.of_engine(self.engine, step_tokens=tokens, speculation=speculation)
         return replace(found, border_steps=self.engine.border_steps)
+
+    def _max_tokens(self, plans: PlanColumns) -> Array:
+        return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.max_tokens).astype(float)
 
     # --- one plan -----------------------------------------------------------------------------------------------------------------
 
@@ -171,6 +181,10 @@ class ServingEstimator:
             raise bad_field("pools", plan.label(), "two pools are not one plan", "ask `pools.predict_plan`")
         served = self.serve(job, [plan], distinct_experts=distinct_experts)
         return prediction_of(self, job, plan, served, 0)
+
+
+def columns_of(plans: Plans) -> PlanColumns:
+    return plans if isinstance(plans, PlanColumns) else PlanColumns.of(plans)
 
 
 def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
@@ -240,7 +254,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         parts={name: float(parts[name][at]) for name in PARTS},
         rests_on=rests_on(estimator),
         fits=fits,
-        fits_load=fits and wanted <= served.capacity[at],
+        fits_load=fits and bool(wanted <= served.capacity[at]),
         is_saturated=bool(load.is_saturated[at]),
         notes=tuple(notes),
     )
@@ -283,4 +297,4 @@ def _at(value: Any, at: int) -> float:
     return float(array[at] if array.size > 1 else array[0])
 
 
-__all__ = ["ServedPlans", "ServingEstimator", "check_plan", "prediction_of", "rests_on"]
+__all__ = ["ServedPlans", "ServingEstimator", "check_plan", "columns_of", "prediction_of", "rests_on"]

@@ -200,11 +200,11 @@ class StepCosts:
         sent, gathered = self._around(program, padded, work, repeats)
         layers = np.delete(np.arange(len(counts)), program.head)
         found = {
-            "products": counts[layers] @ products[layers],
+            "products": _in_order(counts[layers], products[layers]),
             "experts": experts,
             "attention": attention,
-            "passes": counts[layers] @ passes[layers],
-            "communication": counts @ communication + exchanges,
+            "passes": _in_order(counts[layers], passes[layers]),
+            "communication": _in_order(counts, communication) + exchanges,
             "logits": logits + passes[program.head] + gathered,
             "pipeline_sends": sent,
         }
@@ -533,6 +533,15 @@ def expert_time(
             up_projections=up_projections,
         )
     )
+
+
+def _in_order(counts: Array, times: Array) -> Array:
+    """Their sum over regions, in order: a product of matrices orders its terms by the number of columns, and a column would not be itself
+    among others."""
+    total = counts[0] * times[0]
+    for count, time in zip(counts[1:], times[1:], strict=True):
+        total = total + count * time
+    return np.asarray(total)
 
 
 def _values(amounts: Amounts, sizes: Array, microbatch: Array) -> Array:

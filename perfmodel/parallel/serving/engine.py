@@ -13,6 +13,7 @@ from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 
 DEFAULT_ENGINE = "vllm"
+EXTENTS = ("any", "whole", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class Engine:
     has_chunks          prompts are cut into chunks beside decoding; else they run by themselves, first
     lockstep            s in 0..1: how far requests march in step (0: spread out, 1: waves)
     graph_sizes         batches up to the last have captured graphs; a step is padded to the next
+
+    What it runs, of models with experts ("any", "whole", "none"):
+
+    attention_dp        attention data parallelism: of any degree; only of all chips of a stage (tp is 1 then); not at all
+    expert_parallel     experts are dealt over any part of a stage's chips; over all of them or cut by all of them; only cut
 
     Host:
 
@@ -74,6 +80,8 @@ class Engine:
     has_chunks: bool = True
     lockstep: float = 0.15
     graph_sizes: tuple[int, ...] = (1, 2, 4)
+    attention_dp: str = "any"
+    expert_parallel: str = "any"
     step_time: float = 0.0
     sequence_time: float = 0.0
     request_time: float = 0.0
@@ -92,6 +100,9 @@ class Engine:
         for name in ("block_tokens", "max_batch", "max_tokens"):
             if getattr(self, name) < 1:
                 raise bad_field(name, getattr(self, name), "must be at least 1", "correct the engine")
+        for name in ("attention_dp", "expert_parallel"):
+            if getattr(self, name) not in EXTENTS:
+                raise bad_field(name, getattr(self, name), f"must be one of {', '.join(EXTENTS)}", "correct the engine")
         if not 0.0 <= self.lockstep <= 1.0:
             raise bad_field("lockstep", self.lockstep, "must lie in 0..1", "correct the engine")
 

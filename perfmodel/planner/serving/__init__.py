@@ -1,0 +1,1 @@
+"""Search among plans of serving."""

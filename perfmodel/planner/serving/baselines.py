@@ -1,0 +1,72 @@
+"""Layouts that people would use without a search, with the engine's own limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.planner.serving.evaluate import Evaluator
+from perfmodel.planner.serving.space import degrees, replicas_that_fit, scale_up_size, why_not
+
+NODE = "tp over a node"
+SMALLEST = "smallest tp that fits"
+DEFAULT = "engine's default"
+EXPERTS = "attention dp with ep"
+
+MEANINGS = {
+    NODE: "tp over all chips of a node, replicas on all nodes",
+    SMALLEST: "the smallest tp that the model fits into, replicas on all chips",
+    DEFAULT: "as the engine starts when nothing is said: a chip a replica",
+    EXPERTS: "the vendors' recipe for models with experts: attention dp and ep over all chips of a node, tp 1",
+}
+
+
+def baseline_layouts(evaluator: Evaluator, cluster: Cluster, engine: Engine) -> Iterator[tuple[str, str, PlanColumns, str]]:
+    """(name, what it is, its one layout or none, why there is none)."""
+    model, node = evaluator.job.model, scale_up_size(cluster)
+    whole = [tp for tp in degrees(node) if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
+    yield _named(NODE, _layout(engine, cluster, tp=whole[-1])) if whole else _none(NODE, "no tp divides the model")
+    fitting = [tp for tp in whole if _fits(evaluator, _layout(engine, cluster, tp=tp))]
+    yield _named(SMALLEST, _layout(engine, cluster, tp=fitting[0])) if fitting else _none(SMALLEST, "no tp of a node fits")
+    if fitting and fitting[0] == 1:
+        yield _named(DEFAULT, _layout(engine, cluster, tp=1))
+    else:
+        yield _none(DEFAULT, "does not fit on one chip")
+    if model.experts is None:
+        return
+    for size in reversed(degrees(node)):
+        if size > 1 and not why_not(model, engine, tp=1, pp=1, attention_dp=size, ep=size):
+            layout = _layout(engine, cluster, attention_dp=size, ep=size)
+            yield _named(EXPERTS, layout) if _fits(evaluator, layout) else _none(EXPERTS, "does not fit")
+            return
+    yield _none(EXPERTS, f"{engine.name} does not run it")
+
+
+def _named(name: str, layout: PlanColumns) -> tuple[str, str, PlanColumns, str]:
+    return name, MEANINGS[name], layout, ""
+
+
+def _none(name: str, reason: str) -> tuple[str, str, PlanColumns, str]:
+    nothing = np.zeros(0, dtype=np.int64)
+    empty = PlanColumns(
+        engine="", tp=nothing, pp=nothing, attention_dp=nothing, ep=nothing, replicas=nothing, max_batch=nothing, max_tokens=nothing
+    )
+    return name, MEANINGS[name], empty, reason
+
+
+def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> PlanColumns:
+    values: dict[str, Any] = {"tp": 1, "pp": 1, "attention_dp": 1, "ep": 1, "max_batch": 0, "max_tokens": 0} | sizes
+    values["replicas"] = replicas_that_fit(values["tp"] * values["attention_dp"], cluster)
+    return PlanColumns(engine=engine.name, **{name: np.array([value], dtype=np.int64) for name, value in values.items()})
+
+
+def _fits(evaluator: Evaluator, layout: PlanColumns) -> bool:
+    job = evaluator.job_of(0)
+    mean = job.input_len.mean + job.output_len.mean
+    memory = evaluator.estimators[0].memory(layout, mean, job.speculation)
+    return bool(np.ravel(memory.sequences)[0] * mean >= job.input_len.most + job.output_len.most)

@@ -1,0 +1,193 @@
+"""Plans at their loads as columns: what each holds, how fast it answers, and what it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator
+from perfmodel.parallel.serving.columns import COLUMNS, PlanColumns
+from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+from perfmodel.planner.serving.space import Format, cross
+from perfmodel.workload.serving import ServingJob
+
+Array = NDArray[np.float64]
+Whole = NDArray[np.int64]
+
+#: Why a plan is rejected, in the order in which they are looked at; codes of `Table.verdict` are places in it.
+FEASIBLE, NO_ROOM, SATURATED, TTFT, TPOT, LATENCY = range(6)
+REASONS = (
+    "",
+    "does not fit into memory",
+    "saturated: more requests than it holds at once, or than it answers",
+    "breaks ttft",
+    "breaks tpot",
+    "breaks request_latency",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """Rows of plans at their loads; times are nan where a row was not timed (no room, saturated).
+
+    formats       which of the search's; concurrency: requests in flight of all replicas, 0 where the load is a rate
+    sequences     that fit in a replica
+    per_chip      output tokens a second over all chips given
+    ttft, tpot    means; in `limited` what the limits are about
+    """
+
+    columns: PlanColumns
+    formats: Whole
+    concurrency: Whole
+    sequences: Array
+    ttft: Array
+    tpot: Array
+    latency: Array
+    limited: dict[str, Array]
+    per_chip: Array
+    verdict: Whole
+
+    def __len__(self) -> int:
+        return len(self.formats)
+
+    def take(self, which: NDArray[Any]) -> Table:
+        return Table(
+            columns=self.columns.take(which),
+            limited={name: values[which] for name, values in self.limited.items()},
+            **{name: getattr(self, name)[which] for name in _ROWS},
+        )
+
+    @property
+    def per_user(self) -> Array:
+        """Output tokens a second that one user sees."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.tpot > 0, 1.0 / self.tpot, 0.0)
+
+    def distance(self, limits: ServingLimits) -> Array:
+        """How far a row is from the limits: the largest of its times over their limits."""
+        worst = np.zeros(len(self))
+        for name, limit in limits.given().items():
+            worst = np.maximum(worst, self.limited[name] / limit)
+        return worst
+
+    def badness(self, objective: ServingObjective) -> Array:
+        """What is made small. The chips are given and all paid for, so that a token's cost goes with the tokens of a second."""
+        if objective is ServingObjective.LATENCY:
+            return self.latency
+        return -self.per_chip
+
+
+_ROWS = ("formats", "concurrency", "sequences", "ttft", "tpot", "latency", "per_chip", "verdict")
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """One below the other."""
+    columns: dict[str, Any] = {name: np.concatenate([getattr(table.columns, name) for table in tables]) for name in COLUMNS}
+    return Table(
+        columns=PlanColumns(engine=tables[0].columns.engine, **columns),
+        limited={name: np.concatenate([table.limited[name] for table in tables]) for name in tables[0].limited},
+        **{name: np.concatenate([getattr(table, name) for table in tables]) for name in _ROWS},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluator:
+    """Evaluates columns of plans of one job, each format with its own estimator.
+
+    num_chips    given; idle ones count
+    """
+
+    job: ServingJob
+    estimators: tuple[ServingEstimator, ...]
+    limits: ServingLimits
+    num_chips: int
+
+    @property
+    def is_load_searched(self) -> bool:
+        return self.job.concurrency is None and self.job.rate is None
+
+    def job_of(self, which: int, concurrency: int | None = None) -> ServingJob:
+        """The job in one of the formats, at the load of a row."""
+        of = self.estimators[which]
+        clients = concurrency if concurrency else self.job.concurrency
+        return replace(self.job, quantization=of.quantization, kv_precision=of.cache, concurrency=clients)
+
+    def grid(self, which: int, columns: PlanColumns, max_tokens: Sequence[int], batches: Sequence[int], most: int) -> Table:
+        """Each layout with each number of tokens, at each load or bound of its sequences.
+
+        batches   of an attention rank: clients, where the load is searched; else bounds, 0 the engine's own
+        most      the bound that was given; 0: where the load is searched, the load itself
+        """
+        rows = cross(columns, max_tokens, batches)
+        if not self.is_load_searched:
+            if self.job.concurrency is not None:
+                places = rows.max_batch * rows.attention_dp * rows.replicas
+                rows = rows.take((rows.max_batch == 0) | (places < self.job.concurrency))
+            return self.evaluate(which, rows, np.full(len(rows), self.job.concurrency or 0, dtype=np.int64))
+        clients = rows.max_batch * rows.attention_dp * rows.replicas
+        return self.evaluate(which, with_bound(rows, most) if most else rows, clients)
+
+    def evaluate(self, which: int, rows: PlanColumns, concurrency: Whole) -> Table:
+        """Rows in one format. Those that have no room, or not for their load, are not timed."""
+        of = self.estimators[which]
+        job, count = self.job_of(which), len(rows)
+        mean = job.input_len.mean + job.output_len.mean
+        sequences = np.asarray(of.memory(rows, mean, job.speculation).sequences, dtype=float)
+        verdict = np.zeros(count, dtype=np.int64)
+        verdict[sequences * mean < float(job.input_len.most + job.output_len.most)] = NO_ROOM
+        limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.max_batch) * rows.attention_dp
+        if self.is_load_searched:
+            verdict[(verdict == 0) & (concurrency > np.minimum(sequences, limit) * rows.replicas)] = SATURATED
+        timed = np.flatnonzero(verdict == 0)
+        nothing = np.full(count, np.nan)
+        values = {name: nothing.copy() for name in ("ttft", "tpot", "latency", "per_chip", "limited_ttft", "limited_tpot")}
+        if len(timed):
+            chosen = rows.take(timed)
+            served = of.serve(job, chosen, concurrency=None if self.job.rate is not None else concurrency[timed])
+            for name, found in self._figures(served).items():
+                values[name][timed] = found
+            if self.job.rate is not None:
+                verdict[timed[np.asarray(served.load.is_saturated, dtype=bool)]] = SATURATED
+        limited = {"ttft": values["limited_ttft"], "tpot": values["limited_tpot"], "request_latency": values["latency"]}
+        for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
+            given = self.limits.given().get(name)
+            if given is not None:
+                verdict[(verdict == 0) & ~(limited[name] <= given)] = code
+        return Table(
+            columns=rows,
+            formats=np.full(count, which, dtype=np.int64),
+            concurrency=concurrency,
+            sequences=sequences,
+            ttft=values["ttft"],
+            tpot=values["tpot"],
+            latency=values["latency"],
+            limited=limited,
+            per_chip=values["per_chip"],
+            verdict=verdict,
+        )
+
+    def _figures(self, served: ServedPlans) -> dict[str, Array]:
+        load = served.load
+        p99 = self.limits.is_p99
+        return {
+            "ttft": load.ttft,
+            "tpot": load.tpot,
+            "latency": load.request_latency,
+            "per_chip": load.tokens_per_second * served.replicas / self.num_chips,
+            "limited_ttft": load.ttft_p99 if p99 else load.ttft,
+            "limited_tpot": load.tpot_p99 if p99 else load.tpot,
+        }
+
+
+def with_bound(rows: PlanColumns, max_batch: int) -> PlanColumns:
+    """The same plans with one bound of their sequences."""
+    columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
+    return PlanColumns(engine=rows.engine, **columns | {"max_batch": np.full(len(rows), max_batch, dtype=np.int64)})
+
+
+def format_names(formats: Sequence[Format]) -> list[str]:
+    return [f"{quantization.name}, cache {cache}" for quantization, cache in formats]

@@ -1,0 +1,135 @@
+"""What a search among plans of serving found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.units import format_time
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.prediction import ServingPrediction
+
+
+class ServingObjective(StrEnum):
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+    COST = "cost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLimits:
+    """What every plan must meet; None: whatever. [s]
+
+    ttft, tpot, request_latency
+    is_p99   of ttft and tpot the 99th percentile over requests, by the closed forms, else the mean
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
+    request_latency: float | None = None
+    is_p99: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            if not 0.0 < value < 1e9:
+                raise bad_field(name, value, "must be a positive time", "write 300 ms")
+
+    def given(self) -> dict[str, float]:
+        """Limit -> seconds, of those there are."""
+        values = {"ttft": self.ttft, "tpot": self.tpot, "request_latency": self.request_latency}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        of = " (p99)" if self.is_p99 else ""
+        return ", ".join(f"{name} {format_time(value)}{of if name != 'request_latency' else ''}" for name, value in self.given().items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """A plan at its load, and why it is not the best.
+
+    prediction       of the load found: its job has the concurrency, the formats of weights and cache
+    tokens_per_second_per_chip   output tokens, over all chips given, idle ones too
+    cost_per_million             output tokens; None where no price is known     [USD]
+    idle_chips       that its replicas leave over
+    meets            all limits
+    reason           why it is worse than the best; empty for that one
+    """
+
+    prediction: ServingPrediction
+    tokens_per_second_per_chip: float
+    cost_per_million: float | None
+    idle_chips: int
+    meets: bool = True
+    reason: str = ""
+
+    @property
+    def plan(self) -> ServingPlan:
+        return self.prediction.plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A plan at a load than which no other has more tokens a chip and more tokens a user.
+
+    concurrency   requests in flight, of all replicas together; meets: the limits that were given
+    """
+
+    plan: ServingPlan
+    quantization: str
+    kv_precision: str
+    concurrency: int
+    tokens_per_second_per_user: float
+    tokens_per_second_per_chip: float
+    ttft: float
+    tpot: float
+    meets: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingBaseline:
+    """What people would use without a search, at the best load that it holds the limits under, or at the nearest to them.
+
+    found    empty where there is no such plan; reason says why, or what it breaks
+    """
+
+    name: str
+    meaning: str
+    found: tuple[RankedPlan, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ServingSearchResult:
+    """num_evaluated   plans of the space, each at its load; plans of one layout differ in the tokens of a step and in the sequences at once
+    num_feasible    those that fit, are not saturated and meet the limits
+    rejected        reason -> plans; with num_feasible they are all that were evaluated
+    left_out        reason -> layouts that cannot be, or that the engine does not run
+    is_load_searched  no load was given: each plan was tried under many, and stands at its best
+    plans           the best of each layout and format, best first
+    pareto          most tokens a user first, over all plans and loads, limits aside
+    price_per_hour  of a chip; 0: not known       [USD/h]
+    search_time     CPU seconds
+    """
+
+    objective: ServingObjective
+    limits: ServingLimits
+    num_chips: int
+    num_evaluated: int
+    num_feasible: int
+    rejected: Mapping[str, int]
+    left_out: Mapping[str, int]
+    is_load_searched: bool
+    plans: tuple[RankedPlan, ...]
+    pareto: tuple[FrontPoint, ...]
+    baselines: tuple[ServingBaseline, ...]
+    price_per_hour: float
+    search_time: float
+
+    @property
+    def best(self) -> RankedPlan:
+        if not self.plans:
+            raise InputError("best: no plan was found")
+        return self.plans[0]

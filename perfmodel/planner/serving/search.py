@@ -1,0 +1,319 @@
+"""Finds the best plans of serving: all of the space at their loads, the best of each layout, the front, baselines, and why not the rest.
+
+With a load (clients or a rate) every plan is evaluated at it. Without one the load is searched too: each plan is tried with ever more
+clients, which it has places for, and stands with the largest number under which it holds the limits (throughput), or with one (latency).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.units import format_bytes, format_time
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.planner.serving.baselines import baseline_layouts
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, Table, joined
+from perfmodel.planner.serving.reasons import why_worse
+from perfmodel.planner.serving.result import (
+    FrontPoint,
+    RankedPlan,
+    ServingBaseline,
+    ServingLimits,
+    ServingObjective,
+    ServingSearchResult,
+)
+from perfmodel.planner.serving.space import Format, Layouts, ServingSpace, layouts
+from perfmodel.workload.serving import ServingJob
+
+#: Points of the front that are kept: every one, up to so many.
+MOST_FRONT_POINTS = 64
+#: Latencies of plans that are as good otherwise are told apart in steps of this share.
+_ALIKE = 0.005
+
+
+def find_serving_plans(
+    job: ServingJob,
+    cluster: Cluster,
+    calibration: Calibration,
+    engine: Engine,
+    *,
+    space: ServingSpace | None = None,
+    limits: ServingLimits | None = None,
+    objective: ServingObjective = ServingObjective.THROUGHPUT,
+    top: int = 10,
+    price_per_hour: float | None = None,
+) -> ServingSearchResult:
+    """The best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
+
+    price_per_hour   of a chip; None: that of the table of prices, where it has one     [USD/h]
+    """
+    started = time.process_time()
+    space, limits = space or ServingSpace(), limits or ServingLimits()
+    price = cluster.chip.price_per_hour if price_per_hour is None else price_per_hour
+    if objective is ServingObjective.COST and price <= 0:
+        raise InputError(f"objective=cost: no price of {cluster.chip.name} is known; give price_per_hour")
+    found = layouts(job.model, cluster, engine, space)
+    if not len(found.columns):
+        raise InputError(_no_layout(job, cluster, found))
+    estimators, left_out = _estimators(job, cluster, calibration, engine, space)
+    evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
+    searched = _Search(evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price)
+    table = searched.table(found.columns)
+    order = searched.ranked(table)
+    if not len(order):
+        raise InputError(searched.nothing_meets(table, cluster))
+    plans = searched.shown(table, order[:top])
+    rejected = Counter({REASONS[code]: int((table.verdict == code).sum()) for code in range(1, len(REASONS))})
+    return ServingSearchResult(
+        objective=objective,
+        limits=limits,
+        num_chips=cluster.num_chips,
+        num_evaluated=len(table),
+        num_feasible=int((table.verdict == FEASIBLE).sum()),
+        rejected={reason: count for reason, count in rejected.items() if count},
+        left_out={**found.left_out, **left_out},
+        is_load_searched=evaluator.is_load_searched,
+        plans=plans,
+        pareto=searched.front(table, found.columns),
+        baselines=searched.baselines(cluster, plans[0]),
+        price_per_hour=price,
+        search_time=time.process_time() - started,
+    )
+
+
+def _estimators(
+    job: ServingJob, cluster: Cluster, calibration: Calibration, engine: Engine, space: ServingSpace
+) -> tuple[tuple[ServingEstimator, ...], dict[str, int]]:
+    """One for each format. A format that the chip has no units for is left out, where there are others."""
+    formats: Sequence[Format] = space.formats or ((job.quantization, job.kv_precision),)
+    found: list[ServingEstimator] = []
+    refused: list[InputError] = []
+    for quantization, cache in formats:
+        try:
+            found.append(
+                ServingEstimator(
+                    model=job.model,
+                    cluster=cluster,
+                    calibration=calibration,
+                    engine=engine,
+                    quantization=quantization,
+                    cache=cache,
+                )
+            )
+        except InputError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return tuple(found), {f"{cluster.chip.name} has no units for the format": len(refused)} if refused else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Search:
+    evaluator: Evaluator
+    space: ServingSpace
+    engine: Engine
+    objective: ServingObjective
+    top: int
+    price: float
+
+    # --- rows -----------------------------------------------------------------------------------------------------------------------
+
+    def table(self, columns: PlanColumns, max_tokens: Sequence[int] | None = None) -> Table:
+        """All layouts in all formats, with every number of tokens and load; where the load is searched, its largest ones found exactly."""
+        tokens = self.space.tokens_of_a_step(self.engine) if max_tokens is None else max_tokens
+        tables = [self.evaluator.grid(which, columns, tokens, self.batches, self.bound) for which in range(len(self.evaluator.estimators))]
+        if self.evaluator.is_load_searched and self.objective is not ServingObjective.LATENCY:
+            tables += self._to_the_edge(tables)
+        return joined(tables)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        tried = self.space.batches_tried(self.engine)
+        if not self.evaluator.is_load_searched:
+            return tried if "max_batch" in self.space.fixed else (0, *tried)
+        if "max_batch" in self.space.fixed:
+            most = self.space.fixed["max_batch"]
+            return tuple(sorted({each for each in self.space.batches if each < most} | {most}))
+        return tried
+
+    @property
+    def bound(self) -> int:
+        return self.space.fixed.get("max_batch", 0)
+
+    def _to_the_edge(self, tables: Sequence[Table]) -> list[Table]:
+        """Between the last load that a plan holds and the first that it does not, by halves; only of plans that may come to be shown."""
+        batches = np.array(self.batches, dtype=np.int64)
+        best = [np.where(table.verdict == FEASIBLE, table.per_chip, -np.inf).reshape(-1, len(batches)) for table in tables]
+        enough = self._enough(tables)
+        found: list[Table] = []
+        for which, (table, values) in enumerate(zip(tables, best, strict=True)):
+            feasible = np.isfinite(values)
+            last = np.where(feasible.any(axis=1), len(batches) - 1 - np.argmax(feasible[:, ::-1], axis=1), -1)
+            groups = np.flatnonzero((last >= 0) & (last < len(batches) - 1))
+            low, high = batches[last[groups]], batches[np.minimum(last[groups] + 1, len(batches) - 1)]
+            most = values[groups, last[groups]] * high / low
+            keep = most >= enough
+            groups, low, high = groups[keep], low[keep], high[keep]
+            while len(groups := groups[high - low > 1]):
+                apart = high - low > 1
+                low, high = low[apart], high[apart]
+                middle = (low + high) // 2
+                rows = table.columns.take(groups * len(batches))
+                chosen = rows if self.bound else _with_batches(rows, middle)
+                clients = middle * rows.attention_dp * rows.replicas
+                tried = self.evaluator.evaluate(which, chosen, clients)
+                found.append(tried)
+                holds = tried.verdict == FEASIBLE
+                low, high = np.where(holds, middle, low), np.where(holds, high, middle)
+        return found
+
+    def _enough(self, tables: Sequence[Table]) -> float:
+        """Tokens a chip that a plan must be able to reach to be among those shown, as far as the first loads say."""
+        table = joined(tables)
+        order = self.ranked(table)
+        return float(table.per_chip[order[self.top - 1]]) if len(order) >= self.top else -np.inf
+
+    # --- order ----------------------------------------------------------------------------------------------------------------------
+
+    def ranked(self, table: Table) -> np.ndarray:
+        """The best row of each layout and format that meets everything, best first. Ties: by times, then by the smaller plan."""
+        rows = np.flatnonzero(table.verdict == FEASIBLE)
+        return self._first_of_each(table, rows[self._order(table.take(rows), table.badness(self.objective)[rows])])
+
+    def _order(self, table: Table, badness: np.ndarray) -> np.ndarray:
+        columns = table.columns
+        keys = (columns.max_batch, columns.max_tokens, columns.ep, columns.attention_dp, columns.pp, columns.tp, table.formats)
+        with np.errstate(divide="ignore"):
+            about = np.floor(np.log(table.latency) / _ALIKE)  # the engine's own limits where others hardly change anything
+        return np.lexsort((*keys, table.latency, columns.max_batch > 0, columns.max_tokens > 0, about, badness))
+
+    @staticmethod
+    def _first_of_each(table: Table, rows: np.ndarray) -> np.ndarray:
+        columns = table.columns
+        kinds = np.stack([table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.replicas])[:, rows]
+        _, first = np.unique(kinds, axis=1, return_index=True)
+        return np.asarray(rows[np.sort(first)])
+
+    # --- what is shown ----------------------------------------------------------------------------------------------------------------
+
+    def shown(self, table: Table, rows: np.ndarray) -> tuple[RankedPlan, ...]:
+        plans = [self.ranked_plan(table, int(row)) for row in rows]
+        best = plans[0]
+        return tuple(replace(plan, reason=why_worse(plan, best, self.objective)) if plan is not best else plan for plan in plans)
+
+    def ranked_plan(self, table: Table, row: int) -> RankedPlan:
+        """One row with all that people read."""
+        which, plan = int(table.formats[row]), table.columns.plan(row)
+        job = self.evaluator.job_of(which, int(table.concurrency[row]) or None)
+        prediction = self.evaluator.estimators[which].predict(job, plan)
+        chips = self.evaluator.num_chips
+        per_chip = prediction.tokens_per_second_per_chip * plan.num_chips / chips
+        return RankedPlan(
+            prediction=prediction,
+            tokens_per_second_per_chip=per_chip,
+            cost_per_million=1e6 * self.price / 3600.0 / per_chip if self.price > 0 and per_chip > 0 else None,
+            idle_chips=chips - plan.num_chips,
+            meets=bool(table.verdict[row] == FEASIBLE),
+        )
+
+    def front(self, table: Table, columns: PlanColumns) -> tuple[FrontPoint, ...]:
+        """Of tokens a user against tokens a chip, over plans and loads. With a load that is given the others are tried for it."""
+        if not self.evaluator.is_load_searched:
+            job = replace(self.evaluator.job, concurrency=None, rate=None, is_static=False)
+            other = replace(self, evaluator=replace(self.evaluator, job=job), objective=ServingObjective.LATENCY)
+            return other.front(other.table(columns, self.space.tokens_of_a_step(self.engine)[:1]), columns)
+        rows = np.flatnonzero((table.verdict != NO_ROOM) & (table.verdict != SATURATED))
+        chosen = table.take(rows)
+        order = rows[self._order(replace(chosen, latency=1.0 / np.maximum(chosen.per_chip, 1e-12)), -chosen.per_user)]
+        highest = np.maximum.accumulate(np.concatenate(([-np.inf], table.per_chip[order])))[:-1]
+        on_front = order[table.per_chip[order] > highest]
+        if len(on_front) > MOST_FRONT_POINTS:
+            on_front = on_front[np.unique(np.linspace(0, len(on_front) - 1, MOST_FRONT_POINTS).round().astype(int))]
+        return tuple(self._front_point(table, int(row)) for row in on_front)
+
+    def _front_point(self, table: Table, row: int) -> FrontPoint:
+        of = self.evaluator.estimators[int(table.formats[row])]
+        return FrontPoint(
+            plan=table.columns.plan(row),
+            quantization=of.quantization.name,
+            kv_precision=str(of.cache),
+            concurrency=int(table.concurrency[row]),
+            tokens_per_second_per_user=float(table.per_user[row]),
+            tokens_per_second_per_chip=float(table.per_chip[row]),
+            ttft=float(table.ttft[row]),
+            tpot=float(table.tpot[row]),
+            meets=bool(table.verdict[row] == FEASIBLE),
+        )
+
+    def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
+        """In the first format, with the engine's own limits."""
+        evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
+        own = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
+        found = []
+        for name, meaning, columns, reason in baseline_layouts(evaluator, cluster, self.engine):
+            plans: tuple[RankedPlan, ...] = ()
+            if len(columns):
+                table = own.table(columns, (0,))
+                order = own.ranked(table)
+                row = int(order[0]) if len(order) else own.nearest(table)
+                plan = own.ranked_plan(table, row)
+                worse = REASONS[int(table.verdict[row])] if not plan.meets else ""
+                plans = (replace(plan, reason=worse or why_worse(plan, best, self.objective)),)
+                reason = reason or worse
+            found.append(ServingBaseline(name=name, meaning=meaning, found=plans, reason=reason))
+        return tuple(found)
+
+    # --- nothing -----------------------------------------------------------------------------------------------------------------------
+
+    def nearest(self, table: Table) -> int:
+        """The row that is nearest to the limits; where none was timed, the one with most room."""
+        distance = np.where(np.isfinite(table.tpot), table.distance(self.evaluator.limits), np.inf)
+        distance = np.where(table.verdict == SATURATED, np.inf, distance)
+        if not np.isfinite(distance).any():
+            return int(np.argmax(table.sequences))
+        return int(self._order(table, distance)[0])
+
+    def nothing_meets(self, table: Table, cluster: Cluster) -> str:
+        """One sentence: the nearest plan, and what would meet the limits."""
+        job, row = self.evaluator.job, self.nearest(table)
+        plan = table.columns.plan(row).label()
+        where = f"{cluster.num_chips} chips of {cluster.name}"
+        if not (table.verdict != NO_ROOM).any():
+            mean = job.input_len.mean + job.output_len.mean
+            of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
+            weights = np.stack([np.broadcast_to(each.weights, len(table)) for each in of])[table.formats, np.arange(len(table))]
+            row = int(np.argmin(weights))
+            held, usable = format_bytes(float(weights[row])), format_bytes(float(np.max(of[0].usable)))
+            taken = f"weights take {held} of {usable} usable on each chip under {table.columns.plan(row).label()}"
+            return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken}); use more chips, fewer bits or shorter requests"
+        if job.rate is not None and not np.isfinite(table.distance(self.evaluator.limits)[table.verdict > SATURATED]).any():
+            timed = np.where(table.verdict == NO_ROOM, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
+            best = int(np.argmax(timed))
+            most = float(table.per_chip[best]) * self.evaluator.num_chips / job.output_len.mean
+            label = table.columns.plan(best).label()
+            return f"rate={job.rate:g}: no plan on {where} answers as many; {label} answers at most {most:.3g} a second: use more chips"
+        given = self.evaluator.limits.given()
+        has = " and ".join(f"{name} {format_time(float(table.limited[name][row]))}" for name in given)
+        clients = int(table.concurrency[row])
+        load = f" with {clients:,} {'requests' if clients > 1 else 'request'} in flight" if clients else ""
+        remedy = "allow as much, or use more or faster chips, fewer bits" + ("" if self.evaluator.is_load_searched else ", a smaller load")
+        nearest = f"the nearest, {plan}{load}, has {has}: {remedy}"
+        return f"limits={self.evaluator.limits}: no plan of {job.model.name} on {where} meets them; {nearest}"
+
+
+def _with_batches(rows: PlanColumns, max_batch: np.ndarray) -> PlanColumns:
+    return replace(rows, max_batch=max_batch)
+
+
+def _no_layout(job: ServingJob, cluster: Cluster, found: Layouts) -> str:
+    reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(found.left_out.items(), key=lambda each: -each[1])[:3])
+    return f"plan: no layout of {job.model.name} on {cluster.num_chips} chips is left ({reasons}); give fewer knobs"

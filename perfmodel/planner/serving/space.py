@@ -1,0 +1,190 @@
+"""The space of serving plans: how a replica lies on its chips, how many there are, and what bounds its steps.
+
+A plan is (tp, pp, attention dp, ep, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips or powers
+of two; a replica has tp * pp * attention dp chips and never lies across nodes where it fits into one. The replicas are as many as the
+chips hold: chips that are left over stay idle, and are paid for all the same. Dense models have no ep and no attention dp (which would
+be replicas).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, bad_field, suggest
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.plan import divisors
+from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.quantization import Quantization
+
+KNOBS = ("tp", "pp", "attention_dp", "ep", "replicas", "max_batch", "max_tokens")
+
+#: Sequences of an attention rank that are tried, where the load is searched or a plan may hold fewer than come.
+BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+#: Tokens of a step that are tried beside the engine's own, where it cuts prompts.
+STEP_TOKENS = (1024, 2048, 4096, 8192, 16384)
+
+Format = tuple[Quantization, Dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSpace:
+    """Which part of the space is searched.
+
+    fixed       knob -> the only value that it may take
+    maximum     knob -> the largest
+    formats     of weights and cache; none: those of the job
+    batches     sequences of an attention rank at once
+    max_tokens  tokens of a step, beside the engine's own
+    """
+
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    maximum: Mapping[str, int] = field(default_factory=dict)
+    formats: tuple[Format, ...] = ()
+    batches: tuple[int, ...] = BATCHES
+    max_tokens: tuple[int, ...] = STEP_TOKENS
+
+    def __post_init__(self) -> None:
+        for knob, value in (*self.fixed.items(), *self.maximum.items()):
+            if knob not in KNOBS:
+                raise InputError(f"knob={knob}: not in the space of serving plans{suggest(knob, KNOBS)}; use {', '.join(KNOBS)}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise bad_field(knob, value, "must be a whole number of at least 1", "leave it out where it is searched")
+        for name in ("batches", "max_tokens"):
+            if any(value < 1 for value in getattr(self, name)):
+                raise bad_field(name, getattr(self, name), "must be whole numbers of at least 1", "leave it out for the usual ones")
+
+    def admits(self, knob: str, value: int) -> bool:
+        return self.fixed.get(knob, value) == value and value <= self.maximum.get(knob, value)
+
+    def tokens_of_a_step(self, engine: Engine) -> tuple[int, ...]:
+        """That are tried; 0 is the engine's own."""
+        if "max_tokens" in self.fixed:
+            return (self.fixed["max_tokens"],)
+        others = [each for each in self.max_tokens if each != engine.max_tokens] if engine.has_chunks else []
+        least = self.maximum.get("max_tokens")
+        if least is None:
+            return (0, *others)
+        return tuple([0] if engine.max_tokens <= least else []) + tuple(each for each in others if each <= least) or (least,)
+
+    def batches_tried(self, engine: Engine) -> tuple[int, ...]:
+        """Sequences of an attention rank, as many as the engine runs at most."""
+        if "max_batch" in self.fixed:
+            return (self.fixed["max_batch"],)
+        most = min(self.maximum.get("max_batch", engine.max_batch), engine.max_batch)
+        return tuple(sorted({each for each in self.batches if each < most} | {most}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """How replicas may lie on the chips. left_out: reason -> layouts that cannot be, or that the engine does not run."""
+
+    columns: PlanColumns
+    left_out: Mapping[str, int]
+
+
+def degrees(chips: int) -> tuple[int, ...]:
+    """Sizes that an axis may have: divisors of the number of chips, and powers of two."""
+    powers = [2**power for power in range(chips.bit_length()) if 2**power <= chips]
+    return tuple(sorted({*divisors(chips), *powers}))
+
+
+def replicas_that_fit(size: int, cluster: Cluster) -> int:
+    """Copies of so many chips each: within a node as often as they fit into it, beyond it of whole nodes."""
+    chips, node = cluster.num_chips, scale_up_size(cluster)
+    if size > node:
+        return chips // (-(-size // node) * node)
+    whole, rest = divmod(chips, node)
+    return whole * (node // size) + rest // size
+
+
+def scale_up_size(cluster: Cluster) -> int:
+    """Chips of one scale-up domain."""
+    return min(cluster.tiers[0].size, cluster.num_chips) if cluster.tiers else 1
+
+
+def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: ServingSpace) -> Layouts:
+    """Every layout that the model, the engine and the given knobs allow."""
+    found: list[tuple[int, int, int, int, int]] = []
+    left_out: Counter[str] = Counter()
+    for tp, pp, dp, ep in _all_degrees(model, cluster.num_chips):
+        if not all(space.admits(knob, value) for knob, value in (("tp", tp), ("pp", pp), ("attention_dp", dp), ("ep", ep))):
+            left_out["excluded by a given knob"] += 1
+            continue
+        reason = why_not(model, engine, tp=tp, pp=pp, attention_dp=dp, ep=ep)
+        replicas = replicas_that_fit(tp * pp * dp, cluster)
+        replicas = min(space.fixed.get("replicas", replicas), replicas, space.maximum.get("replicas", replicas))
+        if not reason and (replicas < 1 or not space.admits("replicas", replicas)):
+            reason = "its replicas do not fit on the chips"
+        if reason:
+            left_out[reason] += 1
+        else:
+            found.append((tp, pp, dp, ep, replicas))
+    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    nothing = np.zeros(len(table), dtype=np.int64)
+    columns = PlanColumns(
+        engine=engine.name,
+        tp=table[:, 0],
+        pp=table[:, 1],
+        attention_dp=table[:, 2],
+        ep=table[:, 3],
+        replicas=table[:, 4],
+        max_batch=nothing,
+        max_tokens=nothing,
+    )
+    return Layouts(columns=columns, left_out=dict(left_out))
+
+
+def _all_degrees(model: TransformerConfig, chips: int) -> Iterator[tuple[int, int, int, int]]:
+    sizes = degrees(chips)
+    for tp in sizes:
+        for pp in sizes:
+            for dp in sizes if model.experts is not None else (1,):
+                if tp * pp * dp <= chips:
+                    for ep in divisors(tp * dp) if model.experts is not None else (1,):
+                        yield tp, pp, dp, ep
+
+
+def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int) -> str:
+    """Why a replica cannot lie so, or the engine does not run it; empty where it can."""
+    if model.num_attention_heads % tp:
+        return "tp does not divide the attention heads"
+    kv_heads = model.num_key_value_heads
+    if model.latent is None and kv_heads % tp and tp % kv_heads:
+        return "tp and the key-value heads do not divide each other"
+    if pp > model.num_hidden_layers:
+        return "more stages than layers"
+    experts = model.experts
+    if experts is None:
+        return ""
+    if experts.num_experts % ep:
+        return "ep does not divide the experts"
+    if experts.width % (tp * attention_dp // ep):
+        return "an expert's width does not divide among the chips that share it"
+    if attention_dp > 1 and (engine.attention_dp == "none" or (engine.attention_dp == "whole" and tp > 1)):
+        return f"{engine.name} has no such attention dp"
+    if ep > 1 and (engine.expert_parallel == "none" or (engine.expert_parallel == "whole" and ep != tp * attention_dp)):
+        return f"{engine.name} does not deal experts so"
+    return ""
+
+
+def cross(columns: PlanColumns, max_tokens: Sequence[int], batches: Sequence[int]) -> PlanColumns:
+    """Each layout with each number of tokens and of sequences: layouts outermost, sequences innermost."""
+    tokens, sequences = (np.array(each, dtype=np.int64) for each in (max_tokens, batches))
+    rows = columns.take(np.repeat(np.arange(len(columns)), len(tokens) * len(sequences)))
+    return PlanColumns(
+        engine=rows.engine,
+        tp=rows.tp,
+        pp=rows.pp,
+        attention_dp=rows.attention_dp,
+        ep=rows.ep,
+        replicas=rows.replicas,
+        max_batch=np.tile(sequences, len(columns) * len(tokens)),
+        max_tokens=np.tile(np.repeat(tokens, len(sequences)), len(columns)),
+    )

@@ -1,0 +1,137 @@
+"""The best plans of serving: against every plan predicted by itself, and against the limits that were given."""
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.planner.serving.reasons import terms
+from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+from perfmodel.planner.serving.space import ServingSpace
+from perfmodel.workload.quantization import quantization_named
+from tests.planner.serving.serving_searches import searched, serving_job
+
+
+def estimator_of(job, cluster="dgx-h100", chips=8, engine="vllm"):
+    found = load_cluster(cluster, num_chips=chips)
+    return ServingEstimator(
+        model=job.model,
+        cluster=found,
+        calibration=choose_calibration(found.chip),
+        engine=load_engine(engine),
+        quantization=job.quantization,
+        cache=job.kv_precision,
+    )
+
+
+def test_the_best_at_a_load_is_the_best_of_all_plans():
+    job = serving_job(concurrency=48)
+    result = searched(job, space=ServingSpace(max_tokens=()))
+    of = estimator_of(job)
+    alone = [of.predict(job, ServingPlan(engine="vllm", tp=tp, pp=pp, replicas=8 // tp // pp)) for tp, pp in
+             ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1))]  # fmt: skip
+    best = max(alone, key=lambda each: each.tokens_per_second_per_chip)
+    assert result.best.plan == best.plan
+    assert result.best.prediction == best
+    assert [each.tokens_per_second_per_chip for each in result.plans] == sorted(
+        (each.tokens_per_second_per_chip for each in alone), reverse=True
+    )
+    assert result.num_feasible + sum(result.rejected.values()) == result.num_evaluated
+
+
+def test_the_largest_load_within_the_limits_is_found_exactly():
+    job, limits = serving_job(), ServingLimits(ttft=0.3, tpot=0.02)
+    result = searched(job, limits=limits)
+    best, of = result.best, estimator_of(job)
+    assert best.meets
+    plan, clients = best.plan, best.prediction.job.concurrency
+    assert clients == plan.max_batch * plan.replicas
+    held = of.predict(replace(job, concurrency=clients), plan)
+    assert held == best.prediction
+    assert held.ttft.mean <= 0.3
+    assert held.tpot.mean <= 0.02
+    every = searched(job, limits=limits, space=ServingSpace(batches=tuple(range(1, 513))))
+    assert every.best.prediction == best.prediction
+    assert [plan.tokens_per_second_per_chip for plan in result.plans] == pytest.approx(
+        [plan.tokens_per_second_per_chip for plan in every.plans], rel=0.01
+    )
+    for point in result.pareto:
+        assert point.meets == (point.ttft <= 0.3 and point.tpot <= 0.02)
+
+
+def test_the_front_goes_down():
+    for words in ({}, {"concurrency": 64}):
+        front = searched(serving_job(**words)).pareto
+        users, chips = ([getattr(point, name) for point in front] for name in ("tokens_per_second_per_user", "tokens_per_second_per_chip"))
+        assert len(front) > 5
+        assert users == sorted(users, reverse=True)
+        assert chips == sorted(chips)
+
+
+def test_latency_wants_one_client_and_cost_what_throughput_wants():
+    job = serving_job()
+    quick = searched(job, objective=ServingObjective.LATENCY)
+    assert quick.best.prediction.job.concurrency == quick.best.plan.replicas
+    assert quick.best.prediction.request_latency.mean == min(each.prediction.request_latency.mean for each in quick.plans)
+    cheap = searched(job, objective=ServingObjective.COST, price_per_hour=2.0)
+    per_chip = cheap.best.tokens_per_second_per_chip
+    assert cheap.best.cost_per_million == pytest.approx(2.0 / 3600 / per_chip * 1e6)
+    assert cheap.best.plan == searched(job).best.plan
+
+
+def test_limits_of_the_99th_percentile_are_narrower():
+    job = serving_job(concurrency=256)
+    least = min(plan.prediction.ttft.mean for plan in searched(job).plans) * 1.001
+    assert searched(job, limits=ServingLimits(ttft=least)).num_feasible
+    with pytest.raises(InputError, match="p99"):
+        searched(job, limits=ServingLimits(ttft=least, is_p99=True))
+
+
+def test_what_a_plan_takes_more_adds_up():
+    for objective in ServingObjective:
+        result = searched(serving_job(concurrency=64), objective=objective)
+        for plan in result.plans[:3]:
+            total = sum(terms(plan, objective).values())
+            wanted = plan.prediction.request_latency.mean if objective is ServingObjective.LATENCY else 1 / plan.tokens_per_second_per_chip
+            assert total == pytest.approx(wanted)
+        assert result.best.reason == ""
+        assert "instead of" in result.plans[-1].reason
+
+
+def test_baselines_are_no_better_than_the_best():
+    result = searched(serving_job("mixtral-8x7b"))
+    names = [each.name for each in result.baselines]
+    assert names == ["tp over a node", "smallest tp that fits", "engine's default", "attention dp with ep"]
+    for each in result.baselines:
+        for plan in each.found:
+            assert plan.tokens_per_second_per_chip <= result.best.tokens_per_second_per_chip
+    assert next(each for each in result.baselines if each.name == "engine's default").reason == "does not fit on one chip"
+
+
+def test_formats_are_searched_where_they_are_allowed():
+    formats = ((quantization_named("bf16"), Dtype.BF16), (quantization_named("fp8"), Dtype.FP8), (quantization_named("nvfp4"), Dtype.FP8))
+    result = searched(serving_job(), space=ServingSpace(formats=formats))
+    assert result.best.prediction.job.quantization.name == "fp8"
+    assert result.best.prediction.job.kv_precision is Dtype.FP8
+    assert result.left_out["h100-sxm-80gb has no units for the format"] == 1
+
+
+def test_what_no_plan_can_is_said_in_one_sentence():
+    with pytest.raises(InputError, match=r"the nearest, tp 8 with 1 request in flight, has ttft .* and tpot"):
+        searched(serving_job(), limits=ServingLimits(ttft=1e-3, tpot=1e-3))
+    with pytest.raises(InputError, match=r"no plan of llama-3.1-405b fits \(weights take"):
+        searched(serving_job("llama-3.1-405b"))
+    with pytest.raises(InputError, match="answers at most"):
+        searched(serving_job(rate=1e5))
+    with pytest.raises(InputError, match="no layout"):
+        searched(serving_job(), space=ServingSpace(fixed={"tp": 5}))
+    with pytest.raises(InputError, match="not in the space"):
+        ServingSpace(fixed={"tensor": 5})
+    with pytest.raises(InputError, match="price_per_hour"):
+        searched(serving_job(), objective=ServingObjective.COST, price_per_hour=0.0)
