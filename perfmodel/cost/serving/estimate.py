@@ -126,7 +126,7 @@ class ServingEstimator:
         kind = replace(self.model.main_kind, count=1, turn="")
         return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
 
-    def with_drafts(self, costs: ServingTimes, plans: Sequence[ServingPlan], speculation: Speculation) -> SpeculativeTimes:
+    def with_drafts(self, costs: ServingTimes, plans: Plans, speculation: Speculation) -> SpeculativeTimes:
         """Steps that verify, with those that draft: the host's own time is spent once."""
         draft = self.times(plans, model=self.drafting(speculation))
         draft.engine = replace(self.engine, step_time=0.0, sequence_time=0.0, layer_prefill_time=0.0)
