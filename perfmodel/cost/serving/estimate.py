@@ -23,7 +23,7 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
@@ -32,7 +32,7 @@ from perfmodel.workload.quantization import Quantization
 from perfmodel.workload.serving import ServingJob, Speculation
 
 Array = NDArray[np.float64]
-Plans = Sequence[ServingPlan] | PlanColumns
+Plans = Sequence[ServingPlan] | ServingColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ class ServingEstimator:
         found = Scheduling.of_engine(self.engine, step_tokens=tokens, speculation=speculation)
         return replace(found, border_steps=self.engine.border_steps)
 
-    def _max_tokens(self, plans: PlanColumns) -> Array:
+    def _max_tokens(self, plans: ServingColumns) -> Array:
         return np.where(plans.max_tokens > 0, plans.max_tokens, self.engine.max_tokens).astype(float)
 
     # --- one plan -----------------------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ class ServingEstimator:
         return prediction_of(self, job, plan, served, 0)
 
 
-def columns_of(plans: Plans) -> PlanColumns:
-    return plans if isinstance(plans, PlanColumns) else PlanColumns.of(plans)
+def columns_of(plans: Plans) -> ServingColumns:
+    return plans if isinstance(plans, ServingColumns) else ServingColumns.of(plans)
 
 
 def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:

@@ -17,7 +17,7 @@ COLUMNS = ("tp", "pp", "attention_dp", "ep", "replicas", "max_batch", "max_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanColumns:
+class ServingColumns:
     """The degrees and limits of `ServingPlan`, columns of one length. Pools have no columns."""
 
     engine: str
@@ -30,7 +30,7 @@ class PlanColumns:
     max_tokens: Whole
 
     @classmethod
-    def of(cls, plans: Sequence[ServingPlan]) -> PlanColumns:
+    def of(cls, plans: Sequence[ServingPlan]) -> ServingColumns:
         """Those of plans of one engine."""
         columns: dict[str, Any] = {name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in COLUMNS}
         return cls(engine=plans[0].engine if plans else "", **columns)
@@ -50,7 +50,7 @@ class PlanColumns:
         sizes: dict[str, Any] = {name: int(getattr(self, name)[at]) for name in COLUMNS}
         return ServingPlan(engine=self.engine, **sizes)
 
-    def take(self, which: NDArray[Any]) -> PlanColumns:
+    def take(self, which: NDArray[Any]) -> ServingColumns:
         """Those of some indices, or where a mask holds."""
         columns: dict[str, Any] = {name: getattr(self, name)[which] for name in COLUMNS}
-        return PlanColumns(engine=self.engine, **columns)
+        return ServingColumns(engine=self.engine, **columns)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.evaluate import Evaluator
 from perfmodel.planner.serving.space import degrees, replicas_that_fit, scale_up_size, why_not
@@ -26,7 +26,7 @@ MEANINGS = {
 }
 
 
-def baseline_layouts(evaluator: Evaluator, cluster: Cluster, engine: Engine) -> Iterator[tuple[str, str, PlanColumns, str]]:
+def baseline_layouts(evaluator: Evaluator, cluster: Cluster, engine: Engine) -> Iterator[tuple[str, str, ServingColumns, str]]:
     """(name, what it is, its one layout or none, why there is none)."""
     model, node = evaluator.job.model, scale_up_size(cluster)
     whole = [tp for tp in degrees(node) if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
@@ -47,25 +47,25 @@ def baseline_layouts(evaluator: Evaluator, cluster: Cluster, engine: Engine) -> 
     yield _none(EXPERTS, f"{engine.name} does not run it")
 
 
-def _named(name: str, layout: PlanColumns) -> tuple[str, str, PlanColumns, str]:
+def _named(name: str, layout: ServingColumns) -> tuple[str, str, ServingColumns, str]:
     return name, MEANINGS[name], layout, ""
 
 
-def _none(name: str, reason: str) -> tuple[str, str, PlanColumns, str]:
+def _none(name: str, reason: str) -> tuple[str, str, ServingColumns, str]:
     nothing = np.zeros(0, dtype=np.int64)
-    empty = PlanColumns(
+    empty = ServingColumns(
         engine="", tp=nothing, pp=nothing, attention_dp=nothing, ep=nothing, replicas=nothing, max_batch=nothing, max_tokens=nothing
     )
     return name, MEANINGS[name], empty, reason
 
 
-def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> PlanColumns:
+def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> ServingColumns:
     values: dict[str, Any] = {"tp": 1, "pp": 1, "attention_dp": 1, "ep": 1, "max_batch": 0, "max_tokens": 0} | sizes
     values["replicas"] = replicas_that_fit(values["tp"] * values["attention_dp"], cluster)
-    return PlanColumns(engine=engine.name, **{name: np.array([value], dtype=np.int64) for name, value in values.items()})
+    return ServingColumns(engine=engine.name, **{name: np.array([value], dtype=np.int64) for name, value in values.items()})
 
 
-def _fits(evaluator: Evaluator, layout: PlanColumns) -> bool:
+def _fits(evaluator: Evaluator, layout: ServingColumns) -> bool:
     job = evaluator.job_of(0)
     mean = job.input_len.mean + job.output_len.mean
     memory = evaluator.estimators[0].memory(layout, mean, job.speculation)

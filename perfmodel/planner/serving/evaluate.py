@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator
-from perfmodel.parallel.serving.columns import COLUMNS, PlanColumns
+from perfmodel.parallel.serving.columns import COLUMNS, ServingColumns
 from perfmodel.planner.serving.result import ServingLimits, ServingObjective
 from perfmodel.planner.serving.space import Format, cross
 from perfmodel.workload.serving import ServingJob
@@ -18,7 +18,7 @@ from perfmodel.workload.serving import ServingJob
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-#: Why a plan is rejected, in the order in which they are looked at; codes of `Table.verdict` are places in it.
+#: Why a plan is rejected, in the order in which they are looked at; codes of `LoadTable.verdict` are places in it.
 FEASIBLE, NO_ROOM, SATURATED, TTFT, TPOT, LATENCY = range(6)
 REASONS = (
     "",
@@ -31,7 +31,7 @@ REASONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Table:
+class LoadTable:
     """Rows of plans at their loads; times are nan where a row was not timed (no room, saturated).
 
     formats       which of the search's; concurrency: requests in flight of all replicas, 0 where the load is a rate
@@ -40,7 +40,7 @@ class Table:
     ttft, tpot    means; in `limited` what the limits are about
     """
 
-    columns: PlanColumns
+    columns: ServingColumns
     formats: Whole
     concurrency: Whole
     sequences: Array
@@ -54,8 +54,8 @@ class Table:
     def __len__(self) -> int:
         return len(self.formats)
 
-    def take(self, which: NDArray[Any]) -> Table:
-        return Table(
+    def take(self, which: NDArray[Any]) -> LoadTable:
+        return LoadTable(
             columns=self.columns.take(which),
             limited={name: values[which] for name, values in self.limited.items()},
             **{name: getattr(self, name)[which] for name in _ROWS},
@@ -84,11 +84,11 @@ class Table:
 _ROWS = ("formats", "concurrency", "sequences", "ttft", "tpot", "latency", "per_chip", "verdict")
 
 
-def joined(tables: Sequence[Table]) -> Table:
+def joined(tables: Sequence[LoadTable]) -> LoadTable:
     """One below the other."""
     columns: dict[str, Any] = {name: np.concatenate([getattr(table.columns, name) for table in tables]) for name in COLUMNS}
-    return Table(
-        columns=PlanColumns(engine=tables[0].columns.engine, **columns),
+    return LoadTable(
+        columns=ServingColumns(engine=tables[0].columns.engine, **columns),
         limited={name: np.concatenate([table.limited[name] for table in tables]) for name in tables[0].limited},
         **{name: np.concatenate([getattr(table, name) for table in tables]) for name in _ROWS},
     )
@@ -116,7 +116,7 @@ class Evaluator:
         clients = concurrency if concurrency else self.job.concurrency
         return replace(self.job, quantization=of.quantization, kv_precision=of.cache, concurrency=clients)
 
-    def grid(self, which: int, columns: PlanColumns, max_tokens: Sequence[int], batches: Sequence[int], most: int) -> Table:
+    def grid(self, which: int, columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[int], most: int) -> LoadTable:
         """Each layout with each number of tokens, at each load or bound of its sequences.
 
         batches   of an attention rank: clients, where the load is searched; else bounds, 0 the engine's own
@@ -131,7 +131,7 @@ class Evaluator:
         clients = rows.max_batch * rows.attention_dp * rows.replicas
         return self.evaluate(which, with_bound(rows, most) if most else rows, clients)
 
-    def evaluate(self, which: int, rows: PlanColumns, concurrency: Whole) -> Table:
+    def evaluate(self, which: int, rows: ServingColumns, concurrency: Whole) -> LoadTable:
         """Rows in one format. Those that have no room, or not for their load, are not timed."""
         of = self.estimators[which]
         job, count = self.job_of(which), len(rows)
@@ -157,7 +157,7 @@ class Evaluator:
             given = self.limits.given().get(name)
             if given is not None:
                 verdict[(verdict == 0) & ~(limited[name] <= given)] = code
-        return Table(
+        return LoadTable(
             columns=rows,
             formats=np.full(count, which, dtype=np.int64),
             concurrency=concurrency,
@@ -183,10 +183,10 @@ class Evaluator:
         }
 
 
-def with_bound(rows: PlanColumns, max_batch: int) -> PlanColumns:
+def with_bound(rows: ServingColumns, max_batch: int) -> ServingColumns:
     """The same plans with one bound of their sequences."""
     columns: dict[str, Any] = {name: getattr(rows, name) for name in COLUMNS}
-    return PlanColumns(engine=rows.engine, **columns | {"max_batch": np.full(len(rows), max_batch, dtype=np.int64)})
+    return ServingColumns(engine=rows.engine, **columns | {"max_batch": np.full(len(rows), max_batch, dtype=np.int64)})
 
 
 def format_names(formats: Sequence[Format]) -> list[str]:

@@ -18,10 +18,10 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.planner.serving.baselines import baseline_layouts
-from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, Table, joined
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_ROOM, REASONS, SATURATED, Evaluator, LoadTable, joined
 from perfmodel.planner.serving.reasons import why_worse
 from perfmodel.planner.serving.result import (
     FrontPoint,
@@ -127,7 +127,7 @@ class _Search:
 
     # --- rows -----------------------------------------------------------------------------------------------------------------------
 
-    def table(self, columns: PlanColumns, max_tokens: Sequence[int] | None = None) -> Table:
+    def table(self, columns: ServingColumns, max_tokens: Sequence[int] | None = None) -> LoadTable:
         """All layouts in all formats, with every number of tokens and load; where the load is searched, its largest ones found exactly."""
         tokens = self.space.tokens_of_a_step(self.engine) if max_tokens is None else max_tokens
         tables = [self.evaluator.grid(which, columns, tokens, self.batches, self.bound) for which in range(len(self.evaluator.estimators))]
@@ -149,12 +149,12 @@ class _Search:
     def bound(self) -> int:
         return self.space.fixed.get("max_batch", 0)
 
-    def _to_the_edge(self, tables: Sequence[Table]) -> list[Table]:
+    def _to_the_edge(self, tables: Sequence[LoadTable]) -> list[LoadTable]:
         """Between the last load that a plan holds and the first that it does not, by halves; only of plans that may come to be shown."""
         batches = np.array(self.batches, dtype=np.int64)
         best = [np.where(table.verdict == FEASIBLE, table.per_chip, -np.inf).reshape(-1, len(batches)) for table in tables]
         enough = self._enough(tables)
-        found: list[Table] = []
+        found: list[LoadTable] = []
         for which, (table, values) in enumerate(zip(tables, best, strict=True)):
             feasible = np.isfinite(values)
             last = np.where(feasible.any(axis=1), len(batches) - 1 - np.argmax(feasible[:, ::-1], axis=1), -1)
@@ -176,7 +176,7 @@ class _Search:
                 low, high = np.where(holds, middle, low), np.where(holds, high, middle)
         return found
 
-    def _enough(self, tables: Sequence[Table]) -> float:
+    def _enough(self, tables: Sequence[LoadTable]) -> float:
         """Tokens a chip that a plan must be able to reach to be among those shown, as far as the first loads say."""
         table = joined(tables)
         order = self.ranked(table)
@@ -184,12 +184,12 @@ class _Search:
 
     # --- order ----------------------------------------------------------------------------------------------------------------------
 
-    def ranked(self, table: Table) -> np.ndarray:
+    def ranked(self, table: LoadTable) -> np.ndarray:
         """The best row of each layout and format that meets everything, best first. Ties: by times, then by the smaller plan."""
         rows = np.flatnonzero(table.verdict == FEASIBLE)
         return self._first_of_each(table, rows[self._order(table.take(rows), table.badness(self.objective)[rows])])
 
-    def _order(self, table: Table, badness: np.ndarray) -> np.ndarray:
+    def _order(self, table: LoadTable, badness: np.ndarray) -> np.ndarray:
         columns = table.columns
         keys = (columns.max_batch, columns.max_tokens, columns.ep, columns.attention_dp, columns.pp, columns.tp, table.formats)
         with np.errstate(divide="ignore"):
@@ -197,7 +197,7 @@ class _Search:
         return np.lexsort((*keys, table.latency, columns.max_batch > 0, columns.max_tokens > 0, about, badness))
 
     @staticmethod
-    def _first_of_each(table: Table, rows: np.ndarray) -> np.ndarray:
+    def _first_of_each(table: LoadTable, rows: np.ndarray) -> np.ndarray:
         columns = table.columns
         kinds = np.stack([table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.replicas])[:, rows]
         _, first = np.unique(kinds, axis=1, return_index=True)
@@ -205,12 +205,12 @@ class _Search:
 
     # --- what is shown ----------------------------------------------------------------------------------------------------------------
 
-    def shown(self, table: Table, rows: np.ndarray) -> tuple[RankedPlan, ...]:
+    def shown(self, table: LoadTable, rows: np.ndarray) -> tuple[RankedPlan, ...]:
         plans = [self.ranked_plan(table, int(row)) for row in rows]
         best = plans[0]
         return tuple(replace(plan, reason=why_worse(plan, best, self.objective)) if plan is not best else plan for plan in plans)
 
-    def ranked_plan(self, table: Table, row: int) -> RankedPlan:
+    def ranked_plan(self, table: LoadTable, row: int) -> RankedPlan:
         """One row with all that people read."""
         which, plan = int(table.formats[row]), table.columns.plan(row)
         job = self.evaluator.job_of(which, int(table.concurrency[row]) or None)
@@ -225,7 +225,7 @@ class _Search:
             meets=bool(table.verdict[row] == FEASIBLE),
         )
 
-    def front(self, table: Table, columns: PlanColumns) -> tuple[FrontPoint, ...]:
+    def front(self, table: LoadTable, columns: ServingColumns) -> tuple[FrontPoint, ...]:
         """Of tokens a user against tokens a chip, over plans and loads. With a load that is given the others are tried for it."""
         if not self.evaluator.is_load_searched:
             job = replace(self.evaluator.job, concurrency=None, rate=None, is_static=False)
@@ -240,7 +240,7 @@ class _Search:
             on_front = on_front[np.unique(np.linspace(0, len(on_front) - 1, MOST_FRONT_POINTS).round().astype(int))]
         return tuple(self._front_point(table, int(row)) for row in on_front)
 
-    def _front_point(self, table: Table, row: int) -> FrontPoint:
+    def _front_point(self, table: LoadTable, row: int) -> FrontPoint:
         of = self.evaluator.estimators[int(table.formats[row])]
         return FrontPoint(
             plan=table.columns.plan(row),
@@ -274,7 +274,7 @@ class _Search:
 
     # --- nothing -----------------------------------------------------------------------------------------------------------------------
 
-    def nearest(self, table: Table) -> int:
+    def nearest(self, table: LoadTable) -> int:
         """The row that is nearest to the limits; where none was timed, the one with most room."""
         distance = np.where(np.isfinite(table.tpot), table.distance(self.evaluator.limits), np.inf)
         distance = np.where(table.verdict == SATURATED, np.inf, distance)
@@ -282,7 +282,7 @@ class _Search:
             return int(np.argmax(table.sequences))
         return int(self._order(table, distance)[0])
 
-    def nothing_meets(self, table: Table, cluster: Cluster) -> str:
+    def nothing_meets(self, table: LoadTable, cluster: Cluster) -> str:
         """One sentence: the nearest plan, and what would meet the limits."""
         job, row = self.evaluator.job, self.nearest(table)
         plan = table.columns.plan(row).label()
@@ -310,7 +310,7 @@ class _Search:
         return f"limits={self.evaluator.limits}: no plan of {job.model.name} on {where} meets them; {nearest}"
 
 
-def _with_batches(rows: PlanColumns, max_batch: np.ndarray) -> PlanColumns:
+def _with_batches(rows: ServingColumns, max_batch: np.ndarray) -> ServingColumns:
     return replace(rows, max_batch=max_batch)
 
 

@@ -18,7 +18,7 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import divisors
-from perfmodel.parallel.serving.columns import PlanColumns
+from perfmodel.parallel.serving.columns import ServingColumns
 from perfmodel.parallel.serving.engine import Engine
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
@@ -85,7 +85,7 @@ class ServingSpace:
 class Layouts:
     """How replicas may lie on the chips. left_out: reason -> layouts that cannot be, or that the engine does not run."""
 
-    columns: PlanColumns
+    columns: ServingColumns
     left_out: Mapping[str, int]
 
 
@@ -128,7 +128,7 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
             found.append((tp, pp, dp, ep, replicas))
     table = np.array(found, dtype=np.int64).reshape(-1, 5)
     nothing = np.zeros(len(table), dtype=np.int64)
-    columns = PlanColumns(
+    columns = ServingColumns(
         engine=engine.name,
         tp=table[:, 0],
         pp=table[:, 1],
@@ -174,11 +174,11 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
     return ""
 
 
-def cross(columns: PlanColumns, max_tokens: Sequence[int], batches: Sequence[int]) -> PlanColumns:
+def cross(columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[int]) -> ServingColumns:
     """Each layout with each number of tokens and of sequences: layouts outermost, sequences innermost."""
     tokens, sequences = (np.array(each, dtype=np.int64) for each in (max_tokens, batches))
     rows = columns.take(np.repeat(np.arange(len(columns)), len(tokens) * len(sequences)))
-    return PlanColumns(
+    return ServingColumns(
         engine=rows.engine,
         tp=rows.tp,
         pp=rows.pp,
