@@ -183,7 +183,13 @@ class Estimator:
             )
             graph = with_training(graph, self.job.train)
             if policy.recipe is not None:
-                graph = with_recipe(graph, policy.recipe, keeps_copies=self.profile.keeps_low_copies)
+                graph = with_recipe(
+                    graph,
+                    policy.recipe,
+                    keeps_copies=self.profile.keeps_low_copies,
+                    sends_rows=self.profile.sends_low_rows,
+                    gathers_weights=self.profile.gathers_low_weights,
+                )
             self.graphs[key] = graph
         return self.graphs[key]
 

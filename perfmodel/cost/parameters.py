@@ -164,6 +164,8 @@ def compile_parameters(
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             if parameter.is_frozen:
                 itemsize = parameter.itemsize
+            elif event.kind is CollectiveKind.ALL_GATHER:
+                itemsize = parameter.gathered_bytes or itemsize
             # after the reduce-scatter only the shard is left to reduce over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
             key = (what, str(event.times), region, event.kind, mask(event.axes))

@@ -74,6 +74,8 @@ class ExecutionProfile:
                                          not (smaller blocks, partial results that are merged)
     pp_overlap                           pipeline sends hide in the steady state
     hides_exchanges                      what tokens of one microbatch send to experts and back travels beside another one's passes
+    sends_low_rows                       rows go to experts in the bits in which they are multiplied, where the recipe can (DeepEP)
+    gathers_low_weights                  so are weights gathered, and they live in no more (TransformerEngine's primary weights, torchao)
     scatters_pipeline_sends              tp-equal copies at a stage boundary are sent in tp parts and gathered (Megatron's scatter-gather)
     recompute_stops_early                recomputation ends with the last tensor that backward needs, without the last collectives of a
                                          layer and the last product of unfused attention (torch); else it runs to the end (Megatron)
@@ -145,6 +147,8 @@ class ExecutionProfile:
     pp_overlap: bool
     scatters_pipeline_sends: bool
     hides_exchanges: bool
+    sends_low_rows: bool
+    gathers_low_weights: bool
     recompute_stops_early: bool
     reduces_tp_gradients_first: bool
     gathers_row_bias_gradients: bool

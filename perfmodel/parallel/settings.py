@@ -32,6 +32,8 @@ def _megatron_arguments(profile: ExecutionProfile, value: Any) -> ExecutionProfi
         profile = _fused_cross_entropy(profile, True)
     if flags.get("overlap-moe-expert-parallel-comm") == "True":
         profile = replace(profile, hides_exchanges=True)
+    if flags.get("fp8-param-gather") == "True":
+        profile = replace(profile, gathers_low_weights=True)
     if flags.get("deterministic-mode") == "True":
         profile = replace(profile, keeps_added_rows=True)
     if flags.get("no-gradient-accumulation-fusion") == "True":
@@ -85,6 +87,14 @@ def _fp8_recipe(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
 
 def _exchanges(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
     return replace(profile, hides_exchanges=value) if isinstance(value, bool) else profile
+
+
+def _low_rows(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, sends_low_rows=value) if isinstance(value, bool) else profile
+
+
+def _low_weights(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
+    return replace(profile, gathers_low_weights=value) if isinstance(value, bool) else profile
 
 
 def _mixed_precision(profile: ExecutionProfile, value: Any) -> ExecutionProfile:
@@ -191,6 +201,15 @@ _SETTINGS: Mapping[str, StatedSetting] = {
         says="what tokens of one microbatch send to experts and back travels beside another one's passes, on a share of the compute units "
         "(Megatron-LM's --overlap-moe-expert-parallel-comm, DualPipe); no: nothing hides it",
         change=_exchanges,
+    ),
+    "fp8_dispatch": StatedSetting(
+        says="rows go to experts as the recipe casts them, with their scales, and come back in 16 bits (DeepEP; fp8-block and mxfp8)",
+        change=_low_rows,
+    ),
+    "fp8_params": StatedSetting(
+        says="weights are gathered as the recipe casts them, and TransformerEngine keeps no others in 16 bits (--fp8-param-gather, "
+        "torchao's float8 all-gather; not mxfp8, whose two copies have scales of their own)",
+        change=_low_weights,
     ),
     "attention_kernel": StatedSetting(
         says="the rate of fused attention, by generation of its kernel; FlashAttention-2 is written as flash_attention_2 too",

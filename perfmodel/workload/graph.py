@@ -342,7 +342,9 @@ class Tensor:
     is_stored  lies in memory; else it is only between operators of one kernel
     copies     of each row, where only one for each place travels between chips; None: all of them do
     is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
-    copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter
+    copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter; less what they live in place of
+    gathered_bytes   of an element as it is gathered, of a parameter; 0: as it lies
+    sent_bytes, sent_gradient_bytes   of an activation and of its gradient, of an element as it travels; 0: as it lies
     has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
     """
 
@@ -356,6 +358,9 @@ class Tensor:
     is_set: bool = False
     copies: Copies | None = None
     copy_bytes: float = 0.0
+    gathered_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    sent_gradient_bytes: float = 0.0
     has_gradient: bool = True
 
     @property

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, TensorRole, Work
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
 from perfmodel.workload.recipes import KEPT_HIGH, Recipe
 
 #: Kinds that can write a cast copy beside, or in place of, what they make: a cast after them reads nothing.
 _FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")
 
 
-def with_recipe(graph: Graph, recipe: Recipe, *, keeps_copies: bool = True) -> Graph:
+def with_recipe(
+    graph: Graph, recipe: Recipe, *, keeps_copies: bool = True, sends_rows: bool = False, gathers_weights: bool = False
+) -> Graph:
     """`graph` where products with weights of repeated layers are as `recipe` says.
 
-    keeps_copies   the framework keeps copies, of inputs for backward and of weights; else inputs as they are, cast again in backward
+    keeps_copies      the framework keeps copies, of inputs for backward and of weights; else inputs as they are, cast again in backward
+    sends_rows        rows go to experts, and gradients of what experts made, as they are cast, where the recipe can; back in full
+    gathers_weights   weights are gathered as they are cast, where the recipe can, and where copies are kept live as these alone
 
     An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
     over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
@@ -33,8 +38,27 @@ def with_recipe(graph: Graph, recipe: Recipe, *, keeps_copies: bool = True) -> G
         operators.append(op)
     weights = {op.inputs[1].tensor for op in operators if op.name in low}
     copies = recipe.weight_copies * recipe.copy_bytes if keeps_copies else 0.0
-    tensors = {name: replace(each, copy_bytes=copies) if name in weights else each for name, each in graph.tensors.items()}
+    gathered = recipe.copy_bytes if gathers_weights and recipe.gathers_weights else 0.0
+    tensors = dict(graph.tensors)
+    for name in weights:
+        beside = copies - (tensors[name].itemsize if gathered and keeps_copies else 0.0)
+        tensors[name] = replace(tensors[name], copy_bytes=beside, gathered_bytes=gathered)
+    if sends_rows and recipe.sends_rows:
+        tensors |= {each.name: each for each in _sent_low(graph, recipe)}
     return replace(graph, operators=tuple(operators), tensors=tensors)
+
+
+def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:
+    """Of rows on their way to experts the rows, of those on their way back the gradients, which travel the other way."""
+    for op in graph.operators:
+        rows = graph.tensors[op.output.tensor]
+        if op.kind != "permute" or not rows.is_set:
+            continue
+        readers = {reader.kind for reader, _ in graph.consumers(rows.name)}
+        if "permute" in readers:
+            yield replace(rows, sent_bytes=recipe.copy_bytes)
+        elif "unpermute" in readers:
+            yield replace(rows, sent_gradient_bytes=recipe.copy_bytes)
 
 
 def _is_low(op: Operator, graph: Graph) -> bool:

@@ -1,14 +1,21 @@
 """Products in 8 and 4 bits: which are, what is cast, what is kept."""
 
+from dataclasses import replace
+
 import pytest
 
+from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.workload.graph import Product, Stream
+from perfmodel.parallel.algebra.derive import derive
+from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
+from perfmodel.parallel.plan import make_plan
+from perfmodel.workload.graph import Pass, Product, Stream
 from perfmodel.workload.job import PRECISION_POLICIES, Precision
 from perfmodel.workload.low_precision import with_recipe
 from perfmodel.workload.models import load_model
 from perfmodel.workload.recipes import RECIPES
 from perfmodel.workload.transformer import build_graph
+from tests.cost.jobs import estimator_of, make_job
 
 
 def graph_of(model="llama-3-8b", recipe="", **habits):
@@ -55,6 +62,55 @@ def test_an_input_is_cast_once_for_all_that_read_it():
     casts = {name: sum(isinstance(work, Stream) for work in graph.operator(name).forward) for name in LINEAR}
     assert casts == {"q_proj": 1, "k_proj": 0, "v_proj": 0, "o_proj": 1, "gate_proj": 1, "up_proj": 0, "down_proj": 1}
     assert all(sum(isinstance(work, Stream) for work in graph.operator(name).backward) == 1 for name in LINEAR)
+
+
+def test_rows_travel_to_experts_as_they_are_cast_and_back_in_full():
+    """DeepSeek-V3: dispatch in blocks of 128 with a scale in float32 each, combine in 16 bits; backward the other way round."""
+
+    def sent(recipe, dispatcher="alltoall", **habits):
+        graph = build_graph(
+            load_model("deepseek-v3"), seq_len=4096, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0,
+            dispatcher=dispatcher,
+        )  # fmt: skip
+        derivation = derive(with_recipe(graph, RECIPES[recipe], **habits), apply_rules(graph, rule_set_of("megatron-sp")))
+        rows = [each for each in derivation.traffic if each.region == "layer" and each.kind is CollectiveKind.ALL_TO_ALL]
+        return {(each.phase, each.tensor.partition(".")[2]): each.itemsize for each in rows if "dp_ep" in each.axes}
+
+    low = 1.0 + 4.0 / 128.0
+    both = {
+        (Pass.FORWARD, "permute.out"): low, (Pass.FORWARD, "unsort.out"): 2.0,
+        (Pass.BACKWARD, "unsort.out"): low, (Pass.BACKWARD, "permute.out"): 2.0,
+    }  # fmt: skip
+    assert sent("fp8-block", sends_rows=True) == sent("fp8-block", "flex", sends_rows=True) == both
+    assert set(sent("fp8-block").values()) == set(sent("fp8-current", sends_rows=True).values()) == {2.0}
+
+
+@pytest.mark.parametrize(
+    "recipe, keeps, beside, gathered",
+    [("fp8-delayed", True, 0.0, 1.0), ("fp8-delayed", False, 0.0, 1.0), ("fp8-block", True, 0.0625, 1.03125), ("mxfp8", True, 2.0625, 0.0)],
+)
+def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, beside, gathered):
+    """Beside two bytes in 16 bits: two copies less those; of mxfp8 each direction has scales of its own, so all stays as it is."""
+    graph = graph_of(recipe=recipe, keeps_copies=keeps, gathers_weights=True)
+    weight = graph.tensors["q_proj.weight"]
+    assert (weight.copy_bytes, weight.gathered_bytes) == (beside, gathered)
+    assert graph.tensors["lm_head.weight"].gathered_bytes == 0.0
+
+
+def test_parameters_in_8_bits_are_half_of_what_is_gathered():
+    job = make_job(load_model("llama-3-8b"), batch=8, precision=Precision.FP8_DELAYED)
+    usual = estimator_of(job, chips=8)
+    low = estimator_of(job, chips=8, profile=replace(usual.profile, gathers_low_weights=True))
+    plan = make_plan(job, cluster="test", num_chips=8, zero=1, profile="megatron")
+    before, after = (each.predict(plan).memory["weights"] for each in (usual, low))
+    in_layers = sum(graph_of().tensors[f"{name}.weight"].num_elements for name in LINEAR) * job.model.num_hidden_layers
+    assert before - after == pytest.approx(2.0 * in_layers)
+
+    def gathered(estimator):
+        program = estimator.parameter_program(estimator.program_of(plan), plan.rules, 1, pipelined=False)
+        return sorted({itemsize for (itemsize,) in program.event_itemsize.tolist()})
+
+    assert (gathered(usual), gathered(low)) == ([2.0, 4.0], [1.0, 2.0, 4.0])
 
 
 @pytest.mark.parametrize("recipe, accesses", [("fp8-delayed", 2), ("fp8-current", 3), ("fp8-block", 2)])

@@ -96,7 +96,7 @@ class ParameterLayout:
     regions                 where it is used; more than one: tied
     elements                of all of it on one chip
     is_end, is_last         used by the graph's first and last region alone, which are no blocks; by the last one
-    copy_bytes              of an element of its copies in fewer bits
+    copy_bytes, gathered_bytes   of an element of its copies in fewer bits, and as it is gathered (0: as it lies)
     is_frozen               no gradient of it is made; itemsize: bytes of an element as it is stored and gathered then
     runs_backward           something in the region that gathers it runs backward
     """
@@ -115,6 +115,7 @@ class ParameterLayout:
     is_frozen: bool = False
     itemsize: float = 0.0
     copy_bytes: float = 0.0
+    gathered_bytes: float = 0.0
     runs_backward: bool = True
 
     @property
@@ -244,13 +245,14 @@ def derive(
         for move in moves:
             if move.phase is Pass.BACKWARD and not tensor.has_gradient:
                 continue
+            sent = tensor.sent_bytes if move.phase is Pass.FORWARD else tensor.sent_gradient_bytes
             for step in redistribute(move.source, move.target, is_set=tensor.is_set):
                 traffic.append(
                     Traffic(
                         kind=step.kind,
                         axes=step.axes,
                         elements=_step_amount(producer, tensor, move.source, move.target, step),
-                        itemsize=tensor.itemsize,
+                        itemsize=sent or tensor.itemsize,
                         region=move.region,
                         phase=move.phase,
                         tensor=tensor.name,
@@ -412,7 +414,7 @@ def _parameters(
             first = graph.operators_of(layout.regions[0])
             runs_backward = any(graph.tensors[op.output.tensor].has_gradient for op in first)
             layout = replace(layout, is_frozen=True, itemsize=tensor.itemsize, runs_backward=runs_backward)
-        found.append(replace(layout, is_end=is_end, is_last=is_last, copy_bytes=tensor.copy_bytes))
+        found.append(replace(layout, is_end=is_end, is_last=is_last, copy_bytes=tensor.copy_bytes, gathered_bytes=tensor.gathered_bytes))
     return tuple(found)
 
 
