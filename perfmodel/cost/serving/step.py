@@ -17,11 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.compute import attention_time, grouped_matmul_time, streaming_time
+from perfmodel.cost.compute import attention_time, streaming_time
 from perfmodel.cost.evaluate import members_inside
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import Amounts
-from perfmodel.cost.serving.kernels import cached_attention_time, latent_decode_time, small_all_reduce_time, weight_product_time
+from perfmodel.cost.serving.kernels import (
+    cached_attention_time,
+    grouped_weight_time,
+    latent_decode_time,
+    small_all_reduce_time,
+    weight_product_time,
+)
 from perfmodel.cost.serving.machine import ServingMachine
 from perfmodel.cost.serving.memory import state_elements
 from perfmodel.cost.serving.program import PROMPT_LENGTH, ServingProgram
@@ -440,16 +446,17 @@ class StepCosts:
         shared_by = tp * dp / ep
         met = self.distinct_experts or experts.num_experts * (1.0 - (1.0 - experts.top_k / experts.num_experts) ** tokens)
         here = np.maximum(np.minimum(met, experts.num_experts) / ep, np.minimum(1.0, tokens * experts.top_k))
-        quantized = not self.quantization.is_plain
-        time = expert_time(
-            experts=here,
-            rows=np.maximum(tokens * experts.top_k / ep, here),
-            tokens=tokens,
-            hidden=float(model.hidden_size),
-            width=experts.width / shared_by,
-            up_projections=2 if experts.gated else 1,
-            weight_bytes=self.quantization.weight_bytes if quantized else _EMBEDDED_BYTES,
-            machine=self.machine.low if quantized else self.machine.plain,
+        time = np.asarray(
+            grouped_weight_time(
+                experts=here,
+                rows=np.maximum(tokens * experts.top_k / ep, here),
+                tokens=tokens,
+                hidden_size=float(model.hidden_size),
+                intermediate_size=experts.width / shared_by,
+                quantization=self.quantization,
+                machine=self.machine.plain,
+                up_projections=2 if experts.gated else 1,
+            )
         )
         num = sum(float(program.regions[region].count) for region in program.experts)
         return num * time, num * self._exchange(rows, tokens, repeats)
@@ -507,32 +514,6 @@ def _attention_row(program: ServingProgram, row: int, amount: Array) -> Attentio
     heads, kv_heads = (amount[rows.columns[name][row]] for name in ("heads", "kv_heads"))
     widths = (int(rows.columns[name][row]) for name in ("head_dim", "value_head_dim"))
     return AttentionRow(rows.names[row], heads, kv_heads, *widths)
-
-
-def expert_time(
-    *,
-    experts: Num,
-    rows: Num,
-    tokens: Num,
-    hidden: Num,
-    width: Num,
-    up_projections: int,
-    weight_bytes: float,
-    machine: Machine,
-) -> Array:
-    """Routed experts of a layer on one chip in one fused call. [s]"""
-    return np.asarray(
-        grouped_matmul_time(
-            experts=experts,
-            rows=rows,
-            tokens=tokens,
-            hidden_size=hidden,
-            intermediate_size=width,
-            itemsize=weight_bytes,
-            machine=machine,
-            up_projections=up_projections,
-        )
-    )
 
 
 def _in_order(counts: Array, times: Array) -> Array:

@@ -44,5 +44,5 @@ def test_of_several_kernels_the_quickest_counts(tmp_path):
     }  # fmt: skip
     rows = [row, row | {"kernel_source": "moe_torch_flow_min_latency", "latency": 0.3}, row | {"kernel_source": "other", "latency": 0.1}]
     pd.DataFrame([*rows, row | {"moe_dtype": "w4a16_mxfp4"}]).to_parquet(folder / "moe_perf.parquet")
-    assert measured_experts(tmp_path, "b200_sxm", "v") == {"mxfp4": "w4a16_mxfp4", "nvfp4": "nvfp4"}
+    assert measured_experts(tmp_path, "b200_sxm", "v") == {"nvfp4": "nvfp4"}
     assert read_grouped_weights(tmp_path, "b200_sxm", "v", "nvfp4").time == pytest.approx([3e-4])
