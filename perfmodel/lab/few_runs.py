@@ -4,8 +4,12 @@
 
 Each group's runs are read as if nobody had named their framework. So many of them, drawn at random, are given to `perfmodel fit`'s own
 fit, which starts from `generic` as all other frameworks make it; the rest is predicted. Errors are means of |predicted / measured - 1| over
-draws; intervals are the 80 % ones that the fitted profile has. Plans: how much slower than the best measured one the plan is that the
-fitted profile predicts to be fastest, on average over draws and groups of runs that differ in their plan only.
+draws; intervals are the 80 % ones that the fitted profile has.
+
+Plans: how much slower than the best measured one the plan is that a user would take, on average over draws and jobs (runs that differ in
+their plan only). Times of runs that were given are known, those of others predicted by the fit: he takes the plan whose time is least.
+Which runs are given decides how much they tell, so three ways are told apart: any of the framework's, of other models and numbers of chips
+for the most part; any of the job's own; and those of the job that are predicted to be fastest, which are the ones that a search puts first.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from perfmodel.lab.cases import Case, read_cases
 from perfmodel.lab.command import command_parser, exits_on_errors
 from perfmodel.lab.own_runs.fit import LogTimes, OwnRun, fit_some, mean_error
 from perfmodel.lab.own_runs.habits import HABITS
-from perfmodel.lab.plan_choice import Choice, PlanGroup, plan_choices
+from perfmodel.lab.plan_choice import LEAST_PLANS, Choice, PlanGroup, plan_choices
 from perfmodel.lab.strangers import GROUPS, Strangers, hidden, judged_group
 from perfmodel.parallel.profile import ExecutionProfile
 from perfmodel.parallel.residuals import NORMAL
@@ -42,8 +46,10 @@ _MOST_PREDICTED = 60
 class GroupFigures:
     """By the number of runs that were given; those that a group has too few runs for are left out.
 
-    regrets      of the plan that would be chosen, one a draw and choice
-    first_three  of the best of the three plans that a stranger would try first, one a choice
+    regrets      of the plan that would be chosen after any runs of the group, one a draw and job
+    of_the_job   the same after any runs of the job; jobs that have no more plans than that are left out
+    tried_first  the same after those of the job that are predicted to be fastest, one a job
+    first_three  of the best of the three plans that a stranger would try first, one a job
     """
 
     name: str
@@ -51,6 +57,8 @@ class GroupFigures:
     errors: Mapping[int, float]
     coverages: Mapping[int, float]
     regrets: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    of_the_job: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    tried_first: Mapping[int, Sequence[float]] = field(default_factory=dict)
     first_three: Sequence[float] = ()
 
 
@@ -61,6 +69,20 @@ class HiddenGroup:
     profile: str
     runs: list[OwnRun]
     choices: list[Choice] = field(default_factory=list)
+
+    @property
+    def jobs(self) -> list[list[int]]:
+        """Places of runs that differ in their plan only, of at least `LEAST_PLANS` plans."""
+        members: dict[str, list[int]] = {}
+        for place, choice in enumerate(self.choices):
+            members.setdefault(choice.group, []).append(place)
+        return [places for places in members.values() if len({self.choices[place].plan for place in places}) >= LEAST_PLANS]
+
+    def judged(self, job: Sequence[int], log_times: Array, known: Sequence[int] = ()) -> PlanGroup:
+        """The choice among the runs of a job by predicted times, of runs that are known by the measured one."""
+        times = zip(job, np.exp(log_times), strict=True)
+        told = [replace(self.choices[i], predicted=self.runs[i].measured if i in known else float(time)) for i, time in times]
+        return plan_choices(told).groups[0]
 
 
 def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
@@ -88,8 +110,10 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, draws: 
     measured = np.log([run.measured for run in runs])
     start = every.at(every.start) - measured
     errors, coverages = {0: mean_error(start)}, {}
-    chosen_at_first = _choices(group, every.at(every.start))
-    regrets = {0: [judged.regret for judged in chosen_at_first]}
+    jobs = group.jobs
+    at_first = [group.judged(job, every.at(every.start, job)) for job in jobs]
+    regrets = {0: [judged.regret for judged in at_first]}
+    of_the_job, tried_first = _given_of_the_job(group, every, jobs, draws=draws, seed=seed)
     for given in GIVEN:
         if given >= len(runs):
             continue
@@ -102,8 +126,7 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, draws: 
             left = every.at(fit.values, rest) - measured[rest]
             off.append(mean_error(left))
             inside.append(float((np.abs(left) < NORMAL * fit.spread(every.slopes(fit.values, rest))).mean()))
-            if regrets[0]:
-                regrets[given] += [judged.regret for judged in _choices(group, every.at(fit.values))]
+            regrets[given] += [group.judged(job, every.at(fit.values, job), known).regret for job in jobs]
         errors[given], coverages[given] = float(np.mean(off)), float(np.mean(inside))
     return GroupFigures(
         name=name,
@@ -111,18 +134,33 @@ def figures_of(name: str, group: HiddenGroup, base: ExecutionProfile, *, draws: 
         errors=errors,
         coverages=coverages,
         regrets=regrets,
-        first_three=[judged.best_of_three for judged in chosen_at_first],
+        of_the_job=of_the_job,
+        tried_first=tried_first,
+        first_three=[judged.best_of_three for judged in at_first],
     )
 
 
-def _choices(group: HiddenGroup, log_times: Array) -> Sequence[PlanGroup]:
-    """Every choice among the group's runs."""
-    predicted = (replace(choice, predicted=float(time)) for choice, time in zip(group.choices, log_times, strict=True))
-    return plan_choices(predicted).groups
+def _given_of_the_job(
+    group: HiddenGroup, every: LogTimes, jobs: Sequence[Sequence[int]], *, draws: int, seed: int
+) -> tuple[dict[int, list[float]], dict[int, list[float]]]:
+    """Regrets after runs of the job itself: any, and those that are predicted to be fastest."""
+    of_the_job: dict[int, list[float]] = {given: [] for given in GIVEN}
+    tried_first: dict[int, list[float]] = {given: [] for given in GIVEN}
+    for given in GIVEN:
+        random = np.random.default_rng((seed, given, len(GIVEN)))
+        for job in jobs:
+            if given >= len(job):
+                continue
+            for draw in range(draws + 1):
+                order = random.permutation(len(job)) if draw < draws else np.argsort(every.at(every.start, job), kind="stable")
+                known = [job[place] for place in order[:given]]
+                fit = fit_some(every, known)
+                (of_the_job if draw < draws else tried_first)[given].append(group.judged(job, every.at(fit.values, job), known).regret)
+    return of_the_job, tried_first
 
 
 def table_text(figures: Sequence[GroupFigures]) -> str:
-    return f"{columns_text(rows_of(figures))}\n{regrets_text(figures)}"
+    return "\n".join((columns_text(rows_of(figures)), regrets_text(figures), columns_text(regret_rows(figures)))).strip()
 
 
 def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
@@ -144,21 +182,39 @@ def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
     return rows
 
 
-def mean_regrets(figures: Sequence[GroupFigures]) -> dict[int, float]:
-    """By the number of runs that were given, every choice weighing one."""
-    found = {count: [regret for each in figures for regret in each.regrets.get(count, ())] for count in (0, *GIVEN)}
+def mean_regrets(figures: Sequence[GroupFigures], kind: str = "regrets") -> dict[int, float]:
+    """By the number of runs that were given, every job weighing one."""
+    found = {count: [regret for each in figures for regret in getattr(each, kind).get(count, ())] for count in (0, *GIVEN)}
     return {count: float(np.mean(regrets)) for count, regrets in found.items() if regrets}
 
 
+_WAYS = (
+    ("regrets", "any of the group's"),
+    ("of_the_job", "any of the job's own"),
+    ("tried_first", "those of the job that are predicted fastest"),
+)
+
+
+def regret_rows(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
+    """Headers, and a line for each way of giving runs; none where no job has plans to choose from."""
+    at_first = mean_regrets(figures).get(0)
+    if at_first is None:
+        return []
+    rows: list[tuple[str, ...]] = [("runs that are given", *(f"{count} given" for count in (0, *GIVEN)))]
+    for kind, which in _WAYS:
+        means = mean_regrets(figures, kind)
+        rows.append((which, percent(at_first), *(percent(means[count]) if count in means else "" for count in GIVEN)))
+    return rows
+
+
 def regrets_text(figures: Sequence[GroupFigures]) -> str:
-    found = mean_regrets(figures)
-    if not found:
+    if not regret_rows(figures):
         return "choice of plan: no group of runs differs in its plan only"
-    given = ", ".join(f"{percent(regret)} with {count} given" for count, regret in found.items())
     first = percent(float(np.mean([regret for each in figures for regret in each.first_three])))
     return (
-        f"choice of plan: the one that is predicted to be fastest is slower than the best by {given}; the best of the three that are "
-        f"predicted to be fastest with none given, all of them measured, by {first}"
+        "choice of plan: how much slower than the best the one is whose time is least, measured where it was given and predicted by the "
+        "fit elsewhere (in the lower lines jobs that have more plans than are given); the best of the three that are predicted to be "
+        f"fastest with none given, all of them measured, is {first} slower"
     )
 
 
@@ -178,7 +234,6 @@ def few_runs_section(figures: Sequence[GroupFigures]) -> str:
     """For docs/accuracy.md."""
     if not figures:
         return ""
-    headers, *rows = rows_of(figures)
     told = regrets_text(figures)
     return f"""
 
@@ -187,9 +242,18 @@ def few_runs_section(figures: Sequence[GroupFigures]) -> str:
 So many runs of a group, drawn at random ({DRAWS} draws), are given to the fit of `perfmodel fit`, which starts from the same `generic`; the
 rest is predicted: mean error, and the share of the rest that lies in the 80 % interval of the fitted profile.
 
-{markdown_table(Table(title="", headers=headers, rows=tuple(rows), right=headers[1:]))}
+{_markdown(rows_of(figures))}
 
-{told[0].upper()}{told[1:]}."""
+{told[0].upper()}{told[1:]}.
+
+{_markdown(regret_rows(figures))}"""
+
+
+def _markdown(rows: Sequence[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    headers, *lines = rows
+    return markdown_table(Table(title="", headers=headers, rows=tuple(lines), right=headers[1:]))
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -4,6 +4,8 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
+
 from perfmodel.lab.cases import parse_case
 from perfmodel.lab.few_runs import few_runs_section, figures_of, groups_of, main, table_text
 from perfmodel.parallel.profile import load_profile
@@ -36,10 +38,21 @@ def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given():
     ((name, group),) = groups.items()
     found = figures_of(name, group, load_profile("megatron"), draws=2, seed=1)
     assert len(found.regrets[0]) == len(found.first_three) == 1
-    assert len(found.regrets[3]) == 2
+    assert len(found.regrets[3]) == len(found.of_the_job[3]) == 2
+    assert len(found.tried_first[3]) == 1
     assert found.first_three[0] <= found.regrets[0][0]
-    assert "with 3 given; the best of the three" in table_text([found])
+    assert "any of the job's own" in table_text([found])
     assert "### With a few of its runs" in few_runs_section([found])
+
+
+def test_who_measured_a_plan_of_the_job_knows_its_time():
+    ((_, group),) = groups_of([parse_case(json.dumps(case), 1) for case in sweep()]).items()
+    (job,) = group.jobs
+    measured = np.log([group.runs[place].measured for place in job])
+    wrong = measured - 2.0 * (measured == measured.max())  # the slowest is taken for the fastest
+    slowest = job[int(np.argmax(measured))]
+    assert group.judged(job, wrong).regret > 0.0
+    assert group.judged(job, wrong, [slowest]).regret == 0.0
 
 
 def test_a_file_without_such_runs_is_refused(tmp_path, capsys):
