@@ -1,0 +1,187 @@
+"""How a plan of serving is started: the command of vLLM, SGLang and TensorRT-LLM, with what it needs beside.
+
+Flags are those of the versions that the engines' profiles name. Sources:
+vLLM: engine/arg_utils.py, docs/serving/data_parallel_deployment.md (experts form one group of dp x tp ranks; limits are those of a
+data-parallel rank), docs/serving/expert_parallel_deployment.md
+SGLang: docs/advanced_features/server_arguments.md, server_args.py, pool_configurator.py (tp-size counts all ranks; with dp attention
+chunked-prefill-size and max-running-requests are divided by dp-size)
+TensorRT-LLM: commands/serve.py, llmapi/llm_args.py (attention dp takes all of tp_size; max_batch_size is that of a rank)
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import bad_field
+from perfmodel.parallel.serving.engine import Engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.workload.serving import ServingJob
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLine:
+    """One kind of server of a plan.
+
+    command   one line of a shell
+    copies    how many of them run, each on chips of its own
+    config    a file beside it, `config_name`, where the command reads one; else empty
+    notes     what to know
+    """
+
+    engine: str
+    version: str
+    command: str
+    copies: int
+    config: str = ""
+    config_name: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def launch_lines(
+    plan: ServingPlan, job: ServingJob, engine: Engine, *, model: str = "MODEL", chips_per_node: int = 8
+) -> tuple[LaunchLine, ...]:
+    """The commands that start a plan, one for each kind of worker. Raises InputError for an engine that no command is known of.
+
+    model   as the engine is to load it: a name on the hub or a path; the checkpoint must hold the job's format
+    """
+    family = family_of(engine)
+    of = _FAMILIES.get(family)
+    if of is None:
+        known = ", ".join(sorted(_FAMILIES))
+        raise bad_field("engine", engine.name, "is started in ways that are not known here", f"use one of {known}")
+    if plan.pools is None:
+        return (of(plan, job, engine, model, chips_per_node, "", plan.replicas),)
+    pools = plan.pools
+    return (
+        of(pools.prefill, job, engine, model, chips_per_node, PREFILL, pools.prefill_workers),
+        of(pools.decode, job, engine, model, chips_per_node, DECODE, pools.decode_workers),
+    )
+
+
+def family_of(engine: Engine) -> str:
+    """vllm, sglang or tensorrt-llm; the engine's own name where it is none of them."""
+    name = engine.name
+    if name == "vllm" or name.startswith("vllm-"):
+        return "vllm"
+    return "tensorrt-llm" if name.startswith("tensorrt-llm") and engine.attention_dp != "none" else name
+
+
+def _vllm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
+    words = ["vllm", "serve", model]
+    words += _sizes({"tensor-parallel-size": plan.tp, "pipeline-parallel-size": plan.pp, "data-parallel-size": plan.attention_dp})
+    words += ["--enable-expert-parallel"] if plan.ep > 1 else []
+    words += ["--max-num-seqs", str(plan.max_batch or engine.max_batch)]
+    words += ["--max-num-batched-tokens", str(plan.max_tokens or engine.max_tokens)]
+    words += ["--max-model-len", str(_longest(job)), "--gpu-memory-utilization", f"{engine.memory_fraction:g}"]
+    words += {"bf16": ["--dtype", "bfloat16"], "fp16": ["--dtype", "float16"], "fp8": ["--quantization", "fp8"]}.get(
+        job.quantization.name, []
+    )
+    words += ["--kv-cache-dtype", "fp8"] if job.kv_precision is Dtype.FP8 else []
+    words += ["--enforce-eager"] if not engine.has_graphs else []
+    if job.speculation is not None:
+        drafted = {"num_speculative_tokens": job.speculation.draft_tokens}
+        by = {"method": "mtp"} if job.speculation.draft is None else {"model": job.speculation.draft.name}
+        words += ["--speculative-config", json.dumps(by | drafted)]
+    if role:
+        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
+    notes = _notes(plan, job, node, role, copies, online=("fp8",))
+    if plan.chips_per_replica > node and plan.attention_dp == 1:
+        words += ["--distributed-executor-backend", "ray"]
+    elif plan.chips_per_replica > node:
+        words += ["--data-parallel-size-local", str(max(node // (plan.tp * plan.pp), 1)), "--data-parallel-address", "HEAD_NODE"]
+        notes += ("on the other nodes the same with --headless and --data-parallel-start-rank",)
+    return _line(engine, words, copies, notes)
+
+
+def _sglang(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
+    dp = plan.attention_dp
+    words = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    words += _sizes({"tp-size": plan.tp * dp, "pp-size": plan.pp, "dp-size": dp})
+    words += ["--enable-dp-attention"] if dp > 1 else []
+    words += _sizes({"ep-size": plan.ep})
+    words += ["--max-running-requests", str((plan.max_batch or engine.max_batch) * dp)]
+    words += ["--chunked-prefill-size", str((plan.max_tokens or engine.max_tokens) * dp)]
+    words += ["--context-length", str(_longest(job)), "--mem-fraction-static", f"{engine.memory_fraction:g}"]
+    words += {"bf16": ["--dtype", "bfloat16"], "fp16": ["--dtype", "float16"], "fp8": ["--quantization", "fp8"]}.get(
+        job.quantization.name, []
+    )
+    words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
+    if job.speculation is not None:
+        drafted = job.speculation.draft_tokens
+        words += ["--speculative-algorithm", "EAGLE" if job.speculation.draft is None else "STANDALONE"]
+        words += ["--speculative-draft-model-path", job.speculation.draft.name] if job.speculation.draft is not None else []
+        words += ["--speculative-num-steps", str(drafted), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(drafted + 1)]
+    words += ["--disaggregation-mode", role] if role else []
+    notes = _notes(plan, job, node, role, copies, online=("fp8",))
+    if plan.chips_per_replica > node:
+        words += ["--nnodes", str(-(-plan.chips_per_replica // node)), "--node-rank", "RANK", "--dist-init-addr", "HEAD_NODE:20000"]
+    return _line(engine, words, copies, notes)
+
+
+def _tensorrt_llm(plan: ServingPlan, job: ServingJob, engine: Engine, model: str, node: int, role: str, copies: int) -> LaunchLine:
+    name = f"{role or 'serve'}.yaml"
+    words = ["trtllm-serve", model, "--backend", "pytorch"]
+    words += ["--tp_size", str(plan.tp * plan.attention_dp), "--pp_size", str(plan.pp)]
+    words += ["--ep_size", str(plan.ep)] if job.model.experts is not None else []
+    words += ["--max_batch_size", str(plan.max_batch or engine.max_batch), "--max_num_tokens", str(plan.max_tokens or engine.max_tokens)]
+    words += ["--max_seq_len", str(_longest(job)), "--kv_cache_free_gpu_memory_fraction", f"{engine.memory_fraction:g}"]
+    words += ["--extra_llm_api_options", name]
+    lines = [f"enable_attention_dp: {str(plan.attention_dp > 1).lower()}", f"enable_chunked_prefill: {str(engine.has_chunks).lower()}"]
+    lines += ["kv_cache_config:", f"  dtype: {'fp8' if job.kv_precision is Dtype.FP8 else 'auto'}"]
+    lines += ["cuda_graph_config:", "  enable_padding: true", f"  max_batch_size: {plan.max_batch or engine.max_batch}"]
+    if job.speculation is not None:
+        lines += ["speculative_config:"]
+        if job.speculation.draft is None:
+            lines += ["  decoding_type: MTP", f"  num_nextn_predict_layers: {job.speculation.draft_tokens}"]
+        else:
+            lines += ["  decoding_type: DraftTarget", f"  max_draft_len: {job.speculation.draft_tokens}"]
+            lines += [f"  speculative_model_dir: {job.speculation.draft.name}"]
+    notes = _notes(plan, job, node, role, copies, online=())
+    if role:
+        lines += ["cache_transceiver_config:", "  backend: DEFAULT"]
+        notes += ("`trtllm-serve disaggregated -c` joins the workers: context_servers are those of prefill, generation_servers of decode",)
+    if plan.chips_per_replica > node:
+        words = ["trtllm-llmapi-launch", *words]
+        notes += (f"start it by srun or mpirun with {plan.chips_per_replica} ranks, {node} a node",)
+    return _line(engine, words, copies, notes, config="\n".join(lines) + "\n", config_name=name)
+
+
+_FAMILIES: dict[str, Callable[..., LaunchLine]] = {"vllm": _vllm, "sglang": _sglang, "tensorrt-llm": _tensorrt_llm}
+
+
+def _line(engine: Engine, words: list[str], copies: int, notes: tuple[str, ...], **beside: Any) -> LaunchLine:
+    return LaunchLine(engine=engine.name, version=engine.version, command=shlex.join(words), copies=copies, notes=notes, **beside)
+
+
+def _sizes(flags: dict[str, int]) -> list[str]:
+    return [word for name, value in flags.items() if value > 1 for word in (f"--{name}", str(value))]
+
+
+def _longest(job: ServingJob) -> int:
+    return job.input_len.most + job.output_len.most
+
+
+def _notes(plan: ServingPlan, job: ServingJob, node: int, role: str, copies: int, *, online: tuple[str, ...]) -> tuple[str, ...]:
+    notes = []
+    if copies > 1:
+        worker = f"{role} workers" if role else "copies"
+        notes.append(f"{copies} {worker}, {plan.chips_per_replica} chips each, behind a router")
+    name = job.quantization.name
+    if name in online:
+        notes.append(f"a checkpoint in 16 bits is cast to {name} as it loads; with one in {name} leave --quantization out")
+    elif not job.quantization.is_plain:
+        notes.append(f"needs a checkpoint in {name}, which the engine reads from its config")
+    if plan.chips_per_replica > node:
+        notes.append(f"spans {-(-plan.chips_per_replica // node)} nodes")
+    return tuple(notes)
+
+
+__all__ = ["LaunchLine", "family_of", "launch_lines"]

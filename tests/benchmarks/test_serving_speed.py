@@ -1,0 +1,42 @@
+"""Speed in process of serving: one prediction of a served load, and searches of thousands of plans. Nothing asserts a time."""
+
+import pytest
+
+from perfmodel.cost.resolve import choose_calibration
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.hardware.reader import load_cluster
+from perfmodel.parallel.serving.engine import load_engine
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.planner.serving.result import ServingLimits
+from perfmodel.planner.serving.space import ServingSpace
+from perfmodel.workload.quantization import quantization_named
+from tests.planner.serving.serving_searches import searched, serving_job
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 64}, {"rate": 4.0}])
+@pytest.mark.parametrize(("model", "quantization"), [("llama-3-70b", "fp8"), ("deepseek-v3", "fp8-block")])
+def test_one_served_load(benchmark, model, quantization, load):
+    """A plan of a replica on eight H200; the programs are there."""
+    job = serving_job(model, quantization, **load)
+    cluster = load_cluster("hgx-h200", num_chips=8)
+    of = ServingEstimator(
+        model=job.model,
+        cluster=cluster,
+        calibration=choose_calibration(cluster.chip),
+        engine=load_engine("vllm"),
+        quantization=quantization_named(quantization),
+        cache=Dtype.BF16,
+    )
+    plan = ServingPlan(engine="vllm", tp=8)
+    assert benchmark(lambda: of.predict(job, plan)).tpot.mean > 0
+
+
+@pytest.mark.parametrize("load", [{}, {"concurrency": 2000}, {"rate": 4.0}], ids=["any load", "clients", "rate"])
+def test_search_of_ten_thousand_plans(benchmark, load):
+    """Mixtral 8x7B on 16 H100: layouts, tokens of a step and loads, all timed that have room."""
+    job = serving_job("mixtral-8x7b", "fp8", **load)
+    space = ServingSpace(batches=tuple(range(4, 164, 4)))
+    result = benchmark.pedantic(lambda: searched(job, chips=16, space=space, limits=ServingLimits(tpot=1.0)), rounds=2, iterations=1)
+    benchmark.extra_info["plans"] = result.num_evaluated
+    assert result.num_evaluated > 9_000
