@@ -47,7 +47,7 @@ _HOME: dict[str, tuple[str, ...]] = {
     "perfmodel.workload.networks": ("list_networks", "load_network"),
     "perfmodel.verbs.fitting": ("fit_runs",),
     "perfmodel.verbs.limits": ("find_limits",),
-    "perfmodel.verbs.serving": ("serve", "serve_operators"),
+    "perfmodel.verbs.serving": ("find_serving", "serve", "serve_operators"),
     "perfmodel.parallel.serving.plan": ("ServingPlan",),
     "perfmodel.parallel.serving.prediction": ("ServingPrediction",),
     "perfmodel.workload.serving": ("ServingJob",),

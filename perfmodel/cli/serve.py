@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -29,9 +30,22 @@ def serve(
     ] = False,
     ttft: Annotated[str, typer.Option("--ttft", metavar="TIME", help="Limit of the time to the first token, such as 500ms.")] = "",
     tpot: Annotated[str, typer.Option("--tpot", metavar="TIME", help="Limit of the time of each token, such as 30ms.")] = "",
+    search: Annotated[bool, typer.Option("--search", help="The best plans under the limits; knobs that are given are held.")] = False,
+    latency: Annotated[str, typer.Option("--latency", metavar="TIME", help="With --search: limit of a whole request.")] = "",
+    p99: Annotated[
+        bool, typer.Option("--p99", help="With --search: limits of the 99th percentile over requests, not of the mean.")
+    ] = False,
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="NAME", help="With --search: throughput (tokens/s a chip), latency, or cost.")
+    ] = "throughput",
+    allow: Annotated[
+        str, typer.Option("--allow", metavar="NAMES", help="With --search: formats of weights that may be used, such as bf16,fp8.")
+    ] = "",
+    top: Annotated[int, typer.Option("--top", metavar="N", help="With --search: plans to show.")] = 10,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="With --simulate: of the requests that are drawn.")] = 0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Also draw a figure: with --operators the roofline.")
+        Path | None,
+        typer.Option("--plot", metavar="FILE.png", help="Also draw: with --operators the roofline, with --search the front."),
     ] = None,
     json: options.Json = False,
 ) -> None:
@@ -46,6 +60,18 @@ def serve(
     options.check_figure(plot)
     asked = replace(asked, cluster=options.only_one(options.with_chip([asked.cluster] if asked.cluster else [], chip), "cluster"))
     options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in NEEDED.items()))
+    if search:
+        _search(
+            asked,
+            limits={"ttft": ttft, "tpot": tpot, "request_latency": latency},
+            p99=p99,
+            objective=objective,
+            top=top,
+            allow=allow,
+            plot=plot,
+            json=json,
+        )
+        return
     if plot is not None and not operators:
         raise InputError("--plot: goes with --operators, whose roofline it draws, or with --search; add one of them")
     if not operators:
@@ -68,6 +94,35 @@ def serve(
         return
     print_facts(service_line(prediction), headline(prediction))
     print_tables([operators_table(rows, "decode"), operators_table(rows, "prefill")])
+    if plot is not None:
+        print(f"\nfigure: {plot}")
+
+
+def _search(
+    asked: ServingRequest,
+    *,
+    limits: Mapping[str, str],
+    p99: bool,
+    objective: str,
+    top: int,
+    allow: str,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    from perfmodel.report.serving_searches import baselines_table, front_table, plans_table, search_facts, search_line, search_object
+    from perfmodel.verbs.serving import search_asked
+
+    names = [name.strip() for name in allow.split(",") if name.strip()]
+    setting, found = search_asked(asked, limits=limits, p99=p99, objective=objective, top=top, quantizations=names)
+    if plot is not None:
+        from perfmodel.report.serving_figures import plot_front
+
+        plot_front(found, search_line(setting.job, found, setting.reference), plot)
+    if json:
+        print_json(search_object(found))
+        return
+    print_facts(search_line(setting.job, found, setting.reference), [*search_facts(found), *(("note", note) for note in setting.notes)])
+    print_tables([plans_table(found), baselines_table(found), front_table(found)])
     if plot is not None:
         print(f"\nfigure: {plot}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.figures import new_figure, write_figure
 
 if TYPE_CHECKING:
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
 #: Colour-blind-safe (Okabe & Ito).
 BOUND_COLOURS = {"compute": "#D55E00", "memory": "#0072B2", "latency": "#999999", "link": "#CC79A7", "host": "#555555"}
+_LAYOUT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_LAYOUT_MARKS = ("o", "s", "^", "D")
+#: Layouts that the legend names.
+_NAMED = 12
 _MARKS = {"decode": "o", "prefill": "s"}
 
 
@@ -44,4 +49,50 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(which="major", alpha=0.3)
+    return figure
+
+
+def plot_front(found: ServingSearchResult, title: str, path: Path) -> None:
+    """The front of a search, its best plan and its baselines."""
+    write_figure(front_figure(found, title), path)
+
+
+def front_figure(found: ServingSearchResult, title: str) -> Figure:
+    """Tokens/s a chip against tokens/s a user; points of one layout have one colour."""
+    figure = new_figure(width=9.0, height=5.6)
+    axes = figure.add_subplot()
+    points = found.pareto
+    axes.plot(
+        [each.tokens_per_second_per_user for each in points],
+        [each.tokens_per_second_per_chip for each in points],
+        color="#BBBBBB",
+        linewidth=1.0,
+        zorder=1,
+    )
+    labels = list(dict.fromkeys(f"{each.plan.label()}, {each.quantization}" for each in points))
+    for place, label in enumerate(labels):
+        of = [each for each in points if f"{each.plan.label()}, {each.quantization}" == label]
+        axes.scatter(
+            [each.tokens_per_second_per_user for each in of],
+            [each.tokens_per_second_per_chip for each in of],
+            s=26,
+            color=_LAYOUT_COLOURS[place % len(_LAYOUT_COLOURS)],
+            marker=_LAYOUT_MARKS[place // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
+            label=label if place < _NAMED else None,
+            zorder=2,
+        )
+    for name, ranked, mark in [
+        *(("best under the limits", each, "*") for each in found.plans[:1]),
+        *((f"baseline: {each.name}", each.found[0], "x") for each in found.baselines if each.found),
+    ]:
+        spot = (ranked.prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip)
+        axes.scatter(*spot, s=120 if mark == "*" else 45, color="#000000", marker=mark, zorder=3)
+        axes.annotate(name, spot, textcoords="offset points", xytext=(7, 5), fontsize=7)
+    if found.limits.tpot is not None:
+        axes.axvline(1.0 / found.limits.tpot, color="#D55E00", linewidth=1.0, linestyle="--")
+        axes.annotate("TPOT limit", (1.0 / found.limits.tpot, axes.get_ylim()[1]), fontsize=7, color="#D55E00", ha="right", va="top")
+    axes.set(xlabel="output tokens/s of a user", ylabel="output tokens/s of a chip")
+    axes.set_title(title, fontsize=9)
+    axes.legend(fontsize=7, loc="upper right")
+    axes.grid(alpha=0.3)
     return figure

@@ -8,7 +8,7 @@ print(found.ttft.mean, found.tpot.mean, found.tokens_per_second_per_chip)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,12 +21,13 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.quantization import published_format
+from perfmodel.workload.quantization import published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
 
 if TYPE_CHECKING:
     from perfmodel.cost.serving.boundness import OperatorRow
     from perfmodel.cost.serving.estimate import ServingEstimator
+    from perfmodel.planner.serving.result import ServingSearchResult
 
 Name: TypeAlias = str | Path
 
@@ -211,6 +212,68 @@ def smallest_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> int:
         if float(room.sequences[0]) >= 1.0 and held[-1] >= (job.concurrency or _USUAL_ROOM * replicas):
             return tp
     return tried[held.index(max(held))]
+
+
+@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
+def find_serving(
+    *,
+    asked: ServingRequest,
+    ttft: float | str | None = None,
+    tpot: float | str | None = None,
+    request_latency: float | str | None = None,
+    p99: bool = False,
+    objective: str = "throughput",
+    top: int = 10,
+    quantizations: Sequence[str] = (),
+) -> ServingSearchResult:
+    """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
+
+    ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
+    objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
+    quantizations   formats of weights that may be used; none: the model's own
+    Knobs that are given are held. Without concurrency and rate each plan stands at the load that is best for it.
+    """
+    return search_asked(
+        asked,
+        limits={"ttft": ttft, "tpot": tpot, "request_latency": request_latency},
+        p99=p99,
+        objective=objective,
+        top=top,
+        quantizations=quantizations,
+    )[1]
+
+
+def search_asked(
+    asked: ServingRequest,
+    *,
+    limits: Mapping[str, Any],
+    p99: bool,
+    objective: str,
+    top: int,
+    quantizations: Sequence[str] = (),
+) -> tuple[ServingSetting, ServingSearchResult]:
+    """What `find_serving` answers, with its setting."""
+    from perfmodel.foundation.values import choice_of, whole
+    from perfmodel.planner.serving.result import ServingLimits, ServingObjective
+    from perfmodel.planner.serving.search import find_serving_plans
+    from perfmodel.planner.serving.space import KNOBS, ServingSpace
+
+    setting = serving_setting(asked)
+    words = words_of(ServingRequest)
+    fixed = {name: words[name].value(getattr(asked, name), name) for name in KNOBS if getattr(asked, name) is not None}
+    formats = tuple((quantization_named(name), setting.job.kv_precision) for name in quantizations)
+    times = {name: limit_of(value, name) for name, value in limits.items()}
+    found = find_serving_plans(
+        setting.job,
+        setting.estimator.cluster,
+        setting.estimator.calibration,
+        setting.estimator.engine,
+        space=ServingSpace(fixed=fixed, formats=formats),
+        limits=ServingLimits(**{name: time for name, time in times.items() if time < float("inf")}, is_p99=p99),
+        objective=choice_of(ServingObjective, objective, "objective"),
+        top=whole(top, "top"),
+    )
+    return setting, found
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))

@@ -76,3 +76,36 @@ def test_percentiles_are_simulated(call_json, call):
     code, _, error = call("serve", *JOB, "--tp", "4", "--simulate")
     assert code == 2
     assert "needs clients or arrivals" in error
+
+
+SEARCH = ["serve", "--search", *JOB, "--allow", "bf16,fp8", "--tpot", "30ms", "--ttft", "1s"]
+
+
+def test_a_search_under_limits(call_json, call, tmp_path):
+    figure = tmp_path / "front.png"
+    found = call_json(*SEARCH, "--top", 3, "--plot", figure)
+    assert figure.stat().st_size > 10_000
+    keys = {"num_evaluated", "num_feasible", "rejected", "search_time", "plans", "baselines", "pareto"}
+    assert keys <= set(found)
+    assert found["num_evaluated"] == found["num_feasible"] + sum(found["rejected"].values())
+    best = found["plans"][0]
+    assert best["tpot"]["mean"] <= 0.030
+    assert best["ttft"]["mean"] <= 1.0
+    assert [plan["tokens_per_second_per_chip"] for plan in found["plans"]] == sorted(
+        (plan["tokens_per_second_per_chip"] for plan in found["plans"]), reverse=True
+    )
+    users = [point["tokens_per_second_per_user"] for point in found["pareto"]]
+    chips = [point["tokens_per_second_per_chip"] for point in found["pareto"]]
+    assert users == sorted(users, reverse=True)
+    assert chips == sorted(chips)
+    code, text, _ = call(*SEARCH)
+    assert code == 0
+    for words in ("Plans, best first", "What one would take without a search", "The front:", "breaks tpot", "USD"):
+        assert words in text
+
+
+def test_limits_that_no_plan_meets(call):
+    code, _, error = call(*[word if word != "30ms" else "1ms" for word in SEARCH])
+    assert code == 2
+    assert "tpot" in error
+    assert len(error.strip().splitlines()) == 1
